@@ -1,0 +1,39 @@
+"""Exact privacy accounting of binomial noise in the shuffle model.
+
+`account` says what a batch gives its users, `calibrate` finds the least noise that gives what was
+asked, `events` composes batches. Everything is pure: no clock, no randomness, no I/O.
+
+Read in this order: `losses` (one counter), `composition` (all of them, both directions, all errors
+bounded), `overflow` (what padding costs), `account`, `calibrate`.
+"""
+
+from common.accounting.account import Account, account
+from common.accounting.calibrate import Calibration, CalibrationName, calibrate
+from common.accounting.events import (
+    NEIGHBOURS,
+    BatchEvent,
+    LedgerEntry,
+    account_event,
+    repeated_user_guarantee,
+    run_guarantee,
+)
+from common.accounting.gaussian import gaussian_variance
+from common.accounting.paper import paper_tau
+from common.accounting.search import CalibrationError
+
+__all__ = [
+    "NEIGHBOURS",
+    "Account",
+    "BatchEvent",
+    "Calibration",
+    "CalibrationError",
+    "CalibrationName",
+    "LedgerEntry",
+    "account",
+    "account_event",
+    "calibrate",
+    "gaussian_variance",
+    "paper_tau",
+    "repeated_user_guarantee",
+    "run_guarantee",
+]

@@ -1,0 +1,102 @@
+"""The forward check: what a batch's noise and padding give its users.
+
+Every role runs `account` on the descriptor it is shown, and believes nobody else's number.
+beta pays for two things: the composition of the counters' losses (`composition`), and noise that
+finds no slot (`overflow`). epsilon_upper, the guarantee as shipped, is the smallest epsilon at
+which both together stay within beta. Only honest reports' noise counts; dishonest ones are
+independent of the user's data whatever they contain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from common.accounting import bounds
+from common.accounting.bounds import Moves
+from common.accounting.overflow import charge, overflow_probability
+from common.noise import Noise, Padding, honest_reports
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """(epsilon, beta)-DP of one batch for each user, and what its noise costs.
+
+    `epsilon_upper` holds; the true epsilon lies between `epsilon_lower` and it. `beta_overflow` is
+    the part of beta that padding takes at epsilon_upper. `variance` and `expected_ones` are those
+    of one counter when all n reports are honest; `expected_ones_per_report` is one user's noise
+    messages over all counters, of `messages` in all.
+    """
+
+    epsilon_lower: float
+    epsilon_estimate: float
+    epsilon_upper: float
+    beta: float
+    beta_overflow: float
+    variance: float
+    expected_ones: float
+    expected_ones_per_report: float
+    messages: int
+    n: int
+    honest_reports: int
+
+    def meets(self, epsilon: float, beta: float) -> bool:
+        """Whether each user has at least (epsilon, beta)-DP."""
+        return self.epsilon_upper <= epsilon and self.beta <= beta
+
+
+def account(
+    noise: Noise,
+    padding: Padding,
+    *,
+    n: int,
+    dishonest_fraction: float,
+    cells: int,
+    counters: int,
+    beta: float,
+) -> Account:
+    """Guarantee at beta of a batch of n reports over `counters` counters, of which replacing one
+    user moves at most `cells` up and `cells` down by one.
+
+    Raises ValueError for impossible arguments. Epsilon is infinity when the noise is too small or
+    the slots too few for any epsilon at this beta.
+    """
+    honest = honest_reports(n, dishonest_fraction)
+    check_batch(cells, counters, beta)
+    return _account(noise, padding, n=n, honest=honest, cells=cells, counters=counters, beta=beta)
+
+
+def check_batch(cells: int, counters: int, beta: float) -> None:
+    """Raise ValueError unless there are cells to move among the counters, and 0 < beta < 1."""
+    if not 1 <= cells <= counters:
+        raise ValueError(
+            f"cells must be 1 to the number of counters, got cells={cells}, counters={counters}"
+        )
+    if not 0.0 < beta < 1.0:
+        raise ValueError(f"beta must lie strictly between 0 and 1, got {beta}")
+
+
+@lru_cache(maxsize=1024)
+def _account(
+    noise: Noise, padding: Padding, *, n: int, honest: int, cells: int, counters: int, beta: float
+) -> Account:
+    moves = [Moves(honest * noise.bits, noise.p, cells)]
+    trials = noise.bits * counters
+    eta = overflow_probability(n, trials, noise.p, padding.noise_slots)
+    upper = bounds.epsilon(moves, beta, "upper", eta)
+    lower = bounds.epsilon(moves, beta, "lower", eta)
+    middle = bounds.epsilon(moves, beta, "estimate")
+    return Account(
+        epsilon_lower=min(lower, upper),
+        epsilon_estimate=min(max(middle, lower), upper),
+        epsilon_upper=upper,
+        beta=beta,
+        beta_overflow=min(1.0, charge(upper, eta)) if math.isfinite(upper) else min(1.0, eta),
+        variance=noise.variance(n),
+        expected_ones=noise.mean(n),
+        expected_ones_per_report=trials * noise.p,
+        messages=padding.messages,
+        n=n,
+        honest_reports=honest,
+    )

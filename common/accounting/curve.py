@@ -1,0 +1,81 @@
+"""delta as a function of epsilon, from a finite loss distribution.
+
+delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the hockey-stick
+divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear between two
+neighbouring losses, so its inverse is exact: find the two neighbours, then solve a line.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.accounting.losses import FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Masses `mass` (cells,) at ascending losses `loss` (cells,); `infinite` is never finite loss.
+
+    The curve says nothing below `start`: delta there is 1, and epsilon is never less than `start`.
+    """
+
+    loss: FloatArray
+    mass: FloatArray
+    infinite: float
+    start: float
+
+    def delta(self, epsilon: float) -> float:
+        """delta at this epsilon >= 0."""
+        if not epsilon >= 0.0:
+            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        return 1.0 if epsilon < self.start else min(1.0, self._total(epsilon, 0.0))
+
+    def epsilon(self, delta: float, overflow: float = 0.0) -> float:
+        """Smallest epsilon >= start with delta(epsilon) + (1 + e^epsilon) overflow <= delta.
+
+        Infinity when there is none. A negative overflow (lower bounds) is taken off delta(epsilon).
+        """
+        if not 0.0 <= delta <= 1.0:
+            raise ValueError(f"delta must lie in [0, 1], got {delta}")
+        if self._total(self.start, overflow) <= delta:
+            return self.start
+        after = self._first_past(delta, overflow)
+        return self._solve(after, delta, overflow)
+
+    def _total(self, epsilon: float, overflow: float) -> float:
+        i = int(np.searchsorted(self.loss, epsilon, side="right"))
+        finite = float(np.sum(self.mass[i:] * -np.expm1(epsilon - self.loss[i:])))
+        return self.infinite + finite + overflow * (1.0 + math.exp(min(epsilon, 700.0)))
+
+    def _slope(self, epsilon: float, overflow: float) -> float:
+        """exp(epsilon) times the derivative of the total by t, to the right of epsilon."""
+        i = int(np.searchsorted(self.loss, epsilon, side="right"))
+        finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
+        return overflow * math.exp(min(epsilon, 700.0)) - finite
+
+    def _first_past(self, delta: float, overflow: float) -> int:
+        """Index of the first loss where the total is small enough or has stopped falling.
+
+        The total is convex in t: on ascending losses this is false, then true, so bisection finds
+        it. The last loss always counts: no finite loss lies beyond it.
+        """
+        low, high = int(np.searchsorted(self.loss, self.start, side="right")), len(self.loss) - 1
+        while low < high:
+            middle = (low + high) // 2
+            epsilon = float(self.loss[middle])
+            past = self._total(epsilon, overflow) <= delta or self._slope(epsilon, overflow) >= 0.0
+            low, high = (low, middle) if past else (middle + 1, high)
+        return low
+
+    def _solve(self, after: int, delta: float, overflow: float) -> float:
+        """Where the line between loss[after] and the point before it reaches delta."""
+        end = float(self.loss[min(after, len(self.loss) - 1)])
+        if end <= self.start or self._total(end, overflow) > delta:
+            return math.inf
+        before = max(self.start, float(self.loss[after - 1])) if after > 0 else self.start
+        excess = self._total(before, overflow) - delta
+        slope = -self._slope(before, overflow)
+        return min(end, before + math.log1p(excess / slope)) if excess > 0.0 else before

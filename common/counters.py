@@ -1,0 +1,168 @@
+"""Counters: what a batch counts, and how an episode becomes counter increments.
+
+At step h an episode in state x takes action a, reaches x' and receives a reward bit r. The counter
+families of `000`, section III-A (N_h(x, a, x'), N_h(x, a), R_h(x, a)) can be counted in three ways:
+
+- ``paper``: transitions, visits, rewards, each with noise of its own.
+- ``lean``: transitions and rewards; visits are sums over x'.
+- ``joint``: one symbol (x, a, x', r) a step; everything else is a sum.
+
+A batch of scope ``all`` (``layer=None``) counts every step and the rewards. A batch of one layer
+(``layer=h``) counts that step's transitions (and visits in ``paper``) and no rewards.
+
+Order of the counters: (family, h, x, a, x'), row-major (``joint``: h, x, a, x', r). The dummy is
+the index after the last counter.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Families = Literal["paper", "lean", "joint"]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """X states, A actions, H steps.
+
+    Raises:
+        ValueError: a size is below one.
+    """
+
+    X: int
+    A: int
+    H: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("states", self.X), ("actions", self.A), ("horizon", self.H)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One user's episode: states (H+1,), actions (H,), reward bits (H,)."""
+
+    states: Ints
+    actions: Ints
+    rewards: Ints
+
+    def __repr__(self) -> str:
+        return "Episode(private)"
+
+
+@dataclass(frozen=True, slots=True)
+class CounterLayout:
+    """Which counters a batch has and where each stands.
+
+    Raises:
+        ValueError: ``layer`` is not a step of the horizon.
+    """
+
+    sizes: Sizes
+    families: Families
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer is not None and not 0 <= self.layer < self.sizes.H:
+            raise ValueError(f"layer {self.layer} is not in 0..{self.sizes.H - 1}")
+
+    @property
+    def layers(self) -> int:
+        """Number of steps in scope."""
+        return self.sizes.H if self.layer is None else 1
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Family -> shape of its block of counters, in the order of the formats."""
+        X, A, hs = self.sizes.X, self.sizes.A, self.layers
+        scope_all = self.layer is None
+        if self.families == "joint":
+            return {"joint": (hs, X, A, X, 2)} if scope_all else {"transitions": (hs, X, A, X)}
+        shapes: dict[str, tuple[int, ...]] = {"transitions": (hs, X, A, X)}
+        if self.families == "paper":
+            shapes["visits"] = (hs, X, A)
+        if scope_all:
+            shapes["rewards"] = (hs, X, A)
+        return shapes
+
+    @property
+    def counters(self) -> int:
+        """C, the number of counters."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    @property
+    def dummy(self) -> int:
+        """Index of the dummy message."""
+        return self.counters
+
+    @property
+    def width(self) -> int:
+        """Bytes of a message's plaintext: enough for the dummy's index."""
+        return max(1, (self.dummy.bit_length() + 7) // 8)
+
+    @property
+    def cells(self) -> int:
+        """Cells up, and as many down, when one user is replaced: families x layers in scope.
+
+        Every family has one symbol a step, so two episodes differ in at most one cell up and one
+        cell down for each family and step. Privacy rests on this number (`account`).
+        """
+        return len(self.shapes) * self.layers
+
+    @property
+    def data_slots(self) -> int:
+        """Most data messages of one report: one a family and step, equal to ``cells``."""
+        return self.cells
+
+    def encode(self, episode: Episode) -> Ints:
+        """Counter indices of an episode's increments, shape (at most ``data_slots``,).
+
+        A reward of 0 has no message of its own in ``paper`` and ``lean``: padding hides it.
+
+        Raises:
+            ValueError: the episode does not have this layout's sizes.
+        """
+        self._check(episode)
+        steps = np.arange(self.sizes.H) if self.layer is None else np.array([self.layer])
+        rows = np.arange(steps.size)
+        x, a, r = episode.states[steps], episode.actions[steps], episode.rewards[steps]
+        y = episode.states[steps + 1]
+        parts: list[Ints] = []
+        offset = 0
+        for family, shape in self.shapes.items():
+            coordinates = {
+                "joint": (rows, x, a, y, r),
+                "transitions": (rows, x, a, y),
+                "visits": (rows, x, a),
+                "rewards": (rows[r == 1], x[r == 1], a[r == 1]),
+            }[family]
+            parts.append(offset + np.ravel_multi_index(coordinates, shape).astype(np.int64))
+            offset += int(np.prod(shape))
+        return np.concatenate(parts)
+
+    def split(self, counts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
+        """Counts (C,) as one array a family, shaped as in ``shapes``."""
+        blocks: dict[str, npt.NDArray[np.float64]] = {}
+        offset = 0
+        for family, shape in self.shapes.items():
+            size = int(np.prod(shape))
+            blocks[family] = counts[offset : offset + size].reshape(shape)
+            offset += size
+        return blocks
+
+    def _check(self, episode: Episode) -> None:
+        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
+        shapes = (episode.states.shape, episode.actions.shape, episode.rewards.shape)
+        if shapes != ((H + 1,), (H,), (H,)):
+            raise ValueError(f"an episode of horizon {H} has H+1 states, H actions, H rewards")
+        for name, values, bound in (
+            ("state", episode.states, X),
+            ("action", episode.actions, A),
+            ("reward bit", episode.rewards, 2),
+        ):
+            if values.min() < 0 or values.max() >= bound:
+                raise ValueError(f"a {name} of the episode is outside 0..{bound - 1}")

@@ -1,0 +1,88 @@
+"""Two kinds of error, and the one table that turns both into HTTP problem documents (RFC 9457).
+
+`LocalError`: this process was configured or used wrongly, or cannot do its work now.
+`RemoteError`: what a peer sent is wrong or not allowed.
+
+Every error has a problem slug; a slug has one title and one status. The type of a problem is
+``urn:riffle:problem:<slug>`` and never changes its meaning.
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+URN = "urn:riffle:problem:"
+MEDIA_TYPE = "application/problem+json"
+
+PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
+    "malformed": (HTTPStatus.BAD_REQUEST, "The request is not understood"),
+    "invalid-spec": (HTTPStatus.UNPROCESSABLE_ENTITY, "The run's specification is not valid"),
+    "batch-too-small": (HTTPStatus.UNPROCESSABLE_ENTITY, "The batch is too small"),
+    "budget-exceeded": (HTTPStatus.CONFLICT, "The run's privacy budget would be exceeded"),
+    "unauthorized": (HTTPStatus.UNAUTHORIZED, "A valid token is needed"),
+    "forbidden": (HTTPStatus.FORBIDDEN, "This token may not do that"),
+    "bad-signature": (HTTPStatus.FORBIDDEN, "The signature is missing or wrong"),
+    "wrong-recipient": (HTTPStatus.UNPROCESSABLE_ENTITY, "The descriptor names someone else"),
+    "weak-guarantee": (HTTPStatus.UNPROCESSABLE_ENTITY, "The guarantee is too weak"),
+    "test-entry-refused": (HTTPStatus.FORBIDDEN, "Seeded noise is refused here"),
+    "unknown-run": (HTTPStatus.NOT_FOUND, "There is no such run"),
+    "unknown-batch": (HTTPStatus.NOT_FOUND, "There is no such batch"),
+    "unknown-deployment": (HTTPStatus.NOT_FOUND, "There is no such deployment"),
+    "unknown-lease": (HTTPStatus.NOT_FOUND, "There is no such lease"),
+    "descriptor-conflict": (HTTPStatus.CONFLICT, "The batch id already has another descriptor"),
+    "batch-full": (HTTPStatus.CONFLICT, "The batch has no free slot"),
+    "batch-not-ready": (HTTPStatus.CONFLICT, "The batch is not sealed yet"),
+    "wrong-state": (HTTPStatus.CONFLICT, "Not possible in the present state"),
+    "already-reported": (HTTPStatus.CONFLICT, "This user has reported before"),
+    "quota-exceeded": (HTTPStatus.FORBIDDEN, "The node serves more users than it was enrolled for"),
+    "late": (HTTPStatus.GONE, "The batch or the lease is over"),
+    "wrong-size": (HTTPStatus.UNPROCESSABLE_ENTITY, "The size is wrong"),
+    "wrong-key": (HTTPStatus.UNPROCESSABLE_ENTITY, "The report does not open"),
+    "too-large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large"),
+    "too-many-requests": (HTTPStatus.TOO_MANY_REQUESTS, "Slow down"),
+    "not-found": (HTTPStatus.NOT_FOUND, "There is nothing at this address"),
+    "method-not-allowed": (HTTPStatus.METHOD_NOT_ALLOWED, "Not possible at this address"),
+    "unavailable": (HTTPStatus.SERVICE_UNAVAILABLE, "Not possible now, try again"),
+    "internal": (HTTPStatus.INTERNAL_SERVER_ERROR, "Something is wrong here; nothing was changed"),
+}
+
+
+class RiffleError(Exception):
+    """An error with a stable problem slug and a sentence for the person who reads it."""
+
+    def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
+        super().__init__(slug, detail)  # what pickling passes on, from a worker process
+        self.slug = slug
+        self.detail = detail
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return self.detail
+
+    @property
+    def status(self) -> HTTPStatus:
+        """HTTP status of the slug."""
+        return PROBLEMS[self.slug][0]
+
+    def document(self) -> dict[str, Any]:
+        """The problem document (RFC 9457)."""
+        status, title = PROBLEMS[self.slug]
+        return {
+            "type": URN + self.slug,
+            "title": title,
+            "status": int(status),
+            "detail": self.detail,
+        }
+
+
+class LocalError(RiffleError):
+    """Our mistake: configuration, use, or a store or peer of ours that does not answer."""
+
+
+class RemoteError(RiffleError):
+    """The peer's mistake: what it sent is malformed, unsigned, late, repeated or not allowed."""
+
+
+def slug_of(document: dict[str, Any]) -> str:
+    """The slug of a peer's problem document; ``internal`` when it is not one of ours."""
+    slug = str(document.get("type", "")).removeprefix(URN)
+    return slug if slug in PROBLEMS else "internal"

@@ -1,0 +1,115 @@
+"""HPKE (RFC 9180, Base mode) with X25519, HKDF-SHA256 and AES-128-GCM, many messages at a time.
+
+A sealed message is enc (32 bytes) || ciphertext (w bytes) || tag (16 bytes): w + 48 bytes. ``info``
+binds it to one protocol step and one descriptor, so a ciphertext made for one batch does not open
+in another.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hpke
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+OVERHEAD = 48
+LABEL_MESSAGE = b"riffle v1 message\x00"
+LABEL_REPORT = b"riffle v1 report\x00"
+
+_SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
+
+
+class SealBroken(ValueError):  # noqa: N818
+    """A ciphertext does not open under this key and context."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """An X25519 key pair as raw 32-byte strings; the private half stays out of any repr."""
+
+    private: bytes = field(repr=False)
+    public: bytes
+
+    @classmethod
+    def generate(cls) -> "KeyPair":
+        """A fresh pair from the system's CSPRNG."""
+        return cls.from_private(X25519PrivateKey.generate().private_bytes_raw())
+
+    @classmethod
+    def from_private(cls, private: bytes) -> "KeyPair":
+        """The pair of a raw private key."""
+        key = X25519PrivateKey.from_private_bytes(private)
+        return cls(private=private, public=key.public_key().public_bytes_raw())
+
+
+def seal(public_key: bytes, info: bytes, plaintext: bytes) -> bytes:
+    """Seal one plaintext: len(plaintext) + 48 bytes."""
+    return _SUITE.encrypt(plaintext, X25519PublicKey.from_public_bytes(public_key), info)
+
+
+def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
+    """Open one ciphertext.
+
+    Raises:
+        SealBroken: it was not made for this key and ``info``, or was changed.
+    """
+    try:
+        return _SUITE.decrypt(ciphertext, X25519PrivateKey.from_private_bytes(private_key), info)
+    except (InvalidTag, ValueError) as error:
+        raise SealBroken("the ciphertext does not open under this key and context") from error
+
+
+def open_each(
+    private_key: bytes, info: bytes, ciphertexts: Iterable[bytes]
+) -> Iterator[bytes | None]:
+    """Open every ciphertext; None for one that does not open. The key is parsed once."""
+    key = X25519PrivateKey.from_private_bytes(private_key)
+    for ciphertext in ciphertexts:
+        try:
+            yield _SUITE.decrypt(ciphertext, key, info)
+        except (InvalidTag, ValueError):
+            yield None
+
+
+def seal_indices(
+    public_key: bytes, info: bytes, indices: npt.NDArray[np.integer], width: int
+) -> bytes:
+    """Seal every index (N,) on its own as ``width`` big-endian bytes: N * (48 + width) bytes."""
+    key = X25519PublicKey.from_public_bytes(public_key)
+    encrypt = _SUITE.encrypt
+    return b"".join(encrypt(int(i).to_bytes(width, "big"), key, info) for i in indices)
+
+
+def open_histogram(
+    private_key: bytes, info: bytes, sealed: bytes, width: int, counters: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Open N concatenated messages and count them.
+
+    Returns:
+        Messages an index (counters + 1,), dummies last, and how many did not open or did not name
+        a counter. The two sum to N. Which message failed is not said: it must not be.
+
+    Raises:
+        ValueError: the length is not a whole number of messages.
+    """
+    size = OVERHEAD + width
+    if len(sealed) % size:
+        raise ValueError(f"{len(sealed)} bytes are not a whole number of {size}-byte messages")
+    key = X25519PrivateKey.from_private_bytes(private_key)
+    decrypt = _SUITE.decrypt
+    histogram = [0] * (counters + 1)
+    failed = 0
+    for start in range(0, len(sealed), size):
+        try:
+            plaintext = decrypt(sealed[start : start + size], key, info)
+        except (InvalidTag, ValueError):
+            failed += 1
+            continue
+        index = int.from_bytes(plaintext, "big")
+        if index <= counters:
+            histogram[index] += 1
+        else:
+            failed += 1
+    return np.array(histogram, dtype=np.int64), failed

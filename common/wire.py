@@ -1,0 +1,140 @@
+"""Documents and frames between node, shuffler and coordinator: types only, no storage.
+
+Bulk data is raw bytes of fixed-size frames; pydantic never sees it. An upload is k frames of
+lease id (16 bytes) || sealed report. A batch is handed over as n * L sealed messages end to end.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from common.descriptor import Document, Hex16, Hex32, Name
+from common.errors import RemoteError
+
+LEASE_BYTES = 16
+MAX_USERS_A_LEASE = 512
+OCTETS = "application/octet-stream"
+SIGNATURE_HEADER = "Riffle-Signature"
+DIGEST_HEADER = "Riffle-Messages-Digest"
+
+BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
+
+
+class ShufflerIdentity(Document):
+    """Answer of ``GET /v1/identity``: to be compared with what was pinned, never to pin from."""
+
+    shuffler_id: Name
+    public_key: Hex32
+
+
+class OpenBatch(Document):
+    """A batch that still has free slots."""
+
+    batch_id: Hex16
+    free_slots: int = Field(ge=0)
+
+
+class OpenBatches(Document):
+    """Answer of ``GET /v1/batches``."""
+
+    batches: tuple[OpenBatch, ...]
+
+
+class LeaseRequest(Document):
+    """Ask for a slot for each of these users."""
+
+    users: tuple[Hex16, ...] = Field(min_length=1, max_length=MAX_USERS_A_LEASE)
+
+
+class Lease(Document):
+    """A slot in a batch, one user's until ``expires_at`` (seconds since 1970, UTC)."""
+
+    user: Hex16
+    slot: int = Field(ge=0)
+    lease: Hex16
+    expires_at: int = Field(ge=0)
+
+
+class Refusal(Document):
+    """Why a user got no slot: a problem slug."""
+
+    user: Hex16
+    problem: str
+
+
+class LeaseReply(Document):
+    """Granted and refused, together every user asked for."""
+
+    leases: tuple[Lease, ...]
+    refused: tuple[Refusal, ...]
+
+
+class UploadResult(Document):
+    """What became of one frame: ``accepted``, ``replayed`` (the same report again), or a slug."""
+
+    lease: Hex16
+    outcome: str
+
+
+class UploadReply(Document):
+    """One result a frame, in the order of the frames."""
+
+    results: tuple[UploadResult, ...]
+
+
+class BatchStatus(Document):
+    """What the coordinator and the operator may know of a batch."""
+
+    batch_id: Hex16
+    state: BatchState
+    n: int
+    reports: int
+    leased: int = Field(description="live leases without a report")
+    episodes: int = Field(description="leases ever granted, an upper bound of episodes executed")
+    dropped: dict[str, int] = Field(description="frames refused, by problem slug")
+
+
+class Acknowledgement(Document):
+    """The analyzer has these messages durably counted; the shuffler may erase."""
+
+    messages_sha256: Hex32
+
+
+class EnrolRequest(Document):
+    """Enrol a node that may report for at most ``users`` users, over all batches and runs."""
+
+    name: str = Field(min_length=1, max_length=100)
+    users: int = Field(ge=1, le=1 << 40)
+
+
+class Enrolment(Document):
+    """A node's credential, shown once; the shuffler keeps only a hash of the token."""
+
+    node_id: Hex16
+    token: str = Field(repr=False)
+
+
+def frame(lease: str, sealed_report: bytes) -> bytes:
+    """One frame of an upload."""
+    return bytes.fromhex(lease) + sealed_report
+
+
+def frames(body: bytes, report_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Lease id and sealed report of every frame.
+
+    Raises:
+        RemoteError: ``wrong-size``, when the body is empty or not a whole number of frames.
+    """
+    size = LEASE_BYTES + report_bytes
+    if not body or len(body) % size:
+        raise RemoteError(
+            "wrong-size",
+            f"an upload to this batch is a whole number of frames of {size} bytes, "
+            f"not {len(body)} bytes",
+        )
+    for start in range(0, len(body), size):
+        yield (
+            body[start : start + LEASE_BYTES].hex(),
+            body[start + LEASE_BYTES : start + size],
+        )

@@ -1,0 +1,170 @@
+"""Calibration: the bars of the reference setting, minimality, limits, and the papers' own."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.accounting import (
+    Calibration,
+    CalibrationError,
+    account,
+    calibrate,
+    gaussian_variance,
+    paper_tau,
+)
+from common.accounting.paper import paper_noise
+from common.counters import CounterLayout, Families, Sizes
+from common.noise import Noise
+
+SIZES = Sizes(X=4, A=2, H=6)
+
+
+def reference(families: Families, layer: int | None = None, **change: Any) -> Calibration:
+    layout = CounterLayout(SIZES, families, layer)
+    arguments: dict[str, Any] = {
+        "n": 4096,
+        "dishonest_fraction": 0.0,
+        "cells": layout.cells,
+        "counters": layout.counters,
+        "data_slots": layout.data_slots,
+        "epsilon": 1.0,
+        "beta": 1e-5,
+    }
+    return calibrate(**(arguments | change))
+
+
+@pytest.mark.parametrize(
+    ("families", "layer", "ones", "ratio"),
+    [("paper", None, 510, 1.02), ("paper", 2, 60, 1.07), ("joint", None, 172, 1.03)],
+)
+def test_bars_of_the_reference_batch(
+    families: Families, layer: int | None, ones: float, ratio: float
+) -> None:
+    found = reference(families, layer)
+    cells = CounterLayout(SIZES, families, layer).cells
+    assert found.account.expected_ones <= ones
+    assert found.account.variance <= ratio * gaussian_variance(1.0, 1e-5, cells)
+    assert found.account.meets(1.0, 1e-5)
+    assert found.account.epsilon_upper - found.account.epsilon_lower <= 0.01
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 10**7),
+    st.sampled_from([0.0, 0.1, 1 / 3, 0.9]),
+    st.sampled_from([0.1, 0.5, 1.0, 2.0, 4.0]),
+    st.sampled_from([(1, 10), (2, 40), (18, 288)]),
+)
+def test_every_calibration_keeps_its_promise(
+    n: int, fraction: float, epsilon: float, shape: tuple[int, int]
+) -> None:
+    cells, counters = shape
+    found = calibrate(
+        n=n, dishonest_fraction=fraction, cells=cells, counters=counters,
+        data_slots=cells, epsilon=epsilon, beta=1e-5,
+    )  # fmt: skip
+    again = account(
+        found.noise, found.padding, n=n, dishonest_fraction=fraction, cells=cells,
+        counters=counters, beta=1e-5,
+    )  # fmt: skip
+    assert again == found.account
+    assert again.epsilon_upper <= epsilon
+    assert again.beta_overflow <= 0.01 * 1e-5 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 100, 4096, 10**5, 10**7])
+def test_less_noise_would_break_the_promise(n: int) -> None:
+    found = reference("paper", n=n)
+    k = found.noise.p_numerator << (32 - found.noise.p_log2)
+    less = Noise(found.noise.bits, math.floor(0.995 * k), 32)
+    a = account(less, found.padding, n=n, dishonest_fraction=0.0, cells=18, counters=288, beta=1e-5)
+    assert a.epsilon_upper > 1.0
+
+
+def test_expected_ones_do_not_depend_on_n() -> None:
+    ones = [reference("paper", n=n).account.expected_ones for n in (1, 1000, 65536, 10**7)]
+    assert max(ones) <= 1.003 * min(ones)
+
+
+def test_large_batches_use_one_bit_of_p_off_the_grid() -> None:
+    noise = reference("paper", n=10**7).noise
+    assert (noise.bits, noise.p_log2) == (1, 32)
+    assert noise.p < 2.0**-10
+
+
+def test_fair_bits_win_at_large_epsilon() -> None:
+    noise = reference("paper", 0, epsilon=8.0, n=1).noise
+    assert (noise.p_numerator, noise.p_log2) == (1, 1)
+
+
+def test_a_report_that_is_too_long_names_the_smallest_n_that_works() -> None:
+    with pytest.raises(CalibrationError, match="the smallest n that works is") as info:
+        reference("paper", n=40, max_messages=200)
+    smallest = int(str(info.value).rsplit(" ", 1)[1])
+    assert reference("paper", n=smallest, max_messages=200).padding.messages <= 200
+    with pytest.raises(CalibrationError, match=r"needs 20[1-9] messages"):
+        reference("paper", n=smallest - 1, max_messages=200)
+
+
+def test_no_n_works_when_slots_do_not_even_hold_the_data() -> None:
+    with pytest.raises(CalibrationError, match="no n up to"):
+        reference("paper", max_messages=18)
+
+
+def test_an_epsilon_below_the_accountants_reach_is_refused() -> None:
+    with pytest.raises(CalibrationError, match="ask for more epsilon"):
+        reference("paper", epsilon=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"beta": 0.0}, "beta"),
+        ({"n": 0}, "n >= 1"),
+        ({"cells": 0}, "cells"),
+        ({"dishonest_fraction": 1.0}, "dishonest_fraction"),
+        ({"data_slots": -1}, "must not be negative"),
+        ({"calibration": "best"}, "'exact' or 'paper'"),
+        ({"calibration": "paper"}, "needs sizes"),
+    ],
+)
+def test_impossible_requests_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reference("paper", **change)
+
+
+def test_the_papers_tau() -> None:
+    assert paper_tau(1.0, 1e-5, SIZES) == 500_068
+
+
+def test_the_papers_calibration_in_both_regimes() -> None:
+    small = reference("paper", calibration="paper", sizes=SIZES)
+    assert small.noise == Noise(123, 1, 1)
+    assert small.account.expected_ones == 123 * 4096 / 2
+    assert small.account.epsilon_upper < 0.06
+    large = reference("paper", calibration="paper", sizes=SIZES, n=10**6)
+    assert (large.noise.bits, large.noise.p_log2) == (1, 32)
+    assert large.noise.p == pytest.approx(500_068 / 2e6, rel=1e-8)
+    assert large.account.expected_ones >= 500_068 / 2
+    ratio = small.account.expected_ones / reference("paper").account.expected_ones
+    assert 480 < ratio < 520
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**7))
+def test_the_papers_noise_is_never_less_than_tau(n: int, tau: int) -> None:
+    noise = paper_noise(n, tau)
+    assert n * noise.bits * noise.exact_p * 2 >= tau
+    assert noise.bits == 1 or n <= tau
+
+
+@pytest.mark.parametrize("n", [499_999, 500_068, 500_069, 500_070])
+def test_the_papers_regimes_meet_at_tau(n: int) -> None:
+    noise = paper_noise(n, 500_068)
+    assert noise.p == pytest.approx(0.5, rel=1e-5)
+    assert noise.bits == (2 if n < 500_068 else 1)

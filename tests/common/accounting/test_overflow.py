@@ -1,0 +1,45 @@
+"""Padding's charge against exact binomial tails."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.accounting.overflow import charge, fewest_slots, overflow_probability, tail
+from tests.common.accounting.exact import binomial
+
+
+@given(st.integers(1, 80), st.sampled_from([1, 3, 16, 200]), st.integers(0, 80))
+def test_tail_is_above_the_exact_one_by_a_millionth(trials: int, k: int, slots: int) -> None:
+    exact = float(sum(binomial(trials, Fraction(k, 256))[slots + 1 :]))
+    assert exact * (1 - 1e-12) <= tail(trials, k / 256, slots) <= exact * (1 + 2e-6)
+
+
+@given(
+    st.integers(1, 10**7),
+    st.integers(1, 5000),
+    st.sampled_from([0.5, 2.0**-10, 1e-4]),
+    st.floats(0.1, 4.0),
+    st.sampled_from([1e-5, 1e-7, 1e-11]),
+)
+def test_slots_are_the_fewest_that_fit(
+    n: int, trials: int, p: float, epsilon: float, beta: float
+) -> None:
+    slots = fewest_slots(n, trials, p, epsilon, beta)
+    assert 0 <= slots <= trials
+    assert charge(epsilon, overflow_probability(n, trials, p, slots)) <= beta
+    if slots:
+        assert charge(epsilon, overflow_probability(n, trials, p, slots - 1)) > beta
+
+
+def test_charge_counts_both_sides_of_the_inequality() -> None:
+    assert charge(1.0, 1e-7) == pytest.approx((1 + math.e) * 1e-7)
+    assert charge(math.inf, 0.0) == 0.0
+    assert overflow_probability(10**9, 100, 0.5, 10) == 1.0
+
+
+def test_slots_for_every_bit_never_overflow() -> None:
+    assert overflow_probability(10**9, 100, 0.5, 100) == 0.0
+    assert fewest_slots(1, 1, 0.5, 1.0, 1e-30) == 1

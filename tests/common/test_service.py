@@ -1,0 +1,96 @@
+"""What a service answers when something is wrong."""
+
+import logging
+import pickle
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
+from common.service import hash_token, install_problem_handlers, read_body, require_token
+
+
+class Item(BaseModel):
+    size: int
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+    install_problem_handlers(app, logging.getLogger("test"))
+
+    @app.post("/items")
+    def items(item: Item) -> int:
+        return item.size
+
+    @app.post("/body")
+    async def body(request: Request) -> int:
+        return len(await read_body(request, 10))
+
+    @app.get("/secret")
+    def secret(request: Request) -> str:
+        require_token(request, hash_token("open"), hash_token("sesame"))
+        return "in"
+
+    @app.get("/busy")
+    def busy() -> None:
+        raise LocalError("unavailable", "the store is full", retry_after=7)
+
+    @app.get("/bug")
+    def bug() -> None:
+        raise ZeroDivisionError("private detail")
+
+    return app
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(application(), raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "slug"),
+    [
+        ("POST", "/items", {"json": {}}, "malformed"),
+        ("POST", "/items", {"content": b"{"}, "malformed"),
+        ("POST", "/body", {"content": b"x" * 11}, "too-large"),
+        ("GET", "/nothing", {}, "not-found"),
+        ("PUT", "/items", {}, "method-not-allowed"),
+        ("GET", "/secret", {}, "unauthorized"),
+        ("GET", "/secret", {"headers": {"Authorization": "Basic sesame"}}, "unauthorized"),
+        ("GET", "/secret", {"headers": {"Authorization": "Bearer wrong"}}, "unauthorized"),
+        ("GET", "/busy", {}, "unavailable"),
+        ("GET", "/bug", {}, "internal"),
+    ],
+)
+def test_every_fault_is_a_problem_document(
+    client: TestClient, method: str, path: str, options: dict[str, object], slug: str
+) -> None:
+    answer = client.request(method, path, **options)  # type: ignore[arg-type]
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["type"] == URN + slug
+    assert document["status"] == answer.status_code == PROBLEMS[slug][0]
+    assert "private detail" not in answer.text
+    assert slug_of(document) == slug
+
+
+def test_good_requests_pass(client: TestClient) -> None:
+    assert client.post("/items", json={"size": 3}).json() == 3
+    assert client.post("/body", content=b"x" * 10).json() == 10
+    assert client.get("/secret", headers={"Authorization": "Bearer sesame"}).json() == "in"
+
+
+def test_retry_after_is_sent(client: TestClient) -> None:
+    assert client.get("/busy").headers["retry-after"] == "7"
+
+
+def test_a_foreign_problem_document_is_internal() -> None:
+    assert slug_of({"type": "about:blank"}) == "internal"
+    assert RemoteError("late", "over").document()["title"] == PROBLEMS["late"][1]
+
+
+def test_errors_survive_a_worker_process() -> None:
+    error = pickle.loads(pickle.dumps(RemoteError("late", "over")))  # noqa: S301
+    assert (type(error), error.slug, str(error)) == (RemoteError, "late", "over")
