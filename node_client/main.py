@@ -1,0 +1,68 @@
+"""Run the nodes of one process until SIGTERM or SIGINT."""
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Callable
+
+from node_client.pipeline import Pipeline, Totals
+from node_client.runner import NodeState, Runner
+from node_client.sealing import SealingPool
+from node_client.settings import Settings
+from node_client.shuffler_api import ShufflerApi, open_client
+from node_client.users import Users
+
+# Chunks on their way: one being sealed and one queued for each worker, the rest being uploaded.
+ROOM_A_WORKER = 2
+ROOM_FOR_UPLOADS = 4
+
+
+def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> Totals:
+    """Serve until a signal, then deliver what is on its way; what became of the reports.
+
+    Raises:
+        LocalError: a setting, file or credential is not usable; says which.
+    """
+    return asyncio.run(_until_signal(settings, on_start))
+
+
+async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
+    """Serve until ``stop`` is set, counting in ``totals``. Raises as `run` does."""
+    environment = settings.make_environment()
+    demands = settings.demands(environment)
+    nodes = deque(NodeState(credential) for credential in settings.credentials())
+    users = Users(settings.state_dir)
+    try:
+        with SealingPool(settings.workers) as pool:
+            async with open_client(settings.shuffler_url, settings.ca_file) as client:
+                api = ShufflerApi(client)
+                pipeline = Pipeline(
+                    environment=environment,
+                    seal=pool.seal,
+                    api=api,
+                    users=users,
+                    totals=totals,
+                    room=asyncio.Semaphore(ROOM_A_WORKER * settings.workers + ROOM_FOR_UPLOADS),
+                    test_entry=settings.test_entry and settings.loopback,
+                )
+                await Runner(
+                    nodes=nodes,
+                    demands=demands,
+                    api=api,
+                    users=users,
+                    pipeline=pipeline,
+                    users_a_request=settings.users_a_request,
+                ).run(stop)
+    finally:
+        users.close()
+
+
+async def _until_signal(settings: Settings, on_start: Callable[[], None] | None) -> Totals:
+    stop, totals = asyncio.Event(), Totals()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if on_start is not None:
+        on_start()
+    await serve(settings, stop, totals)
+    return totals

@@ -1,0 +1,201 @@
+"""The loop of many nodes in one process: poll, check, lease, hand over, go on.
+
+One node at a time polls for batches, in turn. A batch's descriptor is fetched and checked once
+(`trust`); a refusal is logged once and the batch skipped from then on. Leases are taken in small
+portions, the nodes and the open batches taking turns, so that all nodes take part in every batch
+with room for them, and no more users are asked than can be sealed soon.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.errors import LocalError, RemoteError, RiffleError
+from common.wire import Lease, LeaseReply, OpenBatch
+from node_client.pipeline import Job, Pipeline
+from node_client.sealing import CHUNK_MESSAGES
+from node_client.settings import Credential
+from node_client.shuffler_api import ShufflerApi, one_line
+from node_client.trust import Demands, accept, check_expiry
+from node_client.users import Users
+
+POLL_SECONDS = 20
+PAUSE_SECONDS = 0.25
+DRAIN_SECONDS = 8.0  # container engines kill after 10
+KEPT_JOBS = 16
+# About two seconds of sealing: a lease of one minute never runs out while its users wait.
+LEASED_MESSAGES = 10 * CHUNK_MESSAGES
+_REVOKED = frozenset({"unauthorized", "forbidden"})
+_log = logging.getLogger("riffle.node")
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One node: token refused; no new users allowed; none left to ask."""
+
+    credential: Credential
+    revoked: bool = False
+    full: bool = False
+    idle: bool = False
+
+
+@dataclass(slots=True)
+class Runner:
+    """The nodes of this process and what they know of batches."""
+
+    nodes: deque[NodeState]
+    demands: Demands
+    api: ShufflerApi
+    users: Users
+    pipeline: Pipeline
+    users_a_request: int
+    clock: Callable[[], float] = time.time
+    pause: float = PAUSE_SECONDS
+    _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
+    _refused: set[str] = field(default_factory=set)
+    _away: bool = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve batches until ``stop`` is set, then deliver what is on its way.
+
+        Raises:
+            LocalError: ``unauthorized``: the shuffler knows none of this process's nodes;
+                ``quota-exceeded``: no node may serve another user.
+        """
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                turn = asyncio.create_task(self._turn(stop))
+                await asyncio.wait({turn, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not turn.done():
+                    turn.cancel()
+                    await asyncio.gather(turn, return_exceptions=True)
+                elif not turn.result():
+                    await asyncio.wait({stopping}, timeout=self.pause)
+        finally:
+            stopping.cancel()
+            await self.pipeline.drain(DRAIN_SECONDS)
+
+    async def _turn(self, stop: asyncio.Event) -> bool:
+        """One poll and the leases it leads to; whether a lease was granted."""
+        node = self._next_node()
+        try:
+            listed = await self.api.open_batches(node.credential.token, POLL_SECONDS)
+        except RiffleError as error:
+            self._note(node, error)
+            return False
+        self._away = False
+        jobs = [(await self._job(node, batch), batch.free_slots) for batch in listed.batches]
+        waiting = deque((job, free) for job, free in jobs if job is not None)
+        granted = 0
+        while waiting and not stop.is_set():
+            job, free = waiting.popleft()
+            leases = await self._lease_and_submit(job, free)
+            granted += leases or 0
+            if leases is None or 0 < leases < free:
+                waiting.append((job, free - (leases or 0)))
+        return granted > 0
+
+    async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
+        """The checked batch, from memory when it was checked before; None when it is refused."""
+        if batch.batch_id in self._refused:
+            return None
+        job = self._jobs.get(batch.batch_id)
+        try:
+            if job is None:
+                job = await self._check(node, batch.batch_id)
+            check_expiry(job.plan.descriptor, self.clock())
+        except RemoteError as error:
+            self._refuse(batch.batch_id, error)
+            return None
+        except LocalError as error:
+            self._note(node, error)
+            return None
+        return job
+
+    async def _check(self, node: NodeState, batch_id: str) -> Job:
+        try:
+            signed = await self.api.descriptor(node.credential.token, batch_id)
+        except RemoteError as error:  # not the descriptor's fault: ask again at the next poll
+            raise LocalError(error.slug, error.detail) from error
+        accepted = await asyncio.to_thread(accept, signed, batch_id, self.demands, self.clock())
+        job = Job.of(accepted)
+        self._jobs[batch_id] = job
+        while len(self._jobs) > KEPT_JOBS:
+            self._jobs.popitem(last=False)
+        _log.info("batch %s accepted: L=%d messages a report", batch_id, job.keys.messages)
+        return job
+
+    async def _lease_and_submit(self, job: Job, free: int) -> int | None:
+        """One node's portion of a batch: how many slots it got; None: ask another node."""
+        node = self._next_node()
+        count = portion(free, len(self.nodes), job.keys.messages, self.users_a_request)
+        name = node.credential.node_id
+        users = await asyncio.to_thread(self.users.waiting, name, count, make=not node.full)
+        if not users:
+            node.idle = True
+            return None
+        try:
+            reply = await self.api.lease(node.credential.token, job.batch_id, users)
+        except RiffleError as error:
+            self._note(node, error)
+            return None if node.revoked else 0
+        leases = await asyncio.to_thread(self._heed, node, job, reply)
+        await self.pipeline.submit(job, node.credential, leases)
+        return len(leases)
+
+    def _heed(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
+        """Note why users were refused; the leases that make sense."""
+        by_problem: dict[str, list[str]] = {}
+        for refusal in reply.refused:
+            by_problem.setdefault(refusal.problem, []).append(refusal.user)
+        for problem in ("already-reported", "forbidden"):  # somebody else asked them
+            self.users.mark_asked(by_problem.get(problem, ()))
+        self.users.set_aside(by_problem.get("wrong-state", ()))
+        if over_quota := by_problem.get("quota-exceeded"):
+            self.users.forget(over_quota)
+            if not node.full:
+                _log.warning("node %s serves all users it may", node.credential.node_id)
+            node.full = True
+        return [lease for lease in reply.leases if lease.slot < job.plan.descriptor.n]
+
+    def _next_node(self) -> NodeState:
+        for _ in range(len(self.nodes)):
+            node = self.nodes[0]
+            self.nodes.rotate(-1)
+            if not (node.revoked or node.idle):
+                return node
+        if any(node.idle for node in self.nodes):
+            raise LocalError("quota-exceeded", "the nodes have asked all users they may serve")
+        raise LocalError("unauthorized", "the shuffler refuses every node of this process")
+
+    def _refuse(self, batch_id: str, error: RemoteError) -> None:
+        self._refused.add(batch_id)
+        self._jobs.pop(batch_id, None)
+        _log.warning("batch %s refused (%s): %s", batch_id, error.slug, one_line(error.detail))
+
+    def _note(self, node: NodeState, error: RiffleError) -> None:
+        if error.slug in _REVOKED and not node.revoked:
+            node.revoked = True
+            _log.error("node %s is refused: %s", node.credential.node_id, one_line(error.detail))
+            return
+        first_loss = error.slug == "unavailable" and not self._away
+        self._away = self._away or first_loss
+        level = logging.WARNING if first_loss else logging.INFO
+        _log.log(level, "%s (%s)", one_line(error.detail), error.slug)
+
+
+def portion(free: int, nodes: int, messages: int, users_a_request: int) -> int:
+    """Users of one lease request, in a batch with ``free`` slots and L = ``messages`` a report.
+
+    The node's fair share of the free slots, but at least one chunk for the sealing pool, and at
+    most what is sealed within seconds, what is free, and what the owner set.
+    """
+    fair = math.ceil(free / nodes)
+    chunk = math.ceil(CHUNK_MESSAGES / 2 / messages)
+    soon = max(1, LEASED_MESSAGES // messages)
+    return max(1, min(max(fair, chunk), soon, free, users_a_request))

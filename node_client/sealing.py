@@ -1,0 +1,131 @@
+"""Sealing reports in a pool of processes: 99 % of a node's work.
+
+HPKE holds the interpreter's lock, so threads do not help. One task is some whole reports of one
+batch, about `CHUNK_MESSAGES` messages: one bytes object of indices in, one bytes object of sealed
+reports out. Processes are spawned, not forked: this process has threads and an event loop.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.counters import Ints
+from common.descriptor import Context
+from common.errors import LocalError
+from common.hpke import seal, seal_indices
+
+CHUNK_MESSAGES = 2_000
+_INDEX = np.dtype("<u4")
+_BREAKS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SealKeys:
+    """Everything public that sealing a batch's reports needs."""
+
+    analyzer_key: bytes
+    message_info: bytes
+    batch_key: bytes
+    report_info: bytes
+    width: int
+    messages: int
+
+    @classmethod
+    def of(cls, context: Context, batch_key: bytes) -> "SealKeys":
+        """Keys and sizes of a batch; L = ``messages``, w = ``width``."""
+        return cls(
+            analyzer_key=bytes.fromhex(context.descriptor.analyzer_key),
+            message_info=context.message_info,
+            batch_key=batch_key,
+            report_info=context.report_info,
+            width=context.descriptor.layout.width,
+            messages=context.descriptor.padding.messages,
+        )
+
+
+def reports_a_chunk(messages: int) -> int:
+    """Whole reports of L messages that make one task, at least one."""
+    return max(1, CHUNK_MESSAGES // messages)
+
+
+def pack(messages: Ints) -> bytes:
+    """Messages (reports, L) as the bytes that `seal_reports` takes, 4 bytes an index."""
+    return messages.astype(_INDEX).tobytes()
+
+
+def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
+    """Seal every message to the analyzer, every report once more to the batch key.
+
+    Returns:
+        The sealed reports end to end, L (48 + w) + 48 bytes each.
+    """
+    reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages)
+    return b"".join(
+        seal(
+            keys.batch_key,
+            keys.report_info,
+            seal_indices(keys.analyzer_key, keys.message_info, report, keys.width),
+        )
+        for report in reports
+    )
+
+
+class SealingPool:
+    """Worker processes that seal for all nodes of this process. Use as a context manager."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pool = self._start()
+
+    def __enter__(self) -> "SealingPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
+        """Sealed reports of messages (reports, L). A dead worker is replaced, its task repeated.
+
+        Repeating is safe: nothing of the chunk was sent.
+
+        Raises:
+            LocalError: ``unavailable``: workers keep dying (out of memory, most likely).
+        """
+        packed = pack(messages)
+        for _ in range(_BREAKS_IN_A_ROW):
+            pool = self._pool
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(pool, seal_reports, keys, packed)
+            except BrokenProcessPool:
+                self._replace(pool)
+        raise LocalError("unavailable", "the sealing processes keep dying; is memory short?")
+
+    def _replace(self, broken: ProcessPoolExecutor) -> None:
+        if self._pool is broken:  # many tasks see the same break; the first replaces the pool
+            broken.shutdown(wait=False, cancel_futures=True)
+            self._pool = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self._workers, mp_context=context, initializer=_enter_worker)
+
+
+def _enter_worker() -> None:
+    """Leave Ctrl-C to the parent, which drains; never outlive a parent that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)

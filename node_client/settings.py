@@ -1,0 +1,170 @@
+"""A node process's configuration, from ``RIFFLE_NODE_...`` variables. Checked whole at start."""
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from common.descriptor import Document, Hex16, Hex32, Name, first_fault
+from common.errors import LocalError
+from common.noise import Guarantee
+from common.wire import MAX_USERS_A_LEASE
+from node_client.environments.environment import Environment
+from node_client.environments.registry import Parameter, make
+from node_client.trust import Demands
+
+PREFIX = "RIFFLE_NODE_"
+
+
+class Credential(Document):
+    """One node's name and token at the shuffler."""
+
+    node_id: Hex16
+    token: str = Field(min_length=1, repr=False)
+
+
+class Settings(BaseSettings):
+    """Pins, demands, environment, credentials. What protects users has no default."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    shuffler_url: str = Field(description="https://host:port; http only on loopback")
+    shuffler_id: Name = Field(description="the shuffler that descriptors must name")
+    shuffler_key: Hex32 | None = Field(default=None, description="its Ed25519 public key, hex")
+    shuffler_key_file: Path | None = Field(default=None, description="or a file that holds it")
+    coordinator_key: Hex32 | None = Field(default=None, description="Ed25519 public key, hex")
+    coordinator_key_file: Path | None = Field(default=None, description="or a file that holds it")
+    ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
+    credentials_file: Path = Field(description="JSON list of {node_id, token}, one a node")
+    state_dir: Path = Field(description="where the users already asked are kept")
+
+    environment: Name = Field(default="RiverSwim-v0", description="id of the users' environment")
+    states: int | None = Field(default=None, ge=1, description="X, if not the environment's own")
+    actions: int | None = Field(default=None, ge=1, description="A, if not the environment's own")
+    horizon: int | None = Field(default=None, ge=1, description="H, if not the environment's own")
+    environment_parameters: dict[str, Parameter] = Field(
+        default_factory=dict, description="JSON object of what else the environment takes"
+    )
+
+    max_epsilon: float = Field(gt=0, description="largest epsilon the owner accepts")
+    max_beta: float = Field(gt=0, lt=1, description="largest beta the owner accepts")
+    min_dishonest_fraction: float = Field(
+        ge=0, lt=1, description="dishonest reports that epsilon and beta must survive"
+    )
+    test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
+
+    workers: int = Field(
+        default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="sealing processes"
+    )
+    users_a_request: int = Field(
+        default=64, ge=1, le=MAX_USERS_A_LEASE, description="most users of one lease request"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        url = urlsplit(self.shuffler_url)
+        if url.scheme not in {"http", "https"} or not url.hostname:
+            raise ValueError("shuffler_url must be http://host:port or https://host:port")
+        if url.scheme == "http" and not self.loopback:
+            raise ValueError("shuffler_url must be https: TLS is mandatory off loopback")
+        if self.test_entry and not self.loopback:
+            raise ValueError("test_entry needs a shuffler on loopback")
+        for name in ("shuffler_key", "coordinator_key"):
+            if (getattr(self, name) is None) == (getattr(self, f"{name}_file") is None):
+                raise ValueError(f"give exactly one of {name} and {name}_file")
+        return self
+
+    @classmethod
+    def load(cls) -> Self:
+        """Settings from the environment.
+
+        Raises:
+            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            raise LocalError("invalid-spec", f"{PREFIX}*: {first_fault(error)}") from error
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the shuffler is on this machine."""
+        return is_loopback(urlsplit(self.shuffler_url).hostname or "")
+
+    def make_environment(self) -> Environment:
+        """The environment.
+
+        Raises:
+            LocalError: ``invalid-spec``, see `registry.make`.
+        """
+        sizes = {"states": self.states, "actions": self.actions, "horizon": self.horizon}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        return make(self.environment, **{**self.environment_parameters, **given})
+
+    def demands(self, environment: Environment) -> Demands:
+        """Pins and demands for the trust core.
+
+        Raises:
+            LocalError: ``invalid-spec``: a key file cannot be read.
+        """
+        return Demands(
+            coordinator_key=_key(self.coordinator_key, self.coordinator_key_file),
+            shuffler_key=_key(self.shuffler_key, self.shuffler_key_file),
+            shuffler_id=self.shuffler_id,
+            required=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
+            environment=self.environment,
+            sizes=environment.sizes,
+            reward_range=environment.reward_range,
+            test_entry=self.test_entry,
+            loopback=self.loopback,
+        )
+
+    def credentials(self) -> list[Credential]:
+        """The nodes of this process.
+
+        Raises:
+            LocalError: ``invalid-spec``: unreadable, malformed, empty, or a node named twice.
+        """
+        try:
+            found = _CREDENTIALS.validate_json(_read(self.credentials_file))
+        except ValidationError as error:
+            raise LocalError(
+                "invalid-spec", f"credentials file {self.credentials_file}: {first_fault(error)}"
+            ) from None  # the cause would show tokens
+        if len({credential.node_id for credential in found}) != len(found) or not found:
+            raise LocalError(
+                "invalid-spec", f"credentials file {self.credentials_file}: name every node once"
+            )
+        return found
+
+
+_CREDENTIALS = TypeAdapter(list[Credential])
+_KEY = TypeAdapter(Hex32)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only be this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _key(text: str | None, file: Path | None) -> bytes:
+    if text is None and file is not None:
+        text = _read(file).decode("ascii", "replace").strip()
+    try:
+        return bytes.fromhex(_KEY.validate_python(text))
+    except ValidationError as error:
+        raise LocalError("invalid-spec", f"key file {file} must hold 64 hex digits") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise LocalError("invalid-spec", f"cannot read {file}: {error.strerror}") from error

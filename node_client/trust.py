@@ -1,0 +1,138 @@
+"""Which batch a node takes part in. Pure: no I/O, no randomness; the clock is an argument.
+
+A `SignedDescriptor` served by the shuffler is accepted when all of this holds, in this order:
+
+- its bytes parse strictly: known fields, right types, sizes that agree, trust model ``shuffle``;
+- the coordinator's pinned key signed those bytes;
+- the shuffler's pinned key signed their digest together with the per-batch key;
+- the batch id is the one that was asked for, and is the one derived from run and deployment;
+- the shuffler named in it is ours;
+- it has not expired;
+- environment, X, A, H are this node's, and its reward range covers the environment's;
+- a ``test_seed`` only where the owner allowed the test entry point and the shuffler is on loopback;
+- analyzer key and batch key are X25519 points that give a secret (a low-order point gives none:
+  everybody could open what is sealed to it);
+- the guarantee, recomputed from n, noise, padding and counters at the owner's beta and dishonest
+  fraction, is at most the owner's epsilon, and the promise in the descriptor is true.
+
+Signatures come before all meaning, and the costly recomputation last. A refusal is a `RemoteError`
+whose detail can be logged: it holds nothing but the descriptor's and the owner's numbers.
+"""
+
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from common.accounting import Account
+from common.counters import Sizes
+from common.descriptor import (
+    BatchDescriptor,
+    Context,
+    SignedDescriptor,
+    batch_id,
+    parse,
+    verify_countersign,
+    verify_deposit,
+)
+from common.errors import RemoteError
+from common.noise import Guarantee
+from common.verification import check_guarantee
+
+_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar shows a low-order point
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What the node's owner pinned and demands. Keys are raw Ed25519 public keys (32 bytes)."""
+
+    coordinator_key: bytes
+    shuffler_key: bytes
+    shuffler_id: str
+    required: Guarantee
+    environment: str
+    sizes: Sizes
+    reward_range: tuple[float, float]
+    test_entry: bool = False
+    loopback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A batch that this node may serve, with the guarantee that it recomputed."""
+
+    context: Context
+    batch_key: bytes
+    account: Account
+
+
+def accept(signed: SignedDescriptor, asked_id: str, demands: Demands, now: float) -> Accepted:
+    """Check a descriptor against the owner's demands at time ``now`` (seconds since 1970, UTC).
+
+    Raises:
+        RemoteError: the first rule of the module's list that is broken.
+    """
+    data, batch_key = signed.descriptor.encode(), bytes.fromhex(signed.batch_key)
+    context = parse(data)
+    verify_deposit(demands.coordinator_key, data, signed.coordinator_signature)
+    verify_countersign(demands.shuffler_key, context.digest, batch_key, signed.shuffler_signature)
+    descriptor = context.descriptor
+    _check_ids(descriptor, asked_id, demands)
+    check_expiry(descriptor, now)
+    _check_environment(descriptor, demands)
+    _check_test_entry(descriptor, demands)
+    _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
+    _check_point(batch_key, "batch's key")
+    return Accepted(context, batch_key, check_guarantee(descriptor, demands.required))
+
+
+def check_expiry(descriptor: BatchDescriptor, now: float) -> None:
+    """Raise RemoteError ``late`` when the batch is over at ``now``."""
+    if now >= descriptor.expires_at:
+        raise RemoteError("late", f"the batch expired at {descriptor.expires_at}, it is {now:.0f}")
+
+
+def _check_ids(descriptor: BatchDescriptor, asked_id: str, demands: Demands) -> None:
+    if descriptor.batch_id != asked_id:
+        raise RemoteError("wrong-recipient", f"asked for {asked_id}, got {descriptor.batch_id}")
+    if descriptor.batch_id != batch_id(descriptor.run_id, descriptor.deployment):
+        raise RemoteError("wrong-recipient", "the batch id is not its run's and deployment's")
+    if descriptor.shuffler_id != demands.shuffler_id:
+        raise RemoteError(
+            "wrong-recipient",
+            f"made for shuffler {descriptor.shuffler_id!r}, ours is {demands.shuffler_id!r}",
+        )
+
+
+def _check_environment(descriptor: BatchDescriptor, demands: Demands) -> None:
+    if descriptor.environment != demands.environment:
+        raise RemoteError(
+            "wrong-recipient",
+            f"made for environment {descriptor.environment!r}, ours is {demands.environment!r}",
+        )
+    if descriptor.sizes != demands.sizes:
+        raise RemoteError(
+            "wrong-size", f"made for {descriptor.sizes}, this environment has {demands.sizes}"
+        )
+    low, high = demands.reward_range
+    if not (descriptor.reward_low <= low and high <= descriptor.reward_high):
+        raise RemoteError(
+            "wrong-size",
+            f"rewards in [{descriptor.reward_low:g}, {descriptor.reward_high:g}] declared, "
+            f"this environment gives [{low:g}, {high:g}]",
+        )
+
+
+def _check_test_entry(descriptor: BatchDescriptor, demands: Demands) -> None:
+    if descriptor.test_seed is not None and not (demands.test_entry and demands.loopback):
+        raise RemoteError(
+            "test-entry-refused",
+            "the descriptor seeds noise, which protects nobody; that needs the owner's test entry "
+            "and a shuffler on loopback",
+        )
+
+
+def _check_point(public_key: bytes, what: str) -> None:
+    try:
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(public_key))
+    except ValueError as error:
+        raise RemoteError("wrong-key", f"the {what} is a point of low order") from error

@@ -1,0 +1,123 @@
+"""Which users a node serves, and which it has asked already. Durable: a user is asked at most once.
+
+A user is one person, one episode, one report, over all runs. Before a user's episode is run the
+user is marked as asked, in a synced transaction; a node that crashed in between asks somebody else
+rather than the same user twice (the slot's lease runs out and the slot is given out again).
+Ids are 16 bytes from the system's CSPRNG, made when they are needed, so they tell nothing.
+
+One SQLite file per process; it is locked, so that two processes never share users. A commit waits
+for the disk, so an event loop calls these methods in a thread.
+"""
+
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.errors import LocalError
+
+FILE_NAME = "users.sqlite"
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE users (
+    user TEXT PRIMARY KEY,
+    node TEXT NOT NULL,
+    asked INTEGER NOT NULL DEFAULT 0 CHECK (asked IN (0, 1))
+) WITHOUT ROWID;
+CREATE INDEX users_waiting ON users (node) WHERE asked = 0;
+PRAGMA user_version = 1;
+"""
+
+
+class Users:
+    """The users of the nodes of one process. Threads take turns.
+
+    Raises:
+        LocalError: ``unavailable``: the directory is not writable, another process uses it, or a
+            newer Riffle wrote it.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE_NAME
+        self._aside: set[str] = set()
+        self._turn = threading.RLock()
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._database = sqlite3.connect(
+                self._path, isolation_level=None, timeout=1, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise LocalError(
+                "unavailable", f"cannot use state directory {state_dir}: {error}"
+            ) from error
+        try:
+            self._prepare()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._turn:
+            self._database.close()
+
+    def waiting(self, node: str, count: int, *, make: bool = True) -> list[str]:
+        """Up to ``count`` users of a node that were never asked; new ones are made as needed."""
+        query = "SELECT user FROM users WHERE node = ? AND asked = 0 LIMIT ?"
+        with self._turn:
+            rows = self._database.execute(query, (node, count + len(self._aside))).fetchall()
+        found = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
+        fresh = [secrets.token_hex(16) for _ in range(count - len(found))] if make else []
+        self._all("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
+        return found + fresh
+
+    def mark_asked(self, users: Iterable[str]) -> None:
+        """Note, durably, that these users' episodes are about to be run."""
+        self._all("UPDATE users SET asked = 1 WHERE user = ?", [(user,) for user in users])
+
+    def set_aside(self, users: Iterable[str]) -> None:
+        """Do not offer these users again before the next start: a slot of theirs is still held."""
+        self._aside.update(users)
+
+    def forget(self, users: Iterable[str]) -> None:
+        """Drop users that the node may not serve; they were never asked."""
+        self._all("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
+
+    def asked(self, node: str) -> int:
+        """How many users of a node have been asked."""
+        query = "SELECT COUNT(*) FROM users WHERE node = ? AND asked = 1"
+        with self._turn:
+            return int(self._database.execute(query, (node,)).fetchone()[0])
+
+    def _all(self, statement: str, rows: list[tuple[str, ...]]) -> None:
+        if not rows:
+            return
+        with self._turn:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                self._database.executemany(statement, rows)
+                self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
+
+    def _prepare(self) -> None:
+        try:
+            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+                self._database.execute(f"PRAGMA {pragma}")
+            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock, and keep it
+            version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
+            if version == 0:
+                self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        except sqlite3.Error as error:
+            raise LocalError(
+                "unavailable",
+                f"cannot open {self._path}: {error}; does another node process use it?",
+            ) from error
+        if version > SCHEMA_VERSION:
+            raise LocalError(
+                "unavailable",
+                f"{self._path} has version {version}, newer than {SCHEMA_VERSION}; update Riffle",
+            )

@@ -1,0 +1,11 @@
+"""The shuffler: the only service that nodes talk to.
+
+It takes reports of a batch until it holds exactly n distinct ones, removes their outer seals,
+permutes all their messages and hands them to the analyzer. It never sees a plaintext message, and
+the analyzer never sees who sent which message or when.
+
+``states`` and ``rules`` decide and do nothing else; ``schema``, ``store``, ``leasing``, ``uploads``
+and ``nodes`` keep the durable state, all writes of which go through ``committer``; ``vault`` holds
+what is destroyed at erasure; ``permute`` is the shuffle itself; ``core`` joins them and ``app``
+translates HTTP.
+"""

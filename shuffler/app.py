@@ -1,0 +1,248 @@
+"""The shuffler's REST interface: routes that only translate.
+
+Three kinds of caller, told apart by their bearer token: nodes (by their credential in the store),
+the coordinator and the operator (by the hash of their token in the settings). Bodies are bounded
+before they are read; bulk bodies are raw frames that pydantic never sees.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+
+from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
+from common.errors import RemoteError
+from common.service import (
+    MAX_JSON_BYTES,
+    bearer,
+    install_problem_handlers,
+    read_body,
+    require_token,
+)
+from common.wire import (
+    DIGEST_HEADER,
+    OCTETS,
+    SIGNATURE_HEADER,
+    Acknowledgement,
+    BatchState,
+    BatchStatus,
+    Enrolment,
+    EnrolRequest,
+    LeaseReply,
+    LeaseRequest,
+    OpenBatches,
+    ShufflerIdentity,
+    UploadReply,
+)
+from shuffler.core import Clock, Shuffler
+from shuffler.journal import LOG
+from shuffler.settings import Settings
+
+MAX_WAIT_SECONDS = 30
+BODY_SECONDS = 60
+
+D = TypeVar("D", bound=Document)
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")]
+
+router = APIRouter()
+
+
+def shuffler_of(request: Request) -> Shuffler:
+    """The shuffler behind an app."""
+    core = request.app.state.shuffler
+    assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
+    return core
+
+
+Core = Annotated[Shuffler, Depends(shuffler_of)]
+
+
+async def node_of(request: Request, core: Core) -> str:
+    """Node id of the caller."""
+    return await core.authenticate(bearer(request))
+
+
+def coordinator_only(request: Request, core: Core) -> None:
+    """Refuse everyone but the coordinator."""
+    require_token(request, core.coordinator_hash)
+
+
+def operator_only(request: Request, core: Core) -> None:
+    """Refuse everyone but the operator."""
+    require_token(request, core.operator_hash)
+
+
+def coordinator_or_operator(request: Request, core: Core) -> None:
+    """Refuse nodes and strangers."""
+    require_token(request, core.coordinator_hash, core.operator_hash)
+
+
+Node = Annotated[str, Depends(node_of)]
+Coordinator = Depends(coordinator_only)
+Operator = Depends(operator_only)
+Either = Depends(coordinator_or_operator)
+
+
+def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
+    """The service as an ASGI app. ``clock`` returns seconds since 1970."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        core = Shuffler(settings, clock)
+        app.state.shuffler = core
+        try:
+            await core.start()
+            yield
+        finally:
+            core.close()
+
+    app = FastAPI(title="Riffle shuffler", version="1", lifespan=lifespan)
+    install_problem_handlers(app, LOG)
+    app.include_router(router)
+    return app
+
+
+@router.put("/v1/batches/{batch_id}", dependencies=[Coordinator], status_code=201)
+async def deposit(
+    batch_id: Hex16, request: Request, response: Response, core: Core
+) -> SignedDescriptor:
+    """Deposit a batch's descriptor; the same bytes again give the same answer."""
+    data = await _body(request, MAX_DESCRIPTOR_BYTES)
+    signed, created = await core.deposit(batch_id, data, request.headers.get(SIGNATURE_HEADER))
+    response.status_code = 201 if created else 200
+    return signed
+
+
+@router.get("/v1/batches")
+async def list_batches(
+    core: Core, _node: Node, wait: Wait = 0, accepting: bool = False
+) -> OpenBatches:
+    """Open batches; with ``accepting`` waits for one that has a free slot."""
+    batches = await core.open_batches(wait=wait, accepting=accepting)
+    return OpenBatches(batches=tuple(batches))
+
+
+@router.get("/v1/batches/{batch_id}")
+async def descriptor(batch_id: Hex16, core: Core, _node: Node) -> SignedDescriptor:
+    """A batch's descriptor with both signatures."""
+    return await core.descriptor(batch_id)
+
+
+def _takes(model: type[Document]) -> dict[str, Any]:
+    """OpenAPI of a JSON body that is read by hand, because it is bounded."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+_FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
+
+
+@router.post("/v1/batches/{batch_id}/leases", openapi_extra=_takes(LeaseRequest))
+async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> LeaseReply:
+    """Take slots for users."""
+    wanted = await _document(request, LeaseRequest)
+    return await core.lease(batch_id, node, wanted.users)
+
+
+@router.post("/v1/batches/{batch_id}/reports", openapi_extra=_FRAMES)
+async def upload(batch_id: Hex16, request: Request, core: Core) -> UploadReply:
+    """Upload frames; one outcome each, durable before it is answered."""
+    node, batch = await core.admit(bearer(request), batch_id)
+    limit = core.upload_limit(batch)
+    declared = request.headers.get("Content-Length", "")
+    size = min(int(declared), limit) if declared.isdecimal() else limit
+    with core.inflight.hold(size):
+        return await core.upload(batch, node, await _body(request, limit))
+
+
+@router.get("/v1/batches/{batch_id}/status", dependencies=[Either])
+async def status(
+    batch_id: Hex16, core: Core, wait: Wait = 0, state: BatchState | None = None
+) -> BatchStatus:
+    """A batch's status; with ``state`` waits until it has been reached."""
+    return await core.status(batch_id, wait=wait, wanted=state)
+
+
+@router.get(
+    "/v1/batches/{batch_id}/messages",
+    dependencies=[Coordinator],
+    response_class=StreamingResponse,
+    responses={200: {"content": {OCTETS: {}}}},
+)
+async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
+    """All sealed messages of a sealed batch, permuted: the same bytes until acknowledged."""
+    release = await core.release(batch_id)
+    headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.messages.nbytes)}
+    return StreamingResponse(release.chunks(), media_type=OCTETS, headers=headers)
+
+
+@router.post(
+    "/v1/batches/{batch_id}/acknowledgement",
+    dependencies=[Coordinator],
+    openapi_extra=_takes(Acknowledgement),
+)
+async def acknowledge(batch_id: Hex16, request: Request, core: Core) -> BatchStatus:
+    """Acknowledge the messages; the batch is erased."""
+    acknowledgement = await _document(request, Acknowledgement)
+    return await core.acknowledge(batch_id, acknowledgement.messages_sha256)
+
+
+@router.post("/v1/batches/{batch_id}/abandon", dependencies=[Either])
+async def abandon(batch_id: Hex16, core: Core) -> BatchStatus:
+    """Give up a batch of which nothing was handed over."""
+    return await core.abandon(batch_id)
+
+
+@router.post(
+    "/v1/nodes", dependencies=[Operator], status_code=201, openapi_extra=_takes(EnrolRequest)
+)
+async def enrol(request: Request, core: Core) -> Enrolment:
+    """Enrol a node; its token is shown once."""
+    return await core.enrol(await _document(request, EnrolRequest))
+
+
+@router.delete("/v1/nodes/{node_id}", dependencies=[Operator], status_code=204)
+async def revoke(node_id: Hex16, core: Core) -> None:
+    """Revoke a node's credential."""
+    await core.revoke(node_id)
+
+
+@router.get("/v1/identity")
+async def identity(core: Core) -> ShufflerIdentity:
+    """Who this is; to be compared with what was pinned."""
+    return core.identity
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(core: Core) -> dict[str, str]:
+    """Store and secrets can be written."""
+    await core.ready()
+    return {"status": "ok"}
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await read_body(request, limit)
+    except TimeoutError as error:
+        raise RemoteError(
+            "malformed", f"the body did not arrive within {BODY_SECONDS} seconds"
+        ) from error
+
+
+async def _document(request: Request, model: type[D]) -> D:
+    try:
+        return model.model_validate_json(await _body(request, MAX_JSON_BYTES))
+    except ValidationError as error:
+        raise RemoteError("malformed", first_fault(error)) from error

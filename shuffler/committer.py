@@ -1,0 +1,114 @@
+"""One thread that writes: it groups what waits into one transaction and answers after the sync.
+
+A sync costs the same for one write as for fifty, so under load the groups grow and the cost of
+durability is shared. Every job runs in a savepoint of its own: one that fails undoes itself and
+nobody else. No answer leaves before the commit has returned.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from common.errors import LocalError
+from shuffler.schema import WRITE, not_usable
+
+T = TypeVar("T")
+
+MAX_GROUP = 64
+
+
+@dataclass(slots=True)
+class Job(Generic[T]):
+    """A write that waits, and where its answer goes."""
+
+    write: Callable[[Connection], T]
+    future: Future[T] = field(default_factory=Future)
+    _answer: Callable[[], None] | None = None
+
+    def run(self, connection: Connection) -> None:
+        """Do the work inside the group's transaction; the answer waits for `answer`."""
+        try:
+            with connection.begin_nested():
+                result = self.write(connection)
+        except OperationalError:
+            raise  # disk full, connection lost: the transaction itself is in doubt
+        except Exception as error:
+            failure = error
+            self._answer = lambda: self.future.set_exception(failure)
+        else:
+            self._answer = lambda: self.future.set_result(result)
+
+    def answer(self) -> None:
+        """Hand over the result: only after the group's commit."""
+        if self._answer is not None:
+            self._answer()
+
+
+class Committer:
+    """The writing thread. ``submit`` from any thread; ``close`` finishes what waits."""
+
+    def __init__(self, engine: Engine, *, max_waiting: int = 1024) -> None:
+        self._engine = engine.execution_options(**{WRITE: True})
+        self._jobs: queue.Queue[Job[object] | None] = queue.Queue(max_waiting)
+        self._thread = threading.Thread(target=self._loop, name="committer", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Callable[[Connection], T]) -> Future[T]:
+        """Queue a write; its future is answered once it is durable.
+
+        Raises:
+            LocalError: ``too-many-requests``, when too much waits already.
+        """
+        job: Job[T] = Job(write)
+        try:
+            self._jobs.put_nowait(job)  # type: ignore[arg-type]
+        except queue.Full:
+            raise LocalError(
+                "too-many-requests", "too many writes are waiting", retry_after=1
+            ) from None
+        return job.future
+
+    def close(self) -> None:
+        """Write what waits, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        open_for_more = True
+        while open_for_more:
+            group, open_for_more = self._next_group()
+            if group:
+                self._commit(group)
+
+    def _next_group(self) -> tuple[list[Job[object]], bool]:
+        """Wait for one job and take what else is there; False when told to end."""
+        group: list[Job[object]] = []
+        job = self._jobs.get()
+        while job is not None:
+            if job.future.set_running_or_notify_cancel():
+                group.append(job)
+            if len(group) >= MAX_GROUP:
+                return group, True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _commit(self, group: Sequence[Job[object]]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                for job in group:
+                    job.run(connection)
+        except Exception as error:
+            for job in group:
+                job.future.set_exception(not_usable("written", error))
+            return
+        for job in group:
+            job.answer()

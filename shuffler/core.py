@@ -1,0 +1,394 @@
+"""The shuffler as an object: what its routes ask for, joined from store, vault and committer.
+
+Writes go to the committer and are awaited; reads and elliptic-curve work run in threads, so that
+the event loop stays free. What must survive a crash is ordered here:
+
+- deposit: secret file synced, then the row committed, then the countersigned key shown to anyone;
+- hand-over: the digest of the permuted bytes committed, then the first byte sent;
+- end: ``acknowledged`` or ``abandoned`` committed, then the secret destroyed, then reports deleted,
+  then ``clean``. `Shuffler.tidy` does the last three for whatever it finds undone, also at start.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from common.descriptor import Context, SignedDescriptor, countersign
+from common.errors import RemoteError
+from common.hpke import open_each
+from common.wire import (
+    LEASE_BYTES,
+    MAX_USERS_A_LEASE,
+    BatchState,
+    BatchStatus,
+    Enrolment,
+    EnrolRequest,
+    LeaseReply,
+    OpenBatch,
+    ShufflerIdentity,
+    UploadReply,
+    frames,
+)
+from shuffler import leasing, nodes, store, uploads
+from shuffler.committer import Committer
+from shuffler.journal import note
+from shuffler.permute import Release, shuffle
+from shuffler.rules import Frame, accept_deposit
+from shuffler.schema import not_usable, open_store
+from shuffler.settings import Settings
+from shuffler.states import after, reached
+from shuffler.vault import BatchSecret, Vault
+from shuffler.waiting import Budget, Changes, Shared
+
+T = TypeVar("T")
+
+Clock = Callable[[], float]
+
+SLOTS_A_DELETE = 4_096
+RELEASES_IN_MEMORY = 2
+
+
+class Shuffler:
+    """One shuffler on one data directory. Made and closed inside a running event loop."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.coordinator_hash = settings.coordinator_hash()
+        self.operator_hash = settings.operator_hash()
+        self.identity = ShufflerIdentity(
+            shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
+        )
+        self.changes = Changes()
+        self.inflight = Budget(settings.max_inflight_bytes, "bytes of uploads on their way")
+        self._clock = clock
+        self._demands = settings.demands()
+        self._signing_key = settings.signing_key()
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._vault = Vault(settings.data_dir / "secrets")
+        self._engine = open_store(settings.url)
+        self._committer = Committer(self._engine)
+        self._writes = 0
+        self._releases: dict[str, Release] = {}
+        self._releasing, self._tidying = asyncio.Lock(), asyncio.Lock()
+        self._open = Shared(self._read_open, lambda: (self._writes, self.now))
+        self._probed = Shared(self._probe, lambda: self.now)
+
+    @property
+    def now(self) -> int:
+        """Seconds since 1970 by the clock this service was given."""
+        return int(self._clock())
+
+    async def start(self) -> None:
+        """Take up where the last process stopped, however it stopped.
+
+        Raises:
+            LocalError: a batch that is not over has lost its secret.
+        """
+        await self.tidy()
+        needed = await self._read(store.holding_secrets)
+        _check_secrets(needed, self._vault)
+        note("started", batches=len(needed))
+
+    def close(self) -> None:
+        """Finish waiting writes and let go of the store."""
+        self._committer.close()
+        self._engine.dispose()
+        self._releases.clear()
+
+    # Batches: what the coordinator does
+
+    async def deposit(
+        self, batch_id: str, data: bytes, signature: str | None
+    ) -> tuple[SignedDescriptor, bool]:
+        """Check and countersign a descriptor; the flag says whether the batch is new.
+
+        Raises:
+            RemoteError: see `accept_deposit`; ``descriptor-conflict`` for a second descriptor.
+        """
+        known = await self._read(partial(store.signed_descriptor, batch_id=batch_id))
+        if known is not None:
+            return _same(known, data), False
+        context = await asyncio.to_thread(
+            accept_deposit, data, signature, batch_id, self._demands, self.now
+        )
+        insert = partial(self._insert, data=data, context=context, signature=signature or "")
+        signed, created = await self._write(insert)
+        self.changes.notify()
+        note("deposited", batch_id=batch_id, n=context.descriptor.n)
+        return signed, created
+
+    async def status(
+        self, batch_id: str, *, wait: float = 0, wanted: BatchState | None = None
+    ) -> BatchStatus:
+        """Status, at the latest after ``wait`` seconds, before if ``wanted`` is reached."""
+
+        async def look() -> BatchStatus:
+            await self.tidy()
+            return await self._read(partial(store.status, batch_id=batch_id, now=self.now))
+
+        return await self.changes.poll(
+            wait, look, lambda status: wanted is None or reached(status.state, wanted)
+        )
+
+    async def release(self, batch_id: str) -> Release:
+        """The permuted messages of a sealed batch: the same bytes every time, until acknowledged.
+
+        Raises:
+            RemoteError: ``unknown-batch``, ``batch-not-ready``, ``late``.
+        """
+        async with self._releasing:
+            batch = await self._read(partial(store.find, batch_id=batch_id))
+            after(batch.state, "forward")
+            release = self._releases.get(batch_id)
+            if release is None:
+                release = await asyncio.to_thread(self._shuffle, batch)
+            await self._write(
+                partial(store.mark_forwarded, batch_id=batch_id, sha256=release.sha256)
+            )
+            self._keep(batch_id, release)
+        self.changes.notify()
+        note("forwarded", batch_id=batch_id, messages=len(release.messages))
+        return release
+
+    async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
+        """Erase a batch whose messages the analyzer has."""
+        await self._write(partial(store.acknowledge, batch_id=batch_id, sha256=sha256))
+        return await self._end(batch_id)
+
+    async def abandon(self, batch_id: str) -> BatchStatus:
+        """Give a batch up; its users stay marked."""
+        await self._write(partial(store.abandon, batch_id=batch_id))
+        return await self._end(batch_id)
+
+    # Reports: what nodes do
+
+    async def authenticate(self, token: str) -> str:
+        """Node id of a token."""
+        return await self._read(partial(nodes.authenticate, token=token))
+
+    async def descriptor(self, batch_id: str) -> SignedDescriptor:
+        """What nodes are served.
+
+        Raises:
+            RemoteError: ``unknown-batch``.
+        """
+        signed = await self._read(partial(store.signed_descriptor, batch_id=batch_id))
+        if signed is None:
+            raise RemoteError("unknown-batch", "no batch has this id here")
+        return signed
+
+    async def open_batches(self, *, wait: float, accepting: bool) -> list[OpenBatch]:
+        """Open batches; with ``accepting`` those with a free slot, waiting until there is one."""
+        if not accepting:
+            return await self._open.get()
+        found = await self.changes.poll(
+            wait, self._open.get, lambda batches: any(batch.free_slots for batch in batches)
+        )
+        return [batch for batch in found if batch.free_slots]
+
+    async def lease(self, batch_id: str, node_id: str, users: Sequence[str]) -> LeaseReply:
+        """Slots for users of a node."""
+        terms = leasing.Terms(self.now, self.settings.lease_seconds)
+        return await self._write(
+            partial(leasing.lease, batch_id=batch_id, node_id=node_id, wanted=users, terms=terms)
+        )
+
+    async def admit(self, token: str, batch_id: str) -> tuple[str, store.Batch]:
+        """Node id and batch of an upload, before its body is read.
+
+        Raises:
+            RemoteError: ``unauthorized``, ``unknown-batch``.
+        """
+
+        def look(connection: Connection) -> tuple[str, store.Batch]:
+            return nodes.authenticate(connection, token), store.find(connection, batch_id)
+
+        return await self._read(look)
+
+    def upload_limit(self, batch: store.Batch) -> int:
+        """Largest upload to a batch in bytes; one report always fits."""
+        frame = LEASE_BYTES + batch.report_bytes
+        return max(frame, min(self.settings.max_upload_bytes, MAX_USERS_A_LEASE * frame))
+
+    async def upload(self, batch: store.Batch, node_id: str, body: bytes) -> UploadReply:
+        """Store reports; what is answered ``accepted`` is durable.
+
+        Raises:
+            RemoteError: ``wrong-size`` when the body is not whole frames.
+        """
+        batch_id = batch.batch_id
+        try:
+            parts = list(frames(body, batch.report_bytes))
+        except RemoteError as error:
+            dropped = {error.slug: 1}
+            await self._write(partial(store.count_dropped, batch_id=batch_id, problems=dropped))
+            raise
+        checked = await asyncio.to_thread(self._check, batch, parts)
+        stored = await self._write(
+            lambda connection: uploads.upload(connection, batch_id, node_id, checked, self.now)
+        )
+        if stored.sealed:
+            self.changes.notify()
+            note("sealed", batch_id=batch_id, reports=batch.n)
+        return stored.reply
+
+    # What the operator does
+
+    async def enrol(self, request: EnrolRequest) -> Enrolment:
+        """Enrol a node."""
+        return await self._write(partial(nodes.enrol, request=request))
+
+    async def revoke(self, node_id: str) -> None:
+        """Refuse a node from now on."""
+        await self._write(partial(nodes.revoke, node_id=node_id))
+
+    async def ready(self) -> None:
+        """Return when store and secrets can be written.
+
+        Raises:
+            LocalError: ``unavailable``, with what is wrong.
+        """
+        await self._probed.get()
+
+    async def tidy(self) -> None:
+        """Abandon what expired short; destroy and delete what is over. Repeats harmlessly."""
+        async with self._tidying:
+            if not await self._read(partial(store.anything_due, now=self.now)):
+                return
+            await self._write(partial(store.abandon_expired, now=self.now))
+            # Read anew, outside any write: a secret goes only after its batch's end is durable.
+            for batch_id in await self._read(store.to_clean):
+                await self._clean(batch_id)
+        self.changes.notify()
+
+    # Inside
+
+    async def _end(self, batch_id: str) -> BatchStatus:
+        await self.tidy()
+        status = await self.status(batch_id)
+        self.changes.notify()
+        note("ended", batch_id=batch_id, state=status.state)
+        return status
+
+    async def _clean(self, batch_id: str) -> None:
+        self._releases.pop(batch_id, None)
+        await asyncio.to_thread(self._vault.destroy, batch_id)
+        used = (await self._read(partial(store.find, batch_id=batch_id))).next_slot
+        for start in range(0, used, SLOTS_A_DELETE):
+            slots = range(start, start + SLOTS_A_DELETE)
+            await self._write(partial(store.delete_reports, batch_id=batch_id, slots=slots))
+        await self._write(partial(store.mark_clean, batch_id=batch_id))
+
+    def _insert(
+        self, connection: Connection, data: bytes, context: Context, signature: str
+    ) -> tuple[SignedDescriptor, bool]:
+        batch_id = context.descriptor.batch_id
+        known = store.signed_descriptor(connection, batch_id)
+        if known is not None:
+            return _same(known, data), False
+        secret = BatchSecret.generate()
+        self._vault.put(batch_id, secret)
+        signed = SignedDescriptor(
+            descriptor=data.decode(),
+            coordinator_signature=signature,
+            batch_key=secret.outer.public.hex(),
+            shuffler_signature=countersign(self._signing_key, context.digest, secret.outer.public),
+        )
+        store.insert_batch(connection, data, context, signed)
+        return signed, True
+
+    def _check(self, batch: store.Batch, parts: Sequence[tuple[str, bytes]]) -> list[Frame]:
+        """Try every outer seal, so that no batch is sealed with a report that does not open."""
+        if batch.state != "open":
+            return [_frame(lease, sealed, opens=False) for lease, sealed in parts]
+        key = self._vault.get(batch.batch_id).outer.private
+        opened = open_each(key, batch.report_info, (sealed for _, sealed in parts))
+        return [
+            _frame(lease, sealed, opens=plaintext is not None)
+            for (lease, sealed), plaintext in zip(parts, opened, strict=True)
+        ]
+
+    def _shuffle(self, batch: store.Batch) -> Release:
+        secret = self._vault.get(batch.batch_id)
+        with self._engine.connect() as connection:
+            return shuffle(
+                store.sealed_reports(connection, batch.batch_id),
+                secret,
+                batch.report_info,
+                n=batch.n,
+                L=batch.L,
+                message_bytes=batch.message_bytes,
+            )
+
+    def _keep(self, batch_id: str, release: Release) -> None:
+        self._releases.pop(batch_id, None)
+        while len(self._releases) >= RELEASES_IN_MEMORY:
+            self._releases.pop(next(iter(self._releases)))
+        self._releases[batch_id] = release
+
+    async def _read_open(self) -> list[OpenBatch]:
+        await self.tidy()
+        return await self._read(partial(store.open_batches, now=self.now))
+
+    async def _probe(self) -> None:
+        await asyncio.to_thread(self._vault.probe)
+        await self._write(partial(store.touch, now=self.now))
+
+    async def _read(self, query: Callable[[Connection], T]) -> T:
+        def run() -> T:
+            with self._engine.connect() as connection:
+                return query(connection)
+
+        try:
+            return await asyncio.to_thread(run)
+        except SQLAlchemyError as error:
+            raise not_usable("read", error) from error
+
+    async def _write(self, write: Callable[[Connection], T]) -> T:
+        self._writes += 1
+        try:
+            return await asyncio.wrap_future(self._committer.submit(write))
+        finally:
+            self._writes += 1
+
+
+def preflight(settings: Settings) -> None:
+    """Everything that would stop the service from starting, found before its port is taken.
+
+    Raises:
+        LocalError: keys, tokens, store or secrets are missing, damaged or newer than this program.
+    """
+    settings.demands()
+    settings.tls()
+    settings.public_key()
+    settings.coordinator_hash()
+    settings.operator_hash()
+    vault = Vault(settings.data_dir / "secrets")
+    vault.probe()
+    engine = open_store(settings.url)
+    try:
+        with engine.connect() as connection:
+            _check_secrets(store.holding_secrets(connection), vault)
+    finally:
+        engine.dispose()
+
+
+def _check_secrets(needed: set[str], vault: Vault) -> None:
+    for batch_id in sorted(needed):
+        vault.get(batch_id)
+
+
+def _frame(lease: str, sealed: bytes, *, opens: bool) -> Frame:
+    return Frame(lease, hashlib.sha256(sealed).hexdigest(), opens, sealed)
+
+
+def _same(known: SignedDescriptor, data: bytes) -> SignedDescriptor:
+    """One immutable descriptor per batch id: two would let nodes be told apart."""
+    if known.descriptor.encode() != data:
+        raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
+    return known

@@ -1,0 +1,19 @@
+"""Runs the shuffler as a process."""
+
+from collections.abc import Callable
+
+from common.service import serve
+from shuffler.app import create_app
+from shuffler.core import preflight
+from shuffler.settings import Settings
+
+
+def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        LocalError: settings, store or port cannot be used.
+    """
+    preflight(settings)
+    app = create_app(settings)
+    serve(app, settings.host, settings.port, tls=settings.tls(), on_start=on_start)

@@ -1,0 +1,194 @@
+"""What the shuffler accepts and decides, without I/O, clock or randomness.
+
+A deposited descriptor is accepted when (`accept_deposit`, in this order)
+
+- its bytes carry the signature of the pinned coordinator;
+- it parses strictly, its id is the path's id and the one that run and deployment determine;
+- it names this shuffler and has not expired;
+- n is at least the owner's smallest batch;
+- seeded noise is asked for only where the test entry point is open;
+- the guarantee, recomputed at the owner's beta and dishonest fraction, is not weaker than the
+  owner's, and not weaker than what the descriptor itself promises.
+
+A user gets a slot by `decide_lease`, a frame its outcome by `judge_frame`. A user reports once,
+over all batches and runs; parallel composition over batches rests on that line.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from common.descriptor import Context, batch_id, parse, verify_deposit
+from common.errors import RemoteError
+from common.noise import Guarantee
+from common.verification import check_guarantee
+from common.wire import BatchState
+
+Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
+Closed = Literal["late", "batch-full"]
+Decision = Literal[
+    "grant",
+    "keep",
+    "forbidden",
+    "already-reported",
+    "late",
+    "wrong-state",
+    "quota-exceeded",
+    "batch-full",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What this shuffler's owner demands of every batch."""
+
+    shuffler_id: str
+    coordinator_key: bytes
+    guarantee: Guarantee
+    smallest_n: int
+    test_entry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease as stored. ``slot`` is None once it was given to someone else."""
+
+    lease: str
+    user: str
+    slot: int | None
+    expires_at: int
+    report_sha256: str | None
+
+    def live(self, now: int) -> bool:
+        """Whether it still holds its slot without having reported."""
+        return self.report_sha256 is None and self.slot is not None and now < self.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class UserView:
+    """What is known of a user who asks for a slot."""
+
+    user: str
+    owner: str | None
+    reported: bool
+    here: LeaseView | None
+    elsewhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of an upload; ``opens``: the outer seal opened under the batch's key."""
+
+    lease: str
+    sha256: str
+    opens: bool
+    sealed: bytes
+
+
+def accept_deposit(
+    data: bytes, signature: str | None, path_id: str, demands: Demands, now: int
+) -> Context:
+    """The descriptor's context, if every rule above holds.
+
+    Raises:
+        RemoteError: the first rule that does not hold.
+    """
+    if not signature:
+        raise RemoteError("bad-signature", "the deposit carries no signature of the coordinator")
+    verify_deposit(demands.coordinator_key, data, signature)
+    context = parse(data)
+    _check_identity(context, path_id, demands, now)
+    _check_promise(context, demands)
+    return context
+
+
+def _check_identity(context: Context, path_id: str, demands: Demands, now: int) -> None:
+    d = context.descriptor
+    if not path_id == d.batch_id == batch_id(d.run_id, d.deployment):
+        raise RemoteError(
+            "malformed", "the batch id must be that of the path and follow from run and deployment"
+        )
+    if d.shuffler_id != demands.shuffler_id:
+        raise RemoteError(
+            "wrong-recipient", f"this is shuffler {demands.shuffler_id}, not {d.shuffler_id}"
+        )
+    if d.expires_at <= now:
+        raise RemoteError("late", f"the descriptor expired at {d.expires_at}, it is {now}")
+
+
+def _check_promise(context: Context, demands: Demands) -> None:
+    d = context.descriptor
+    if d.n < demands.smallest_n:
+        raise RemoteError(
+            "batch-too-small",
+            f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here",
+        )
+    if d.test_seed is not None and not demands.test_entry:
+        raise RemoteError(
+            "test-entry-refused", "seeded noise protects nobody; the test entry is closed here"
+        )
+    check_guarantee(d, demands.guarantee)
+
+
+def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:
+    """Why a batch gives out no slot at all; None while it fills."""
+    if state == "abandoned" or (state == "open" and expires_at <= now):
+        return "late"
+    return None if state == "open" else "batch-full"
+
+
+def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
+    view: UserView,
+    node_id: str,
+    closed: Closed | None,
+    now: int,
+    *,
+    quota_left: int,
+    free_slots: int,
+) -> Decision:
+    """What a node gets for one user: a new slot, the slot it has, or a problem slug.
+
+    A user belongs to the node that first named it. A user with a live lease elsewhere may be
+    running that episode now, so it gets no second one (``wrong-state``).
+    """
+    if view.owner not in (None, node_id):
+        return "forbidden"
+    if view.reported:
+        return "already-reported"
+    if closed is not None:
+        return closed
+    if view.here is not None and view.here.live(now):
+        return "keep"
+    if view.elsewhere:
+        return "wrong-state"
+    if view.owner is None and quota_left < 1:
+        return "quota-exceeded"
+    return "grant" if free_slots > 0 else "batch-full"
+
+
+def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:
+    """The ``count`` lowest free slots: those of expired leases, then the never used ones."""
+    slots = sorted(returned)[:count]
+    fresh = range(next_slot, min(n, next_slot + count - len(slots)))
+    return slots + list(fresh)
+
+
+def judge_frame(
+    frame: Frame, lease: LeaseView | None, *, reported: bool, accepting: bool, now: int
+) -> Outcome:
+    """What becomes of one frame, given its lease in this batch held by this node.
+
+    ``reported``: the lease's user has reported, in any batch. ``accepting``: the batch is open and
+    has not expired. A repetition is recognised first, whatever became of the batch since, so that
+    a node whose answer was lost always learns that its report is stored. A batch that is over has
+    forgotten the leases that never reported, so an unknown lease is late there.
+    """
+    if lease is None:
+        return "unknown-lease" if accepting else "late"
+    if lease.report_sha256 == frame.sha256:
+        return "replayed"
+    if reported or lease.report_sha256 is not None:
+        return "already-reported"
+    if not accepting or not lease.live(now):
+        return "late"
+    return "accepted" if frame.opens else "wrong-key"

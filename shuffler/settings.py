@@ -1,0 +1,150 @@
+"""Settings of the shuffler: environment variables ``RIFFLE_SHUFFLER_*``, checked at start.
+
+Keys and hashes can be given as text or, with ``_FILE``, as a file that holds the text. All are
+hexadecimal; a file may end with a newline.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from common.descriptor import Name, first_fault
+from common.errors import LocalError
+from common.noise import Guarantee
+from common.service import Tls, is_loopback
+from shuffler.rules import Demands
+from shuffler.schema import sqlite_url
+
+PREFIX = "RIFFLE_SHUFFLER_"
+
+
+class Settings(BaseSettings):
+    """What an operator can set. Build it with `load`, which explains what is wrong."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8401, ge=1, le=65535, description="port to listen on")
+    data_dir: Path = Field(description="directory of the store and of the batch secrets")
+    store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
+    shuffler_id: Name = Field(description="the name that descriptors must carry")
+    signing_key_file: Path = Field(description="Ed25519 private key that countersigns")
+    coordinator_key: str | None = Field(default=None, description="pinned Ed25519 public key")
+    coordinator_key_file: Path | None = Field(default=None, description="file with that key")
+    coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
+    coordinator_token_hash_file: Path | None = Field(default=None, description="file with it")
+    operator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
+    operator_token_hash_file: Path | None = Field(default=None, description="file with it")
+    max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
+    max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
+    min_dishonest_fraction: float = Field(
+        default=0.0, ge=0, lt=1, description="dishonest reports a batch must withstand"
+    )
+    smallest_n: int = Field(default=2, ge=2, description="smallest batch accepted")
+    lease_seconds: int = Field(default=120, ge=1, le=86_400, description="life of a lease")
+    max_upload_bytes: int = Field(
+        default=64 << 20, ge=1 << 12, description="largest upload, in bytes"
+    )
+    max_inflight_bytes: int = Field(
+        default=256 << 20, ge=1 << 12, description="memory for uploads on their way, in bytes"
+    )
+    tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
+    tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
+    test_entry: bool = Field(default=False, description="accept seeded noise; loopback only")
+
+    @classmethod
+    def load(cls) -> Self:
+        """Settings from the environment.
+
+        Raises:
+            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            raise LocalError("invalid-spec", f"{PREFIX}*: {first_fault(error)}") from error
+
+    @property
+    def url(self) -> str:
+        """Database URL."""
+        return self.store_url or sqlite_url(self.data_dir)
+
+    def tls(self) -> Tls | None:
+        """TLS files; None on loopback without TLS.
+
+        Raises:
+            LocalError: one of the two is missing, or both are and others could listen.
+        """
+        if self.tls_cert_file is not None and self.tls_key_file is not None:
+            return Tls(self.tls_cert_file, self.tls_key_file)
+        if self.tls_cert_file is not None or self.tls_key_file is not None:
+            raise LocalError("invalid-spec", f"set both {PREFIX}TLS_CERT_FILE and _TLS_KEY_FILE")
+        if not is_loopback(self.host):
+            raise LocalError(
+                "invalid-spec",
+                f"TLS is mandatory off loopback: set {PREFIX}TLS_CERT_FILE and _TLS_KEY_FILE",
+            )
+        return None
+
+    def signing_key(self) -> bytes:
+        """Raw Ed25519 private key (32 bytes)."""
+        return _hex_bytes("signing_key", None, self.signing_key_file)
+
+    def public_key(self) -> bytes:
+        """Raw Ed25519 public key (32 bytes) of the signing key."""
+        private = Ed25519PrivateKey.from_private_bytes(self.signing_key())
+        return private.public_key().public_bytes_raw()
+
+    def coordinator_hash(self) -> str:
+        """SHA-256 of the coordinator's token, hex."""
+        return _hex_bytes(
+            "coordinator_token_hash", self.coordinator_token_hash, self.coordinator_token_hash_file
+        ).hex()
+
+    def operator_hash(self) -> str:
+        """SHA-256 of the operator's token, hex."""
+        return _hex_bytes(
+            "operator_token_hash", self.operator_token_hash, self.operator_token_hash_file
+        ).hex()
+
+    def demands(self) -> Demands:
+        """What the owner demands of a batch.
+
+        Raises:
+            LocalError: a key is missing, or the test entry is open beyond this machine.
+        """
+        if self.test_entry and not is_loopback(self.host):
+            raise LocalError(
+                "invalid-spec", f"{PREFIX}TEST_ENTRY needs a loopback HOST, not {self.host}"
+            )
+        return Demands(
+            shuffler_id=self.shuffler_id,
+            coordinator_key=_hex_bytes(
+                "coordinator_key", self.coordinator_key, self.coordinator_key_file
+            ),
+            guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
+            smallest_n=self.smallest_n,
+            test_entry=self.test_entry,
+        )
+
+
+def _hex_bytes(name: str, text: str | None, file: Path | None) -> bytes:
+    """32 bytes from hexadecimal text or from a file that holds it."""
+    variable = f"{PREFIX}{name.upper()}"
+    if text is None:
+        if file is None:
+            raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
+        try:
+            text = file.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LocalError("invalid-spec", f"{name}: cannot read {file}: {error}") from error
+    try:
+        value = bytes.fromhex(text.strip())
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise LocalError("invalid-spec", f"{name} must be 32 bytes as 64 hexadecimal digits")
+    return value

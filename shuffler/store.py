@@ -1,0 +1,297 @@
+"""Batches in the store: deposit, state, status, hand-over, erasure.
+
+Every function takes a connection that is inside a transaction; the caller commits. A function
+checks everything before it changes anything, and repeats harmlessly: a retry after a lost answer
+finds the work done.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from common.descriptor import Context, SignedDescriptor
+from common.errors import LocalError, RemoteError
+from common.hpke import LABEL_REPORT, OVERHEAD
+from common.wire import BatchState, BatchStatus, OpenBatch
+from shuffler.schema import batches, dropped, leases, meta, reports
+from shuffler.states import Event, after
+
+_COLUMNS = [column for column in batches.c if column is not batches.c.descriptor]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch's row without its descriptor. ``report_bytes``: a report as uploaded."""
+
+    batch_id: str
+    digest: bytes
+    n: int
+    expires_at: int
+    report_bytes: int
+    message_bytes: int
+    state: BatchState
+    reports: int
+    next_slot: int
+    messages_sha256: str | None
+
+    @property
+    def L(self) -> int:
+        """Messages a report."""
+        return (self.report_bytes - OVERHEAD) // self.message_bytes
+
+    @property
+    def report_info(self) -> bytes:
+        """HPKE ``info`` of this batch's outer seals."""
+        return LABEL_REPORT + self.digest
+
+    def expired(self, now: int) -> bool:
+        """Whether it is still short at its expiry: by policy it is abandoned then."""
+        return self.state == "open" and self.expires_at <= now
+
+
+def insert_batch(
+    connection: Connection, data: bytes, context: Context, signed: SignedDescriptor
+) -> None:
+    """Store a new batch, open."""
+    d = context.descriptor
+    highest = connection.scalar(select(func.max(batches.c.deposited)))
+    connection.execute(
+        insert(batches).values(
+            batch_id=d.batch_id,
+            deposited=(highest or 0) + 1,
+            descriptor=data,
+            coordinator_signature=signed.coordinator_signature,
+            digest=context.digest,
+            batch_key=signed.batch_key,
+            shuffler_signature=signed.shuffler_signature,
+            n=d.n,
+            expires_at=d.expires_at,
+            report_bytes=d.report_bytes,
+            message_bytes=d.message_bytes,
+            state="open",
+        )
+    )
+
+
+def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
+    """What nodes are served; None when there is no such batch."""
+    row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
+    if row is None:
+        return None
+    return SignedDescriptor(
+        descriptor=bytes(row.descriptor).decode(),
+        coordinator_signature=row.coordinator_signature,
+        batch_key=row.batch_key,
+        shuffler_signature=row.shuffler_signature,
+    )
+
+
+def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
+    """A batch; ``lock`` keeps other writers from it until the transaction ends.
+
+    Raises:
+        RemoteError: ``unknown-batch``.
+    """
+    query = select(*_COLUMNS).where(batches.c.batch_id == batch_id)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        raise RemoteError("unknown-batch", "no batch has this id here")
+    return _batch(row)
+
+
+def transition(connection: Connection, batch: Batch, event: Event) -> BatchState:
+    """Move a locked batch by the table of `shuffler.states`.
+
+    Raises:
+        RemoteError: the table has no such transition.
+    """
+    target = after(batch.state, event)
+    if target != batch.state:
+        connection.execute(
+            update(batches).where(batches.c.batch_id == batch.batch_id).values(state=target)
+        )
+    return target
+
+
+def abandon(connection: Connection, batch_id: str) -> None:
+    """Give a batch up before anything of it was handed over.
+
+    Raises:
+        RemoteError: ``unknown-batch``, or ``wrong-state`` once messages have left.
+    """
+    transition(connection, find(connection, batch_id, lock=True), "abandon")
+
+
+def abandon_expired(connection: Connection, now: int) -> int:
+    """Abandon every batch that is still short at its expiry; returns how many."""
+    query = select(*_COLUMNS).where(batches.c.state == "open", batches.c.expires_at <= now)
+    expired = [_batch(row) for row in connection.execute(query.with_for_update())]
+    for batch in expired:
+        transition(connection, batch, "expire")
+    return len(expired)
+
+
+def mark_forwarded(connection: Connection, batch_id: str, sha256: str) -> None:
+    """Note, before a byte leaves, which bytes are handed over; they are the same ever after.
+
+    Raises:
+        RemoteError: the batch is not sealed, or over.
+        LocalError: the recomputed bytes are not those handed over before.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if batch.messages_sha256 not in (None, sha256):
+        # A second permutation of the same reports would let the analyzer compare the two.
+        raise LocalError("internal", "the store or the secret changed; nothing is handed over")
+    transition(connection, batch, "forward")
+    if batch.messages_sha256 is None:
+        connection.execute(
+            update(batches).where(batches.c.batch_id == batch_id).values(messages_sha256=sha256)
+        )
+
+
+def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
+    """The analyzer has the messages: from here on the batch is erased, whatever happens.
+
+    Raises:
+        RemoteError: ``wrong-state`` when the digest names other bytes, or by the table.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
+        raise RemoteError("wrong-state", "the digest is not that of the messages handed over")
+    transition(connection, batch, "acknowledge")
+
+
+def to_clean(connection: Connection) -> list[str]:
+    """Batches that are over and whose secret or reports may still be there."""
+    query = select(batches.c.batch_id).where(_unclean())
+    return list(connection.scalars(query))
+
+
+def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
+    """Delete the stored reports of some slots."""
+    connection.execute(
+        delete(reports).where(
+            reports.c.batch_id == batch_id,
+            reports.c.slot >= slots.start,
+            reports.c.slot < slots.stop,
+        )
+    )
+
+
+def mark_clean(connection: Connection, batch_id: str) -> None:
+    """Secret and reports are gone: an acknowledged batch is erased, an abandoned one is done.
+
+    Leases without a report go too; the others stay, to know a late repetition for what it is.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if batch.state == "acknowledged":
+        transition(connection, batch, "erase")
+    connection.execute(
+        delete(leases).where(leases.c.batch_id == batch_id, leases.c.report_sha256.is_(None))
+    )
+    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(clean=True))
+
+
+def holding_secrets(connection: Connection) -> set[str]:
+    """Batches that cannot go on without their secret."""
+    query = select(batches.c.batch_id).where(batches.c.state.in_(("open", "sealed", "forwarded")))
+    return set(connection.scalars(query))
+
+
+def sealed_reports(connection: Connection, batch_id: str) -> Iterator[bytes]:
+    """Reports under their outer seals, in the order of their slots."""
+    query = select(reports.c.sealed).where(reports.c.batch_id == batch_id).order_by(reports.c.slot)
+    for row in connection.execution_options(yield_per=64).execute(query):
+        yield bytes(row.sealed)
+
+
+def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
+    """What coordinator and operator may know.
+
+    Raises:
+        RemoteError: ``unknown-batch``.
+    """
+    batch = find(connection, batch_id)
+    counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
+    episodes = select(batches.c.episodes).where(batches.c.batch_id == batch_id)
+    return BatchStatus(
+        batch_id=batch_id,
+        state=batch.state,
+        n=batch.n,
+        reports=batch.reports,
+        leased=count_leased(connection, batch_id, now) if batch.state == "open" else 0,
+        episodes=connection.scalars(episodes).one(),
+        dropped={row.problem: row.frames for row in counts},
+    )
+
+
+def count_leased(connection: Connection, batch_id: str, now: int) -> int:
+    """Live leases without a report."""
+    query = select(func.count()).where(leases.c.batch_id == batch_id, _live(now))
+    return int(connection.scalar(query) or 0)
+
+
+def open_batches(connection: Connection, now: int) -> list[OpenBatch]:
+    """Open batches, oldest first, with their free slots."""
+    live = and_(leases.c.batch_id == batches.c.batch_id, _live(now))
+    query = (
+        select(batches.c.batch_id, batches.c.n - batches.c.reports - func.count(leases.c.lease))
+        .select_from(batches.outerjoin(leases, live))
+        .where(batches.c.state == "open", batches.c.expires_at > now)
+        .group_by(batches.c.batch_id, batches.c.n, batches.c.reports, batches.c.deposited)
+        .order_by(batches.c.deposited)
+    )
+    return [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in connection.execute(query)]
+
+
+def anything_due(connection: Connection, now: int) -> bool:
+    """Whether a batch has to be abandoned or cleaned."""
+    expired = and_(batches.c.state == "open", batches.c.expires_at <= now)
+    query = select(batches.c.batch_id).where(or_(expired, _unclean())).limit(1)
+    return connection.scalar(query) is not None
+
+
+def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int]) -> None:
+    """Add refused frames to the counts by reason."""
+    for problem, frames in problems.items():
+        row = and_(dropped.c.batch_id == batch_id, dropped.c.problem == problem)
+        grown = update(dropped).where(row).values(frames=dropped.c.frames + frames)
+        if connection.execute(grown).rowcount == 0:
+            connection.execute(
+                insert(dropped).values(batch_id=batch_id, problem=problem, frames=frames)
+            )
+
+
+def touch(connection: Connection, now: int) -> None:
+    """Write one number: whoever sees this succeed knows that the store can be written."""
+    alive = update(meta).where(meta.c.key == "alive").values(value=now)
+    if connection.execute(alive).rowcount == 0:
+        connection.execute(insert(meta).values(key="alive", value=now))
+
+
+def _live(now: int) -> ColumnElement[bool]:
+    return and_(
+        leases.c.report_sha256.is_(None), leases.c.slot.is_not(None), leases.c.expires_at > now
+    )
+
+
+def _unclean() -> ColumnElement[bool]:
+    return and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
+
+
+def _batch(row: Row[Any]) -> Batch:
+    values = row._mapping
+    return Batch(**{field.name: values[field.name] for field in fields(Batch)})

@@ -1,0 +1,146 @@
+"""Reports into the store, exactly once, and the seal.
+
+All of an upload is one transaction: outcomes are decided, reports stored, users marked and, when
+the n-th distinct report is among them, the batch sealed. A user is marked in the same transaction
+that stores its report, so no crash lies between the two.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, bindparam, distinct, func, insert, select, update
+
+from common.errors import LocalError
+from common.wire import UploadReply, UploadResult
+from shuffler import leasing, store
+from shuffler import nodes as enrolled
+from shuffler.rules import Frame, LeaseView, closed_problem, judge_frame
+from shuffler.schema import batches, leases, reports, users
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The answer to an upload, and whether it sealed the batch."""
+
+    reply: UploadReply
+    sealed: bool
+
+
+def upload(
+    connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame], now: int
+) -> Stored:
+    """Store what is accepted of ``frames``; count the rest by reason.
+
+    Raises:
+        RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
+    """
+    enrolled.lock(connection, node_id)
+    batch = store.find(connection, batch_id, lock=True)
+    held = _held(connection, batch_id, node_id, frames)
+    reported = _reported(connection, held)
+    accepting = closed_problem(batch.state, batch.expires_at, now) is None
+    results: list[UploadResult] = []
+    accepted: dict[str, Frame] = {}
+    for frame in frames:
+        lease = held.get(frame.lease)
+        outcome = judge_frame(
+            frame,
+            lease,
+            reported=lease is not None and lease.user in reported,
+            accepting=accepting,
+            now=now,
+        )
+        if outcome == "accepted" and lease is not None:
+            accepted[frame.lease] = frame
+            held[frame.lease] = replace(lease, report_sha256=frame.sha256)
+            reported.add(lease.user)
+        results.append(UploadResult(lease=frame.lease, outcome=outcome))
+    _write(connection, batch, held, accepted)
+    store.count_dropped(connection, batch_id, _refused(results))
+    sealed = _seal_if_full(connection, batch, len(accepted))
+    return Stored(UploadReply(results=tuple(results)), sealed)
+
+
+def _held(
+    connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame]
+) -> dict[str, LeaseView]:
+    query = select(leases).where(
+        leases.c.lease.in_([frame.lease for frame in frames]),
+        leases.c.batch_id == batch_id,
+        leases.c.node_id == node_id,
+    )
+    return {row.lease: leasing.view(row) for row in connection.execute(query)}
+
+
+def _reported(connection: Connection, held: dict[str, LeaseView]) -> set[str]:
+    """Users of these leases who have reported, in whatever batch; locked until the end."""
+    query = (
+        select(users.c.user, users.c.reported)
+        .where(users.c.user.in_([lease.user for lease in held.values()]))
+        .with_for_update()
+    )
+    return {row.user for row in connection.execute(query) if row.reported}
+
+
+def _write(
+    connection: Connection,
+    batch: store.Batch,
+    held: dict[str, LeaseView],
+    accepted: dict[str, Frame],
+) -> None:
+    if not accepted:
+        return
+    rows = [(held[lease], frame) for lease, frame in accepted.items()]
+    connection.execute(
+        insert(reports),
+        [
+            {"batch_id": batch.batch_id, "slot": lease.slot, "sealed": frame.sealed}
+            for lease, frame in rows
+        ],
+    )
+    connection.execute(
+        update(leases)
+        .where(leases.c.lease == bindparam("key"))
+        .values(report_sha256=bindparam("sha")),
+        [{"key": lease.lease, "sha": frame.sha256} for lease, frame in rows],
+    )
+    connection.execute(
+        update(users)
+        .where(users.c.user.in_([lease.user for lease, _ in rows]))
+        .values(reported=True)
+    )
+    connection.execute(
+        update(batches)
+        .where(batches.c.batch_id == batch.batch_id)
+        .values(reports=batches.c.reports + len(rows))
+    )
+
+
+def _refused(results: Sequence[UploadResult]) -> dict[str, int]:
+    fine = ("accepted", "replayed")
+    return dict(Counter(result.outcome for result in results if result.outcome not in fine))
+
+
+def _seal_if_full(connection: Connection, batch: store.Batch, added: int) -> bool:
+    """Seal when the batch holds n reports of n distinct users, counted here and now.
+
+    The running count only says when to count. What releases a batch is this count over stored
+    rows: noise was calibrated for n people, and fewer behind n reports would get less of it.
+    """
+    if not added or batch.reports + added < batch.n:
+        return False
+    people = connection.scalar(
+        select(func.count(distinct(leases.c.user)))
+        .join(
+            reports, (reports.c.batch_id == leases.c.batch_id) & (reports.c.slot == leases.c.slot)
+        )
+        .where(leases.c.batch_id == batch.batch_id, leases.c.report_sha256.is_not(None))
+    )
+    stored = connection.scalar(
+        select(func.count()).select_from(reports).where(reports.c.batch_id == batch.batch_id)
+    )
+    if people != batch.n or stored != batch.n:
+        raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
+    store.transition(connection, batch, "fill")
+    return True

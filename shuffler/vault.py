@@ -1,0 +1,114 @@
+"""What erasure destroys: one small file a batch, outside the database.
+
+A batch's secret is the private half of its outer key pair and the key of its permutation. Pages
+and logs of a database keep what was deleted from it; once this file is gone, what they keep of the
+batch's reports is ciphertext without a key, and the permutation that was used cannot be recomputed.
+
+Overwriting before unlinking helps where a file system writes in place. Where it does not (copy on
+write, flash), the medium itself should be encrypted; `docs` say so to the operator.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import LocalError
+from common.hpke import KeyPair
+
+MAGIC = b"riffle secret 1\n"
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSecret:
+    """Outer key pair of a batch and the 32-byte key of its permutation."""
+
+    outer: KeyPair
+    permutation: bytes = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> "BatchSecret":
+        """A fresh secret from the system's CSPRNG."""
+        return cls(KeyPair.generate(), os.urandom(KEY_BYTES))
+
+
+class Vault:
+    """The directory of batch secrets. Writes are synced, file and directory, before they return."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
+
+    def put(self, batch_id: str, secret: BatchSecret) -> None:
+        """Keep a secret; one that is there already is replaced as a whole.
+
+        Raises:
+            LocalError: ``unavailable``, when it cannot be written.
+        """
+        try:
+            self._put(self._path(batch_id), MAGIC + secret.outer.private + secret.permutation)
+        except OSError as error:
+            raise LocalError("unavailable", f"cannot write a batch secret: {error}") from error
+
+    def _put(self, path: Path, data: bytes) -> None:
+        aside = path.with_suffix(".new")
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        self._sync_directory()
+
+    def get(self, batch_id: str) -> BatchSecret:
+        """The secret of a batch.
+
+        Raises:
+            LocalError: it is missing or damaged.
+        """
+        try:
+            data = self._path(batch_id).read_bytes()
+        except OSError as error:
+            raise LocalError("internal", _missing(batch_id, "missing")) from error
+        keys = data.removeprefix(MAGIC)
+        if not data.startswith(MAGIC) or len(keys) != 2 * KEY_BYTES:
+            raise LocalError("internal", _missing(batch_id, "damaged"))
+        return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
+
+    def destroy(self, batch_id: str) -> None:
+        """Overwrite and remove a secret. Nothing happens if it is gone: a retry after a crash."""
+        path = self._path(batch_id)
+        for file_path in (path, path.with_suffix(".new")):
+            if not file_path.exists():
+                continue
+            with file_path.open("r+b") as file:
+                file.write(os.urandom(len(MAGIC) + 2 * KEY_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            file_path.unlink()
+        self._sync_directory()
+
+    def probe(self) -> None:
+        """Raise LocalError ``unavailable`` unless secrets can be written and read here."""
+        if not os.access(self._directory, os.R_OK | os.W_OK | os.X_OK):
+            raise LocalError("unavailable", f"{self._directory} cannot be written")
+
+    def _path(self, batch_id: str) -> Path:
+        return self._directory / f"{batch_id}.secret"
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _missing(batch_id: str, what: str) -> str:
+    return (
+        f"the secret of batch {batch_id} is {what}; restore the data directory's secrets, "
+        "or abandon the batch"
+    )

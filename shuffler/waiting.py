@@ -1,0 +1,87 @@
+"""Bounds on what waits: long polls, and bytes of uploads on their way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Generic, TypeVar
+
+from common.errors import LocalError
+
+T = TypeVar("T")
+
+RECHECK_SECONDS = 1.0
+"""A long poll looks again at least this often: leases expire and other replicas commit silently."""
+
+
+class Budget:
+    """A bound on something many requests hold at once; who exceeds it is told to come back."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        self._left = limit
+        self._what = what
+
+    @contextmanager
+    def hold(self, amount: int) -> Iterator[None]:
+        """Hold ``amount`` while the context lasts.
+
+        Raises:
+            LocalError: ``too-many-requests``, at once: waiting would only move the queue.
+        """
+        if amount > self._left:
+            raise LocalError("too-many-requests", f"too many {self._what} now", retry_after=1)
+        self._left -= amount
+        try:
+            yield
+        finally:
+            self._left += amount
+
+
+class Changes:
+    """Wakes long polls when something they may wait for was committed."""
+
+    def __init__(self, max_waiting: int = 4096) -> None:
+        self._event = asyncio.Event()
+        self._places = Budget(max_waiting, "long polls")
+
+    def notify(self) -> None:
+        """Wake everyone who waits."""
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def poll(
+        self, seconds: float, look: Callable[[], Awaitable[T]], enough: Callable[[T], bool]
+    ) -> T:
+        """What ``look`` returns, once it is ``enough`` or ``seconds`` have passed.
+
+        Raises:
+            LocalError: ``too-many-requests``, when too many wait already.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        with self._places.hold(1):
+            while True:
+                event = self._event  # taken before looking: a change meanwhile sets this one
+                found = await look()
+                left = deadline - clock()
+                if enough(found) or left <= 0:
+                    return found
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), min(left, RECHECK_SECONDS))
+
+
+class Shared(Generic[T]):
+    """One answer for many who ask at the same time: read again only when its key has changed."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]], key: Callable[[], object]) -> None:
+        self._read = read
+        self._key = key
+        self._lock = asyncio.Lock()
+        self._held: tuple[object, T] | None = None
+
+    async def get(self) -> T:
+        """The answer under the present key."""
+        async with self._lock:
+            key = self._key()  # taken before reading: what changes meanwhile makes it stale
+            if self._held is None or self._held[0] != key:
+                self._held = (key, await self._read())
+            return self._held[1]

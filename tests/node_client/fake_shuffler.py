@@ -1,0 +1,188 @@
+"""A shuffler in memory, with faults on demand, for the node's tests.
+
+It keeps the protocol's rules (leases, one report a user, both seals, sizes), and counts what the
+analyzer would count when a batch is full. ``faults`` is a list of what happens to the next
+requests: "lost" (done, but the answer is lost), "refused" (no connection), "503", "429",
+"garbage" (done, but the answer is not a document), "" (nothing).
+"""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from common.descriptor import BatchDescriptor, Context, SignedDescriptor, parse
+from common.errors import MEDIA_TYPE, RemoteError
+from common.hpke import SealBroken, open_histogram, open_sealed
+from common.wire import frames
+from tests.node_client import world
+
+
+@dataclass
+class FakeBatch:
+    signed: SignedDescriptor
+    context: Context
+    leases: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+    reports: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def descriptor(self) -> BatchDescriptor:
+        return self.context.descriptor
+
+    @property
+    def free(self) -> int:
+        return self.descriptor.n - len(self.leases)
+
+    def counts(self) -> tuple[np.typing.NDArray[np.int64], int]:
+        """What the analyzer counts: histogram with dummies last, and messages that failed."""
+        layout = self.descriptor.layout
+        inner = b"".join(
+            open_sealed(world.BATCH.private, self.context.report_info, sealed)
+            for sealed in self.reports.values()
+        )
+        return open_histogram(
+            world.ANALYZER.private, self.context.message_info, inner, layout.width, layout.counters
+        )
+
+
+@dataclass
+class FakeShuffler:
+    tokens: dict[str, str]
+    batches: dict[str, FakeBatch] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    faulty: str = "/reports"
+    quota: int | None = None
+    lose_leases: bool = False
+    elsewhere: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
+    served: dict[str, set[str]] = field(default_factory=dict)
+    requests: Counter[str] = field(default_factory=Counter)
+    uploads: list[bytes] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deposit(self, signed: SignedDescriptor) -> FakeBatch:
+        batch = FakeBatch(signed, parse(signed.descriptor.encode()))
+        self.batches[batch.descriptor.batch_id] = batch
+        return batch
+
+    def client(self) -> httpx.AsyncClient:
+        app = Starlette(
+            routes=[
+                Route("/v1/batches", self.open_batches),
+                Route("/v1/batches/{id}", self.descriptor),
+                Route("/v1/batches/{id}/leases", self.lease, methods=["POST"]),
+                Route("/v1/batches/{id}/reports", self.reports, methods=["POST"]),
+            ]
+        )
+        transport = FaultyTransport(httpx.ASGITransport(app), self)
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+    def full(self) -> bool:
+        return all(len(batch.reports) == batch.descriptor.n for batch in self.batches.values())
+
+    async def open_batches(self, request: Request) -> Response:
+        self._node(request)
+        listed = [b for b in self.batches.values() if b.free > 0]
+        if not listed:
+            await asyncio.sleep(0.02)
+        rows = [{"batch_id": b.descriptor.batch_id, "free_slots": b.free} for b in listed]
+        return JSONResponse({"batches": rows})
+
+    async def descriptor(self, request: Request) -> Response:
+        self._node(request)
+        batch = self.batches[request.path_params["id"]]
+        return Response(batch.signed.model_dump_json(), media_type="application/json")
+
+    async def lease(self, request: Request) -> Response:
+        node = self._node(request)
+        batch = self.batches[request.path_params["id"]]
+        granted, refused = [], []
+        for user in json.loads(await request.body())["users"]:
+            problem = self._refusal(node, batch, user)
+            if problem is not None:
+                refused.append({"user": user, "problem": problem})
+                continue
+            lease = f"{len(batch.leases):032x}"
+            batch.leases[lease] = (user, len(batch.leases), node)
+            self.served.setdefault(node, set()).add(user)
+            entry = {"user": user, "slot": batch.leases[lease][1], "lease": lease}
+            granted.append(entry | {"expires_at": world.EXPIRES})
+        return JSONResponse({"leases": granted, "refused": refused})
+
+    async def reports(self, request: Request) -> Response:
+        self._node(request)
+        batch = self.batches[request.path_params["id"]]
+        body = await request.body()
+        self.uploads.append(body)
+        try:
+            results = [
+                {"lease": lease, "outcome": self._store(batch, lease, sealed)}
+                for lease, sealed in frames(body, batch.descriptor.report_bytes)
+            ]
+        except RemoteError as error:
+            return JSONResponse(error.document(), error.status, media_type=MEDIA_TYPE)
+        if self.full():
+            self.changed.set()
+        return JSONResponse({"results": results})
+
+    def _node(self, request: Request) -> str:
+        return self.tokens[request.headers["Authorization"].removeprefix("Bearer ")]
+
+    def _refusal(self, node: str, batch: FakeBatch, user: str) -> str | None:
+        known = self.served.get(node, set())
+        if user in self.reported:
+            return "already-reported"
+        if user in self.elsewhere:
+            return "wrong-state"
+        if self.quota is not None and user not in known and len(known) >= self.quota:
+            return "quota-exceeded"
+        return "batch-full" if batch.free == 0 else None
+
+    def _store(self, batch: FakeBatch, lease: str, sealed: bytes) -> str:
+        if self.lose_leases:
+            return "late"
+        if lease not in batch.leases:
+            return "unknown-lease"
+        if lease in batch.reports:
+            return "replayed" if batch.reports[lease] == sealed else "already-reported"
+        try:
+            open_sealed(world.BATCH.private, batch.context.report_info, sealed)
+        except SealBroken:
+            return "wrong-key"
+        batch.reports[lease] = sealed
+        self.reported.add(batch.leases[lease][0])
+        return "accepted"
+
+
+class FaultyTransport(httpx.AsyncBaseTransport):
+    """Passes requests on, or does to them what ``faults`` says next."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, shuffler: FakeShuffler) -> None:
+        self._inner = inner
+        self._shuffler = shuffler
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        shuffler = self._shuffler
+        kind = request.url.path.rpartition("/")[2]
+        shuffler.requests[kind if kind in {"leases", "reports", "batches"} else "descriptor"] += 1
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        if token not in shuffler.tokens:
+            document = RemoteError("unauthorized", "no such node").document()
+            return httpx.Response(401, json=document, request=request)
+        faulty = shuffler.faults and request.url.path.endswith(shuffler.faulty)
+        fault = shuffler.faults.pop(0) if faulty else ""
+        if fault == "refused":
+            raise httpx.ConnectError("no", request=request)
+        if fault in {"503", "429"}:
+            return httpx.Response(int(fault), headers={"Retry-After": "0"}, request=request)
+        response = await self._inner.handle_async_request(request)
+        if fault == "lost":
+            raise httpx.ReadTimeout("lost", request=request)
+        return httpx.Response(200, text="garbage", request=request) if fault else response

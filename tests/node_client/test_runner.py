@@ -1,0 +1,298 @@
+"""The loop of many nodes against a shuffler in memory: faults, restarts, refusals, totals."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.counters import Ints
+from common.errors import LocalError
+from node_client.environments.registry import make
+from node_client.pipeline import Pipeline, Totals
+from node_client.report import BatchPlan, slot_report
+from node_client.runner import NodeState, Runner, portion
+from node_client.sealing import SealKeys, pack, seal_reports
+from node_client.settings import Credential
+from node_client.shuffler_api import Backoff, ShufflerApi
+from node_client.users import Users
+from tests.node_client import world
+from tests.node_client.fake_shuffler import FakeShuffler
+
+QUICK = Backoff(base=0.001, cap=0.01, attempts=4, clock=lambda: world.NOW)
+
+
+class Failing:
+    """An environment that raises at every step."""
+
+    sizes = world.SIZES
+    reward_range = (0.0, 1.0)
+    absorbing = None
+
+    def reset(self, randomness: Any) -> int:
+        return 0
+
+    def step(self, action: int, randomness: Any) -> tuple[int, float, bool]:
+        raise RuntimeError("SECRET-OF-A-USER")
+
+
+def node_ids(count: int) -> list[str]:
+    return [f"{i:032x}" for i in range(count)]
+
+
+def shuffler(nodes: int = 4, **settings: Any) -> FakeShuffler:
+    return FakeShuffler({f"token-{name}": name for name in node_ids(nodes)}, **settings)
+
+
+async def in_thread(keys: SealKeys, messages: Ints) -> bytes:
+    return await asyncio.to_thread(seal_reports, keys, pack(messages))
+
+
+async def serve(
+    fake: FakeShuffler,
+    state: Path,
+    *,
+    nodes: int = 4,
+    until: Callable[[], bool] | None = None,
+    environment: Any = None,
+    seal: Any = in_thread,
+    **changes: Any,
+) -> tuple[Totals, Runner]:
+    """Run nodes until every batch is full, or ``until`` holds."""
+    totals, stop, users = Totals(), asyncio.Event(), Users(state)
+    demands = world.demands(**changes)
+    api = ShufflerApi(fake.client(), QUICK)
+    pipeline = Pipeline(
+        environment=environment or make("RiverSwim-v0", states=4, horizon=2),
+        seal=seal,
+        api=api,
+        users=users,
+        totals=totals,
+        room=asyncio.Semaphore(3),
+        test_entry=demands.test_entry,
+    )
+    credentials = [Credential(node_id=name, token=f"token-{name}") for name in node_ids(nodes)]
+    runner = Runner(
+        nodes=deque(map(NodeState, credentials)),
+        demands=demands,
+        api=api,
+        users=users,
+        pipeline=pipeline,
+        users_a_request=8,
+        clock=lambda: world.NOW,
+        pause=0.01,
+    )
+
+    async def watch() -> None:
+        while not (until or fake.full)():
+            await asyncio.sleep(0.01)
+        stop.set()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        async with asyncio.timeout(30):
+            await runner.run(stop)
+    finally:
+        watcher.cancel()
+        users.close()
+        await api.client.aclose()
+    return totals, runner
+
+
+def test_batches_fill_and_every_node_takes_part(tmp_path: Path) -> None:
+    fake = shuffler()
+    batches = [fake.deposit(world.signed(deployment=i)) for i in range(3)]
+    totals, _ = asyncio.run(serve(fake, tmp_path))
+    assert (totals.episodes, totals.accepted, totals.refused) == (72, 72, {})
+    assert len(fake.reported) == 72
+    assert fake.requests["descriptor"] == 3, "a descriptor is fetched once a batch"
+    for batch in batches:
+        histogram, failed = batch.counts()
+        assert failed == 0
+        assert histogram.sum() == world.N * batch.descriptor.padding.messages
+    assert len(fake.served) == 4
+
+
+@pytest.mark.parametrize("fault", ["lost", "refused", "503", "429", "garbage"])
+def test_a_report_survives_faults_and_counts_once(fault: str, tmp_path: Path) -> None:
+    fake = shuffler(faults=[fault] * 7 + [""] + [fault] * 3)
+    batch = fake.deposit(world.signed())
+    totals, _ = asyncio.run(serve(fake, tmp_path))
+    assert totals.accepted == world.N == len(batch.reports)
+    assert totals.refused == {}
+    assert sum(len(body) for body in set(fake.uploads)) == world.N * (
+        16 + batch.descriptor.report_bytes
+    ), "a retry sends the same bytes"
+
+
+@pytest.mark.parametrize("path", ["/leases", "/batches"])
+def test_faults_elsewhere_only_delay(
+    path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = shuffler(faults=["503", "refused", "garbage", "429", "refused", "503"], faulty=path)
+    fake.deposit(world.signed())
+    totals, _ = asyncio.run(serve(fake, tmp_path, until=lambda: len(fake.reported) >= 16))
+    assert totals.accepted >= 16
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+
+
+def test_a_descriptor_that_cannot_be_fetched_is_asked_for_again(tmp_path: Path) -> None:
+    batch_id = world.descriptor().batch_id
+    fake = shuffler(faults=["503"] * 9, faulty=batch_id)
+    fake.deposit(world.signed())
+    totals, _ = asyncio.run(serve(fake, tmp_path))
+    assert totals.accepted == world.N
+    assert fake.requests["descriptor"] == 10
+
+
+def test_a_hostile_descriptor_cannot_forge_log_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = shuffler()
+    good = fake.deposit(world.signed(deployment=1))
+    bad = fake.deposit(world.signed())
+    text = bad.signed.descriptor.replace('{"version"', '{"a\\nERROR forged": 1, "version"')
+    bad.signed = bad.signed.model_copy(update={"descriptor": text})
+    done = lambda: len(good.reports) == world.N and "malformed" in caplog.text  # noqa: E731
+    asyncio.run(serve(fake, tmp_path, until=done))
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+    assert "forged" in caplog.text
+
+
+def test_users_with_a_slot_elsewhere_are_set_aside(tmp_path: Path) -> None:
+    users = Users(tmp_path)
+    held = users.waiting(node_ids(1)[0], 5)
+    users.close()
+    fake = shuffler(1, elsewhere=set(held))
+    fake.deposit(world.signed())
+    totals, _ = asyncio.run(serve(fake, tmp_path, nodes=1))
+    assert totals.accepted == world.N
+    assert not fake.reported & set(held)
+
+
+def test_seeded_counts_do_not_depend_on_who_serves(tmp_path: Path) -> None:
+    def counts(nodes: int, state: Path) -> Ints:
+        fake = shuffler(nodes)
+        batch = fake.deposit(world.signed(test_seed=11))
+        asyncio.run(serve(fake, state, nodes=nodes, test_entry=True, loopback=True))
+        return batch.counts()[0]
+
+    plan = BatchPlan.of(world.descriptor(test_seed=11))
+    environment = make("RiverSwim-v0", states=4, horizon=2)
+    rows = [slot_report(plan, environment, i, test_entry=True)[1] for i in range(world.N)]
+    expected = np.bincount(np.concatenate(rows), minlength=plan.layout.counters + 1)
+    assert np.array_equal(counts(1, tmp_path / "one"), expected)
+    assert np.array_equal(counts(5, tmp_path / "five"), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"test_seed": 3}, "test-entry-refused"), ({"shuffler_id": "other"}, "wrong-recipient")],
+)
+def test_a_refused_batch_is_logged_once_and_skipped(
+    changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = shuffler()
+    bad = fake.deposit(world.signed(**changes))
+    good = fake.deposit(world.signed(deployment=1))
+    done = lambda: len(good.reports) == world.N and fake.requests["batches"] > 5  # noqa: E731
+    with caplog.at_level(logging.INFO, "riffle.node"):
+        totals, _ = asyncio.run(serve(fake, tmp_path, until=done))
+    assert totals.accepted == world.N
+    assert (bad.leases, bad.reports) == ({}, {})
+    assert len([r for r in caplog.records if reason in r.getMessage()]) == 1
+
+
+def test_a_failing_environment_still_sends_noise_and_logs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = shuffler()
+    batch = fake.deposit(world.signed())
+    with caplog.at_level(logging.DEBUG):
+        totals, _ = asyncio.run(serve(fake, tmp_path, environment=Failing()))
+    histogram, failed = batch.counts()
+    assert (totals.accepted, failed) == (world.N, 0)
+    assert 0 < histogram[:-1].sum() < histogram.sum()
+    assert "SECRET" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_late_reports_are_dropped_and_counted(tmp_path: Path) -> None:
+    fake = shuffler(lose_leases=True)
+    fake.deposit(world.signed())
+    totals, _ = asyncio.run(serve(fake, tmp_path, until=lambda: fake.requests["reports"] >= 3))
+    assert totals.accepted == 0
+    assert totals.refused["late"] == totals.episodes > 0
+
+
+def test_a_shuffler_that_never_answers_stops_episodes_not_the_node(tmp_path: Path) -> None:
+    fake = shuffler(faults=["refused"] * 10_000)
+    fake.deposit(world.signed())
+    until = lambda: fake.requests["reports"] > 20  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node_client.runner.DRAIN_SECONDS", 0.05)
+        totals, _ = asyncio.run(serve(fake, tmp_path, until=until))
+    assert totals.accepted == 0
+    assert totals.refused == {"unsent": totals.episodes}
+
+
+def test_a_restarted_node_asks_nobody_twice(tmp_path: Path) -> None:
+    fake = shuffler()
+    fake.deposit(world.signed())
+    asyncio.run(serve(fake, tmp_path))
+    first = set(fake.reported)
+    fake.deposit(world.signed(deployment=1))
+    totals, _ = asyncio.run(serve(fake, tmp_path))
+    assert totals.accepted == world.N
+    assert len(fake.reported) == 2 * world.N
+    assert first < fake.reported
+
+
+def test_a_revoked_node_is_left_out_and_all_revoked_ends_the_process(tmp_path: Path) -> None:
+    fake = shuffler(4)
+    del fake.tokens[f"token-{node_ids(4)[1]}"]
+    fake.deposit(world.signed())
+    totals, runner = asyncio.run(serve(fake, tmp_path / "a"))
+    assert totals.accepted == world.N
+    assert sum(node.revoked for node in runner.nodes) == 1
+    fake.tokens.clear()
+    with pytest.raises(LocalError, match="every node"):
+        asyncio.run(serve(fake, tmp_path / "b", until=lambda: False))
+
+
+def test_nodes_at_their_quota_end_the_process(tmp_path: Path) -> None:
+    fake = shuffler(quota=3)
+    batch = fake.deposit(world.signed())
+    with pytest.raises(LocalError, match="all users they may serve") as caught:
+        asyncio.run(serve(fake, tmp_path, until=lambda: False))
+    assert caught.value.slug == "quota-exceeded"
+    assert len(batch.reports) == 12
+
+
+def test_a_bug_while_sealing_is_counted_and_names_no_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(keys: SealKeys, messages: Ints) -> bytes:
+        raise ValueError(f"SECRET {messages}")
+
+    fake = shuffler()
+    batch = fake.deposit(world.signed())
+    until = lambda: batch.free == 0  # noqa: E731
+    totals, _ = asyncio.run(serve(fake, tmp_path, until=until, seal=broken))
+    assert totals.refused["internal"] > 0
+    assert totals.refused.total() == totals.episodes
+    assert "SECRET" not in caplog.text
+
+
+def test_portions() -> None:
+    assert portion(free=10, nodes=20, messages=2_000, users_a_request=64) == 1
+    assert portion(free=1000, nodes=20, messages=600, users_a_request=64) == 33
+    assert portion(free=1000, nodes=20, messages=60, users_a_request=64) == 50
+    assert portion(free=1000, nodes=2, messages=60, users_a_request=64) == 64
+    assert portion(free=100, nodes=20, messages=20, users_a_request=64) == 50
+    assert portion(free=3, nodes=20, messages=20, users_a_request=64) == 3
+    assert portion(free=9, nodes=1, messages=65_536, users_a_request=64) == 1

@@ -1,0 +1,129 @@
+"""Sealing: what comes out opens to what went in, in a pool of processes too."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.descriptor import parse, serialize
+from common.errors import LocalError
+from common.hpke import SealBroken, open_histogram, open_sealed
+from node_client.sealing import SealingPool, SealKeys, pack, reports_a_chunk, seal_reports
+from tests.node_client import world
+
+CONTEXT = parse(serialize(world.descriptor()))
+KEYS = SealKeys.of(CONTEXT, world.BATCH.public)
+L = KEYS.messages
+MESSAGES = np.arange(3 * L, dtype=np.int64).reshape(3, L) % (CONTEXT.descriptor.layout.dummy + 1)
+
+
+def opened(sealed: bytes) -> list[bytes]:
+    size = CONTEXT.descriptor.report_bytes
+    return [
+        open_sealed(world.BATCH.private, CONTEXT.report_info, sealed[i : i + size])
+        for i in range(0, len(sealed), size)
+    ]
+
+
+def test_reports_open_to_their_messages() -> None:
+    sealed = seal_reports(KEYS, pack(MESSAGES))
+    assert len(sealed) == 3 * CONTEXT.descriptor.report_bytes
+    layout = CONTEXT.descriptor.layout
+    for report, expected in zip(opened(sealed), MESSAGES, strict=True):
+        histogram, failed = open_histogram(
+            world.ANALYZER.private, CONTEXT.message_info, report, layout.width, layout.counters
+        )
+        assert failed == 0
+        assert np.array_equal(histogram, np.bincount(expected, minlength=layout.counters + 1))
+
+
+def test_no_two_ciphertexts_are_equal() -> None:
+    size = CONTEXT.descriptor.message_bytes
+    report = opened(seal_reports(KEYS, pack(np.zeros((1, L), dtype=np.int64))))[0]
+    messages = {report[i : i + size] for i in range(0, len(report), size)}
+    assert len(messages) == L
+
+
+def test_seals_are_bound_to_the_descriptor() -> None:
+    other = parse(serialize(world.descriptor(deployment=1)))
+    sealed = seal_reports(SealKeys.of(other, world.BATCH.public), pack(MESSAGES[:1]))
+    with pytest.raises(SealBroken):
+        opened(sealed)
+
+
+def test_chunks_are_whole_reports() -> None:
+    assert reports_a_chunk(20) == 100
+    assert reports_a_chunk(600) == 3
+    assert reports_a_chunk(65_536) == 1
+
+
+def test_a_pool_seals_and_survives_the_death_of_a_worker() -> None:
+    async def go(pool: SealingPool) -> list[bytes]:
+        before = await pool.seal(KEYS, MESSAGES[:1])
+        for process in list(pool._pool._processes.values()):
+            os.kill(process.pid or 0, signal.SIGKILL)
+        tasks = [pool.seal(KEYS, MESSAGES[i : i + 1]) for i in range(3)]
+        return [before, *await asyncio.gather(*tasks)]
+
+    with SealingPool(1) as pool:
+        results = asyncio.run(go(pool))
+    assert [len(opened(sealed)) for sealed in results] == [1, 1, 1, 1]
+
+
+def test_a_pool_whose_workers_keep_dying_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        def shutdown(self, **_: object) -> None:
+            return None
+
+        def submit(self, *_: object) -> None:
+            raise BrokenProcessPool("gone")
+
+    monkeypatch.setattr(SealingPool, "_start", lambda _: Dead())
+    with SealingPool(1) as pool, pytest.raises(LocalError, match="dying"):
+        asyncio.run(pool.seal(KEYS, MESSAGES))
+
+
+ORPHANS = """
+import asyncio, time
+import numpy as np
+from node_client.sealing import SealingPool
+from tests.node_client.test_sealing import KEYS, MESSAGES
+if __name__ == "__main__":
+    with SealingPool(1) as pool:
+        asyncio.run(pool.seal(KEYS, MESSAGES))
+        print(*pool._pool._processes, flush=True)
+        time.sleep(60)
+"""
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = tmp_path / "parent.py"
+    program.write_text(ORPHANS)
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen(
+        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert running(worker)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while running(worker):
+        assert time.monotonic() < deadline, "the worker is still there"
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and not just waiting to be reaped."""
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,139 @@
+"""Settings: what is missing or unsafe is named at start; secrets stay out of reprs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.counters import Sizes
+from common.errors import LocalError
+from node_client.settings import Settings, is_loopback
+from tests.node_client import world
+
+KEY = world.public(world.SHUFFLER).hex()
+
+
+def variables(folder: Path, **changes: str | None) -> dict[str, str]:
+    credentials = folder / "credentials.json"
+    credentials.write_text(json.dumps([{"node_id": "ab" * 16, "token": "SECRET"}]))
+    values: dict[str, str | None] = {
+        "SHUFFLER_URL": "http://127.0.0.1:8401",
+        "SHUFFLER_ID": "shuffler-1",
+        "SHUFFLER_KEY": KEY,
+        "COORDINATOR_KEY": world.public(world.COORDINATOR).hex(),
+        "CREDENTIALS_FILE": str(credentials),
+        "STATE_DIR": str(folder / "state"),
+        "MAX_EPSILON": "1.0",
+        "MAX_BETA": "1e-5",
+        "MIN_DISHONEST_FRACTION": "0.1",
+    }
+    merged = values | changes
+    return {f"RIFFLE_NODE_{name}": text for name, text in merged.items() if text is not None}
+
+
+def load(folder: Path, patch: pytest.MonkeyPatch, **changes: str | None) -> Settings:
+    for name, text in variables(folder, **changes).items():
+        patch.setenv(name, text)
+    return Settings.load()
+
+
+def test_pins_demands_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(tmp_path, monkeypatch, STATES="5", HORIZON="3")
+    environment = settings.make_environment()
+    demands = settings.demands(environment)
+    assert demands.sizes == Sizes(5, 2, 3)
+    assert (demands.required.epsilon, demands.required.dishonest_fraction) == (1.0, 0.1)
+    assert demands.shuffler_key.hex() == KEY
+    assert (demands.loopback, demands.test_entry) == (True, False)
+    assert settings.credentials()[0].token == "SECRET"
+    assert "SECRET" not in repr(settings.credentials())
+
+
+def test_environment_parameters_are_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(
+        tmp_path,
+        monkeypatch,
+        ENVIRONMENT="Bandit-v0",
+        ENVIRONMENT_PARAMETERS='{"sigma": 0.2, "means": [0.1, 0.9], "seed": 3}',
+    )
+    assert settings.make_environment().sizes == Sizes(1, 2, 1)
+
+
+def test_keys_can_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text(KEY + "\n")
+    settings = load(
+        tmp_path, monkeypatch, SHUFFLER_KEY=None, SHUFFLER_KEY_FILE=str(tmp_path / "key")
+    )
+    assert settings.demands(settings.make_environment()).shuffler_key.hex() == KEY
+    (tmp_path / "key").write_text("short")
+    with pytest.raises(LocalError, match="64 hex digits"):
+        settings.demands(settings.make_environment())
+    (tmp_path / "key").unlink()
+    with pytest.raises(LocalError, match="cannot read"):
+        settings.demands(settings.make_environment())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"MAX_EPSILON": None}, "max_epsilon"),
+        ({"MAX_EPSILON": "0"}, "max_epsilon"),
+        ({"MAX_BETA": None}, "max_beta"),
+        ({"MIN_DISHONEST_FRACTION": None}, "min_dishonest_fraction"),
+        ({"MIN_DISHONEST_FRACTION": "1"}, "min_dishonest_fraction"),
+        ({"STATE_DIR": None}, "state_dir"),
+        ({"CREDENTIALS_FILE": None}, "credentials_file"),
+        ({"SHUFFLER_URL": "ftp://127.0.0.1"}, "https://host:port"),
+        ({"SHUFFLER_URL": "127.0.0.1:80"}, "https://host:port"),
+        ({"SHUFFLER_URL": "http://shuffler.example"}, "TLS is mandatory"),
+        ({"SHUFFLER_URL": "https://shuffler.example", "TEST_ENTRY": "1"}, "loopback"),
+        ({"SHUFFLER_KEY": None}, "exactly one of shuffler_key"),
+        ({"COORDINATOR_KEY_FILE": "also"}, "exactly one of coordinator_key"),
+        ({"SHUFFLER_KEY": "abc"}, "shuffler_key"),
+        ({"SHUFFLER_ID": "two words"}, "shuffler_id"),
+        ({"WORKERS": "0"}, "workers"),
+        ({"USERS_A_REQUEST": "513"}, "users_a_request"),
+        ({"STATES": "0"}, "states"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LocalError) as caught:
+        load(tmp_path, monkeypatch, **changes)
+    assert caught.value.slug == "invalid-spec"
+    assert says in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '[{"node_id": "zz", "token": "SECRET"}]',
+        '[{"node_id": "' + "ab" * 16 + '", "token": ""}]',
+        "[" + ",".join(['{"node_id": "' + "ab" * 16 + '", "token": "SECRET"}'] * 2) + "]",
+        '[{"node_id": "' + "ab" * 16 + '", "token": "SECRET", "more": 1}]',
+    ],
+)
+def test_credentials_must_be_whole_and_stay_secret(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(tmp_path, monkeypatch)
+    settings.credentials_file.write_text(content)
+    with pytest.raises(LocalError, match=r"credentials\.json") as caught:
+        settings.credentials()
+    assert "SECRET" not in caught.value.detail
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_loopback() -> None:
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+    others = ("10.0.0.1", "0.0.0.0", "example.org", "localhost.example.org", "")  # noqa: S104
+    assert not any(is_loopback(host) for host in others)
+
+
+def test_every_setting_says_what_it_is() -> None:
+    unsaid = {name for name, field in Settings.model_fields.items() if not field.description}
+    assert unsaid == set()

@@ -1,0 +1,85 @@
+"""The trust core against vectors: one fault each, most of them must be refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.counters import Sizes
+from common.descriptor import SignedDescriptor, serialize, sign_deposit
+from common.errors import RemoteError
+from common.noise import Guarantee
+from node_client.trust import accept, check_expiry
+from tests.node_client import world
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "trust.json").read_text())
+KEYS = {"coordinator": world.COORDINATOR, "shuffler": world.SHUFFLER, "stranger": world.STRANGER}
+
+
+def demands_of(vector: dict[str, Any]) -> Any:
+    changes = dict(vector.get("demands", {}))
+    if "required" in changes:
+        changes["required"] = Guarantee(*changes["required"])
+    if "sizes" in changes:
+        changes["sizes"] = Sizes(*changes["sizes"])
+    for name in ("coordinator_key", "shuffler_key"):
+        if name in changes:
+            changes[name] = world.public(KEYS[changes[name]])
+    return world.demands(**changes)
+
+
+def signed_of(vector: dict[str, Any]) -> SignedDescriptor:
+    data = serialize(world.descriptor(**vector.get("descriptor", {})))
+    if "raw" in vector:  # well signed, not a descriptor: signed over the bytes all the same
+        data = json.dumps(json.loads(data) | vector["raw"]).encode()
+        return SignedDescriptor(
+            descriptor=data.decode(),
+            coordinator_signature=sign_deposit(world.COORDINATOR, data),
+            batch_key=world.BATCH.public.hex(),
+            shuffler_signature="00" * 64,
+        )
+    choices = dict(vector.get("sign", {}))
+    if "batch_key" in choices:
+        choices["batch_key"] = bytes.fromhex(choices["batch_key"])
+    keys = {name: KEYS[who] if isinstance(who, str) else who for name, who in choices.items()}
+    return tampered(world.sign(data, **keys), vector.get("tamper"))
+
+
+def tampered(signed: SignedDescriptor, what: str | None) -> SignedDescriptor:
+    if what == "n":
+        changed = signed.descriptor.replace('"n":24', '"n":25')
+        return signed.model_copy(update={"descriptor": changed})
+    if what == "batch_key":
+        return signed.model_copy(update={"batch_key": world.ANALYZER.public.hex()})
+    if what == "countersignature":
+        other = world.signed(deployment=5).shuffler_signature
+        return signed.model_copy(update={"shuffler_signature": other})
+    return signed
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[v["name"] for v in VECTORS])
+def test_vector(vector: dict[str, Any]) -> None:
+    signed = signed_of(vector)
+    asked = vector.get("asked", json.loads(signed.descriptor)["batch_id"])
+    now = vector.get("now", world.NOW)
+    if vector["expect"] == "accepted":
+        accepted = accept(signed, asked, demands_of(vector), now)
+        assert accepted.batch_key == world.BATCH.public
+        assert accepted.account.epsilon_upper <= demands_of(vector).required.epsilon
+        return
+    with pytest.raises(RemoteError) as caught:
+        accept(signed, asked, demands_of(vector), now)
+    assert caught.value.slug == vector["expect"]
+    assert vector["says"] in caught.value.detail
+
+
+def test_most_vectors_are_negative() -> None:
+    refused = [vector for vector in VECTORS if vector["expect"] != "accepted"]
+    assert 3 * len(refused) >= 2 * len(VECTORS)
+
+
+def test_expiry_is_checked_again_later() -> None:
+    check_expiry(world.descriptor(), world.EXPIRES - 1)
+    with pytest.raises(RemoteError, match="expired"):
+        check_expiry(world.descriptor(), world.EXPIRES)

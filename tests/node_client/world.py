@@ -1,0 +1,100 @@
+"""A small world for the node's tests: keys, a valid descriptor, the owner's demands."""
+
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.counters import Sizes
+from common.descriptor import (
+    BatchDescriptor,
+    SignedDescriptor,
+    batch_id,
+    countersign,
+    parse,
+    serialize,
+    sign_deposit,
+)
+from common.hpke import KeyPair
+from common.noise import Guarantee
+from node_client.trust import Demands
+
+RUN_ID = "00112233445566778899aabbccddeeff"
+SIZES = Sizes(X=4, A=2, H=2)
+N = 24
+NOW = 1_800_000_000
+EXPIRES = 1_900_000_000
+
+COORDINATOR = b"\x01" * 32
+SHUFFLER = b"\x02" * 32
+ANALYZER = KeyPair.from_private(b"\x03" * 32)
+BATCH = KeyPair.from_private(b"\x04" * 32)
+STRANGER = b"\x05" * 32
+
+
+def public(private: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    """RiverSwim with X=4, H=2, joint counters, 24 reports of 88 messages, epsilon below 5."""
+    run_id, deployment = changes.get("run_id", RUN_ID), changes.get("deployment", 0)
+    valid: dict[str, Any] = {
+        "run_id": run_id,
+        "batch_id": batch_id(run_id, deployment),
+        "shuffler_id": "shuffler-1",
+        "deployment": deployment,
+        "environment": "RiverSwim-v0",
+        "n": N,
+        "expires_at": EXPIRES,
+        "states": 4,
+        "actions": 2,
+        "horizon": 2,
+        "reward_low": 0.0,
+        "reward_high": 1.0,
+        "families": "joint",
+        "policies": (((0, 1, 0, 1), (1, 0, 1, 0)), ((1, 1, 1, 1), (1, 1, 1, 1))),
+        "weights": (2**30, 2**32 - 2**30),
+        "noise": {"bits": 1, "p_numerator": 1, "p_log2": 2},
+        "data_slots": 2,
+        "noise_slots": 86,
+        "guarantee": {"epsilon": 5.0, "beta": 1e-2, "dishonest_fraction": 0.1},
+        "analyzer_key": ANALYZER.public.hex(),
+    }
+    return valid | changes
+
+
+def descriptor(**changes: Any) -> BatchDescriptor:
+    return BatchDescriptor.model_validate(fields(**changes))
+
+
+def sign(
+    data: bytes,
+    *,
+    coordinator: bytes = COORDINATOR,
+    shuffler: bytes = SHUFFLER,
+    batch_key: bytes = BATCH.public,
+) -> SignedDescriptor:
+    """Both signatures over a descriptor's bytes."""
+    return SignedDescriptor(
+        descriptor=data.decode(),
+        coordinator_signature=sign_deposit(coordinator, data),
+        batch_key=batch_key.hex(),
+        shuffler_signature=countersign(shuffler, parse(data).digest, batch_key),
+    )
+
+
+def signed(**changes: Any) -> SignedDescriptor:
+    return sign(serialize(descriptor(**changes)))
+
+
+def demands(**changes: Any) -> Demands:
+    valid: dict[str, Any] = {
+        "coordinator_key": public(COORDINATOR),
+        "shuffler_key": public(SHUFFLER),
+        "shuffler_id": "shuffler-1",
+        "required": Guarantee(5.0, 1e-2, 0.1),
+        "environment": "RiverSwim-v0",
+        "sizes": SIZES,
+        "reward_range": (0.0, 1.0),
+    }
+    return Demands(**(valid | changes))

@@ -1,0 +1,136 @@
+"""A shuffler behind an in-memory transport, and what its callers say to it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx  # what starlette's test client answers with
+import pytest
+from fastapi.testclient import TestClient
+
+from common.descriptor import SignedDescriptor
+from common.wire import DIGEST_HEADER, Lease
+from shuffler.app import create_app
+from tests.shuffler.world import (
+    COORDINATOR_TOKEN,
+    OPERATOR_TOKEN,
+    Batch,
+    FakeClock,
+    descriptor_bytes,
+    settings,
+    signature,
+    user,
+)
+
+
+class Api:
+    """A running shuffler. ``restart`` stops it and starts another on the same directory."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        self.clock = FakeClock()
+        self._stack = stack
+        self._changes: dict[str, Any] = {}
+        self.client = self._start()
+        self.node_id, self.token = self.enrol(1_000)
+
+    def _start(self) -> TestClient:
+        app = create_app(settings(self.directory, **self._changes), self.clock)
+        return self._stack.enter_context(TestClient(app, raise_server_exceptions=False))
+
+    def restart(self, **changes: Any) -> None:
+        self._stack.close()
+        self._changes = self._changes | changes
+        self.client = self._start()
+
+    def call(self, method: str, path: str, token: str | None, **rest: Any) -> httpx.Response:
+        headers = rest.pop("headers", {})
+        if token is not None:
+            headers = headers | {"Authorization": f"Bearer {token}"}
+        return self.client.request(method, f"/v1{path}", headers=headers, **rest)
+
+    def enrol(self, users: int) -> tuple[str, str]:
+        body = {"name": "a node", "users": users}
+        answer = self.call("POST", "/nodes", OPERATOR_TOKEN, json=body).json()
+        return answer["node_id"], answer["token"]
+
+    def put(self, data: bytes, **rest: Any) -> httpx.Response:
+        batch_id = rest.pop("batch_id", None) or Batch(data, b"").batch_id
+        headers = rest.pop("headers", {"Riffle-Signature": signature(data)})
+        token = rest.pop("token", COORDINATOR_TOKEN)
+        return self.call("PUT", f"/batches/{batch_id}", token, content=data, headers=headers)
+
+    def deposit(self, n: int = 4, deployment: int = 0, **changes: Any) -> Batch:
+        data = descriptor_bytes(n, deployment, **changes)
+        answer = self.put(data)
+        assert answer.status_code == 201, answer.text
+        signed = SignedDescriptor.model_validate_json(answer.content)
+        return Batch(data, bytes.fromhex(signed.batch_key))
+
+    def lease(self, batch: Batch, users: list[str], token: str | None = None) -> httpx.Response:
+        path = f"/batches/{batch.batch_id}/leases"
+        return self.call("POST", path, token or self.token, json={"users": users})
+
+    def leases(self, batch: Batch, users: list[str], token: str | None = None) -> list[Lease]:
+        answer = self.lease(batch, users, token).json()
+        assert not answer["refused"], answer
+        return [Lease(**lease) for lease in answer["leases"]]
+
+    def upload(
+        self, batch: Batch, frames: list[tuple[str, bytes]], token: str | None = None
+    ) -> httpx.Response:
+        body = b"".join(bytes.fromhex(lease) + report for lease, report in frames)
+        path = f"/batches/{batch.batch_id}/reports"
+        return self.call("POST", path, token or self.token, content=body)
+
+    def outcomes(
+        self, batch: Batch, frames: list[tuple[str, bytes]], token: str | None = None
+    ) -> list[str]:
+        answer = self.upload(batch, frames, token)
+        assert answer.status_code == 200, answer.text
+        return [result["outcome"] for result in answer.json()["results"]]
+
+    def fill(self, batch: Batch, first_user: int = 0) -> list[bytes]:
+        """Fill a batch; returns every message that was sent in, in the order of the users."""
+        n = batch.context.descriptor.n
+        users = [user(first_user + i) for i in range(n)]
+        sent = [batch.messages() for _ in range(n)]
+        frames = [
+            (lease.lease, batch.report(messages))
+            for lease, messages in zip(self.leases(batch, users), sent, strict=True)
+        ]
+        assert self.outcomes(batch, frames) == ["accepted"] * n
+        return batch.rows(b"".join(sent))
+
+    def status(self, batch: Batch, **query: Any) -> dict[str, Any]:
+        path = f"/batches/{batch.batch_id}/status"
+        answer: dict[str, Any] = self.call("GET", path, COORDINATOR_TOKEN, params=query).json()
+        return answer
+
+    def messages(self, batch: Batch) -> httpx.Response:
+        return self.call("GET", f"/batches/{batch.batch_id}/messages", COORDINATOR_TOKEN)
+
+    def acknowledge(self, batch: Batch, sha256: str) -> httpx.Response:
+        path = f"/batches/{batch.batch_id}/acknowledgement"
+        return self.call("POST", path, COORDINATOR_TOKEN, json={"messages_sha256": sha256})
+
+    def finish(self, batch: Batch) -> list[bytes]:
+        """Take a sealed batch's messages, acknowledge them, return them."""
+        answer = self.messages(batch)
+        assert answer.status_code == 200, answer.text
+        done = self.acknowledge(batch, answer.headers[DIGEST_HEADER])
+        assert done.json()["state"] == "erased", done.text
+        return batch.rows(answer.content)
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with ExitStack() as stack:
+        yield Api(tmp_path, stack)
+
+
+def problem(answer: httpx.Response) -> str:
+    """Slug of a problem document."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return str(answer.json()["type"]).rpartition(":")[2]

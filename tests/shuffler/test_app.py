@@ -1,0 +1,272 @@
+"""The REST interface: who may call what, and what bad input is answered."""
+
+import time
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from common.descriptor import SignedDescriptor, parse, verify_countersign
+from common.wire import DIGEST_HEADER
+from tests.shuffler.conftest import Api, problem
+from tests.shuffler.world import (
+    COORDINATOR_TOKEN,
+    NOW,
+    OPERATOR_TOKEN,
+    SHUFFLER_KEY,
+    Batch,
+    descriptor_bytes,
+    public,
+    signature,
+    user,
+)
+
+ID = "00" * 16
+ROUTES = [
+    ("PUT", f"/batches/{ID}", {"coordinator"}),
+    ("GET", "/batches", {"node"}),
+    ("GET", f"/batches/{ID}", {"node"}),
+    ("POST", f"/batches/{ID}/leases", {"node"}),
+    ("POST", f"/batches/{ID}/reports", {"node"}),
+    ("GET", f"/batches/{ID}/status", {"coordinator", "operator"}),
+    ("GET", f"/batches/{ID}/messages", {"coordinator"}),
+    ("POST", f"/batches/{ID}/acknowledgement", {"coordinator"}),
+    ("POST", f"/batches/{ID}/abandon", {"coordinator", "operator"}),
+    ("POST", "/nodes", {"operator"}),
+    ("DELETE", f"/nodes/{ID}", {"operator"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), ROUTES)
+def test_who_may_call_what(api: Api, method: str, path: str, allowed: set[str]) -> None:
+    tokens = {
+        "coordinator": COORDINATOR_TOKEN,
+        "operator": OPERATOR_TOKEN,
+        "node": api.token,
+        "stranger": "guess",
+        "nobody": None,
+    }
+    for who, token in tokens.items():
+        status = api.call(method, path, token).status_code
+        assert (status != 401) == (who in allowed), (who, status)
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic abc", "bearer"])
+def test_a_token_that_is_none(api: Api, header: str) -> None:
+    answer = api.call("GET", "/batches", None, headers={"Authorization": header})
+    assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+
+
+def test_a_deposit_is_countersigned_and_served(api: Api) -> None:
+    data = descriptor_bytes()
+    answer = api.put(data)
+    signed = SignedDescriptor.model_validate_json(answer.content)
+    verify_countersign(
+        public(SHUFFLER_KEY),
+        parse(data).digest,
+        bytes.fromhex(signed.batch_key),
+        signed.shuffler_signature,
+    )
+    assert signed.descriptor.encode() == data
+    assert signed.coordinator_signature == signature(data)
+    path = f"/batches/{Batch(data, b'').batch_id}"
+    assert api.call("GET", path, api.token).json() == answer.json()
+
+
+def test_the_same_deposit_again_gives_the_same_answer(api: Api) -> None:
+    data = descriptor_bytes()
+    first = api.put(data)
+    api.clock.now += 4_000  # also after its expiry
+    again = api.put(data)
+    api.restart()
+    third = api.put(data)
+    assert [first.status_code, again.status_code, third.status_code] == [201, 200, 200]
+    assert first.json() == again.json() == third.json()
+
+
+def test_a_second_descriptor_for_a_batch_id_is_refused(api: Api) -> None:
+    batch = api.deposit()
+    other = api.put(descriptor_bytes(expires_at=NOW + 100))
+    assert (other.status_code, problem(other)) == (409, "descriptor-conflict")
+    assert api.fill(batch)
+
+
+@pytest.mark.parametrize(
+    ("data", "rest", "status", "slug"),
+    [
+        (descriptor_bytes(), {"headers": {}}, 403, "bad-signature"),
+        (descriptor_bytes(), {"headers": {"Riffle-Signature": "00" * 64}}, 403, "bad-signature"),
+        (descriptor_bytes(), {"batch_id": ID}, 400, "malformed"),
+        (descriptor_bytes(), {"batch_id": "nonsense"}, 400, "malformed"),
+        (descriptor_bytes(shuffler_id="another"), {}, 422, "wrong-recipient"),
+        (descriptor_bytes(n=1), {}, 422, "batch-too-small"),
+        (descriptor_bytes(n=3), {}, 422, "weak-guarantee"),
+        (descriptor_bytes(test_seed=1), {}, 403, "test-entry-refused"),
+        (descriptor_bytes(expires_at=NOW), {}, 410, "late"),
+    ],
+)
+def test_a_bad_deposit(api: Api, data: bytes, rest: dict[str, Any], status: int, slug: str) -> None:
+    answer = api.put(data, **rest)
+    assert (answer.status_code, problem(answer)) == (status, slug)
+    assert api.call("GET", "/batches", api.token).json() == {"batches": []}
+
+
+def test_a_signed_body_that_is_no_descriptor(api: Api) -> None:
+    data = b"\xff\x00 not JSON"
+    answer = api.put(data, batch_id=ID, headers={"Riffle-Signature": signature(data)})
+    assert (answer.status_code, problem(answer)) == (400, "malformed")
+
+
+def test_seeded_noise_is_taken_where_the_test_entry_is_open(api: Api) -> None:
+    api.restart(test_entry=True)
+    assert api.put(descriptor_bytes(test_seed=1)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "", None),
+        ("POST", "/leases", {"users": [user(0)]}),
+        ("POST", "/reports", None),
+        ("GET", "/status", None),
+        ("GET", "/messages", None),
+        ("POST", "/acknowledgement", {"messages_sha256": "00" * 32}),
+        ("POST", "/abandon", None),
+    ],
+)
+def test_an_unknown_batch(api: Api, method: str, path: str, body: Any) -> None:
+    node_route = path in ("", "/leases", "/reports")
+    token = api.token if node_route else COORDINATOR_TOKEN
+    answer = api.call(method, f"/batches/{ID}{path}", token, json=body)
+    assert (answer.status_code, problem(answer)) == (404, "unknown-batch")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"users": []}',
+        b'{"users": ["zz"]}',
+        b'{"users": ["AB"]}',
+        b'{"users": [1]}',
+        b'{"users": ["' + b"ab" * 16 + b'"], "more": 1}',
+        b'{"users": [' + b",".join([b'"' + b"ab" * 16 + b'"'] * 513) + b"]}",
+    ],
+)
+def test_a_malformed_lease_request(api: Api, body: bytes) -> None:
+    batch = api.deposit()
+    answer = api.call("POST", f"/batches/{batch.batch_id}/leases", api.token, content=body)
+    assert (answer.status_code, problem(answer)) == (400, "malformed")
+
+
+@pytest.mark.parametrize(
+    "query", ["wait=31", "wait=-1", "wait=x", "wait=nan", "wait=inf", "accepting=maybe"]
+)
+def test_a_malformed_query(api: Api, query: str) -> None:
+    answer = api.call("GET", f"/batches?{query}", api.token)
+    assert (answer.status_code, problem(answer)) == (400, "malformed")
+
+
+def test_bodies_are_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = api.deposit()
+    monkeypatch.setattr("shuffler.app.MAX_DESCRIPTOR_BYTES", 100)
+    monkeypatch.setattr("shuffler.app.MAX_JSON_BYTES", 100)
+    deposit = api.put(descriptor_bytes(deployment=1))
+    lease = api.lease(batch, [user(i) for i in range(10)])
+    report = api.call(
+        "POST", f"/batches/{batch.batch_id}/reports", api.token, content=bytes(2_000_000)
+    )
+    for answer in (deposit, lease, report):
+        assert (answer.status_code, problem(answer)) == (413, "too-large")
+
+
+def test_uploads_on_their_way_are_bounded(api: Api) -> None:
+    api.restart(max_inflight_bytes=4_096)
+    batch = api.deposit()
+    path = f"/batches/{batch.batch_id}/reports"
+    answer = api.call("POST", path, api.token, content=bytes(5_000))
+    assert (answer.status_code, problem(answer)) == (429, "too-many-requests")
+    assert answer.headers["Retry-After"] == "1"
+    held = api.leases(batch, [user(0)])[0]
+    assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]
+
+
+def test_a_revoked_node_is_refused_everywhere(api: Api) -> None:
+    batch = api.deposit()
+    held = api.leases(batch, [user(0)])[0]
+    revoked = api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN)
+    again = api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN)
+    assert [revoked.status_code, again.status_code] == [204, 204]
+    for answer in (
+        api.upload(batch, [(held.lease, batch.report())]),
+        api.lease(batch, [user(1)]),
+        api.call("GET", "/batches", api.token),
+        api.call("GET", f"/batches/{batch.batch_id}", api.token),
+    ):
+        assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+    assert api.status(batch)["reports"] == 0
+
+
+def test_revoking_a_node_that_is_none(api: Api) -> None:
+    answer = api.call("DELETE", f"/nodes/{ID}", OPERATOR_TOKEN)
+    assert (answer.status_code, problem(answer)) == (404, "not-found")
+
+
+def test_a_long_poll_for_a_free_slot_wakes_at_a_deposit(api: Api) -> None:
+    found: list[Any] = []
+
+    def wait() -> None:
+        found.append(api.call("GET", "/batches?wait=20&accepting=1", api.token).json())
+
+    thread = Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    started = time.perf_counter()
+    batch = api.deposit()
+    thread.join(10)
+    assert time.perf_counter() - started < 5
+    assert found == [{"batches": [{"batch_id": batch.batch_id, "free_slots": 4}]}]
+
+
+def test_a_long_poll_for_the_seal_wakes_when_full(api: Api) -> None:
+    batch = api.deposit()
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(api.status(batch, wait=20, state="sealed")))
+    thread.start()
+    time.sleep(0.2)
+    api.fill(batch)
+    thread.join(10)
+    assert found[0]["state"] == "sealed"
+
+
+def test_health_identity_and_openapi(api: Api) -> None:
+    assert api.client.get("/livez").json() == {"status": "ok"}
+    assert api.client.get("/readyz").json() == {"status": "ok"}
+    assert api.call("GET", "/identity", None).json() == {
+        "shuffler_id": "shuffler-1",
+        "public_key": public(SHUFFLER_KEY).hex(),
+    }
+    assert "/v1/batches/{batch_id}/reports" in api.client.get("/openapi.json").json()["paths"]
+
+
+def test_not_ready_without_its_secrets(api: Api) -> None:
+    (api.directory / "data" / "secrets").rmdir()
+    answer = api.client.get("/readyz")
+    assert (answer.status_code, problem(answer)) == (503, "unavailable")
+
+
+def test_an_address_that_is_none(api: Api) -> None:
+    missing, wrong = api.call("GET", "/nothing", None), api.call("PATCH", "/nodes", None)
+    assert (missing.status_code, problem(missing)) == (404, "not-found")
+    assert (wrong.status_code, problem(wrong)) == (405, "method-not-allowed")
+
+
+def test_messages_carry_their_digest(api: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    answer = api.messages(batch)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert len(answer.headers[DIGEST_HEADER]) == 64

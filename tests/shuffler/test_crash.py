@@ -1,0 +1,177 @@
+"""A process that dies between two steps: the next one on the same directory completes the work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+
+from common.errors import LocalError
+from shuffler import store
+from shuffler.core import Shuffler, preflight
+from shuffler.vault import Vault
+from tests.shuffler.conftest import Api
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, descriptor_bytes, settings, user
+
+
+def count(api: Api, table: str) -> int:
+    engine = create_engine(f"sqlite:///{api.directory / 'data' / 'shuffler.sqlite'}")
+    with engine.connect() as connection:
+        found = connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608
+    engine.dispose()
+    return int(found)
+
+
+def secrets(api: Api) -> list[Path]:
+    return list((api.directory / "data" / "secrets").iterdir())
+
+
+def dies(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("killed here")
+
+
+def before_destroying(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Vault, "destroy", dies)
+
+
+def after_destroying(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store, "delete_reports", dies)
+
+
+def after_deleting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store, "mark_clean", dies)
+
+
+@pytest.mark.parametrize("point", [before_destroying, after_destroying, after_deleting])
+def test_between_acknowledgement_and_erasure(
+    api: Api, point: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    digest = api.messages(batch).headers["Riffle-Messages-Digest"]
+    with pytest.MonkeyPatch.context() as patch:
+        point(patch)
+        assert api.acknowledge(batch, digest).status_code == 500
+    api.restart()
+    assert api.status(batch)["state"] == "erased"
+    assert (secrets(api), count(api, "reports")) == ([], 0)
+    assert api.acknowledge(batch, digest).json()["state"] == "erased"
+
+
+@pytest.mark.parametrize("point", [before_destroying, after_destroying, after_deleting])
+def test_while_an_expired_batch_is_abandoned(
+    api: Api, point: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    api.outcomes(batch, [(lease.lease, batch.report())])
+    api.clock.now = NOW + 3_600
+    with pytest.MonkeyPatch.context() as patch:
+        point(patch)
+        path = f"/batches/{batch.batch_id}/status"
+        assert api.call("GET", path, COORDINATOR_TOKEN).status_code == 500
+    api.restart()
+    assert api.status(batch)["state"] == "abandoned"
+    assert (secrets(api), count(api, "reports"), count(api, "leases")) == ([], 0, 1)
+
+
+def test_expiry_is_found_at_start(api: Api) -> None:
+    batch = api.deposit()
+    api.clock.now = NOW + 3_600
+    api.restart()
+    assert secrets(api) == []
+    assert api.status(batch)["state"] == "abandoned"
+
+
+def test_a_secret_written_but_its_deposit_not_committed(api: Api) -> None:
+    """The key of a deposit that was never answered is replaced by the one that is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "insert_batch", dies)
+        assert api.put(descriptor_bytes()).status_code == 500
+    orphan = secrets(api)[0].read_bytes()
+    api.restart()
+    batch = api.deposit()
+    assert secrets(api)[0].read_bytes() != orphan
+    assert api.fill(batch)
+
+
+def test_a_hand_over_whose_answer_was_lost(api: Api) -> None:
+    """Sealed, forwarded, killed: the next process hands over the same bytes."""
+    batch = api.deposit()
+    sent = api.fill(batch)
+    api.restart()
+    first = api.messages(batch).content
+    api.restart()
+    assert api.messages(batch).content == first
+    assert sorted(batch.rows(first)) == sorted(sent)
+
+
+def test_bytes_that_would_differ_are_not_handed_over(api: Api) -> None:
+    """Two permutations of the same reports could be compared; so a changed secret ends it."""
+    batch = api.deposit()
+    api.fill(batch)
+    api.messages(batch)
+    api.restart()
+    path = secrets(api)[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # in the permutation's key
+    path.write_bytes(data)
+    answer = api.messages(batch)
+    assert (answer.status_code, answer.json()["detail"]) == (
+        500,
+        "the store or the secret changed; nothing is handed over",
+    )
+
+
+def test_a_lost_secret_is_told_at_start(api: Api) -> None:
+    batch = api.deposit()
+    secrets(api)[0].unlink()
+    with pytest.raises(LocalError, match=f"secret of batch {batch.batch_id} is missing"):
+        preflight(settings(api.directory))
+    with pytest.raises(LocalError, match="is missing"):
+        api.restart()
+
+
+def test_no_leftover_of_an_erased_batch_opens(api: Api) -> None:
+    """What the database still holds after erasure does not include the batch's keys."""
+    batch = api.deposit()
+    secret = secrets(api)[0].read_bytes()
+    api.fill(batch)
+    api.finish(batch)
+    for path in (api.directory / "data").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert secret[16:48] not in data
+            assert secret[48:] not in data
+
+
+def test_a_user_marked_by_a_batch_is_marked_whatever_follows(api: Api) -> None:
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    assert api.outcomes(batch, [(lease.lease, batch.report())]) == ["accepted"]
+    api.restart()
+    assert api.status(batch)["reports"] == 1
+    answer = api.lease(batch, [user(0)]).json()
+    assert answer["refused"] == [{"user": user(0), "problem": "already-reported"}]
+
+
+def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
+    """Uploads until the store is full; after a restart with room again, none of them is lost."""
+    batch = api.deposit(n=40)
+    leases = api.leases(batch, [user(i) for i in range(40)])
+    frames = [(lease.lease, batch.report()) for lease in leases]
+    core: Shuffler = api.client.app.state.shuffler  # type: ignore[attr-defined]
+
+    def no_more_room(connection: Connection) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 4}")
+
+    core._committer.submit(no_more_room).result(10)
+    answers = [api.upload(batch, [frame]) for frame in frames]
+    stored = [answer.status_code == 200 for answer in answers]
+    assert any(stored)
+    assert {answer.status_code for answer in answers} == {200, 503}
+    api.restart()
+    expected = ["replayed" if was else "accepted" for was in stored]
+    assert api.outcomes(batch, frames) == expected

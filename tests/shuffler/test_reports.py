@@ -1,0 +1,279 @@
+"""Slots and reports: exactly once, over batches; every refusal counted by its reason."""
+
+import pytest
+
+from common import hpke
+from common.wire import Lease
+from tests.shuffler.conftest import Api, problem
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, user
+
+
+def held(api: Api, batch: Batch, number: int = 0) -> Lease:
+    return api.leases(batch, [user(number)])[0]
+
+
+def refusals(api: Api, batch: Batch, users: list[str], token: str | None = None) -> list[str]:
+    answer = api.lease(batch, users, token).json()
+    assert not answer["leases"], answer
+    return [refusal["problem"] for refusal in answer["refused"]]
+
+
+# Slots
+
+
+def test_lowest_slots_first_and_the_same_lease_again(api: Api) -> None:
+    batch = api.deposit()
+    first = api.leases(batch, [user(0), user(1)])
+    again = api.leases(batch, [user(1), user(2)])
+    assert [lease.slot for lease in first] == [0, 1]
+    assert [lease.slot for lease in again] == [1, 2]
+    assert again[0] == first[1]
+    assert first[0].expires_at == NOW + 60
+    assert api.status(batch)["episodes"] == 3
+
+
+def test_a_user_asked_for_twice_in_one_request_gets_one_slot(api: Api) -> None:
+    assert len(api.leases(api.deposit(), [user(0), user(0)])) == 1
+
+
+def test_a_full_batch(api: Api) -> None:
+    batch = api.deposit(n=4)
+    api.leases(batch, [user(i) for i in range(4)])
+    assert refusals(api, batch, [user(4)]) == ["batch-full"]
+    assert api.call("GET", "/batches?accepting=1", api.token).json() == {"batches": []}
+    everything = api.call("GET", "/batches", api.token).json()["batches"]
+    assert everything == [{"batch_id": batch.batch_id, "free_slots": 0}]
+
+
+def test_expired_leases_are_given_out_again_lowest_first(api: Api) -> None:
+    batch = api.deposit(n=4)
+    leases = api.leases(batch, [user(i) for i in range(4)])
+    api.outcomes(batch, [(leases[1].lease, batch.report())])
+    api.clock.now += 60
+    free = api.call("GET", "/batches?accepting=1", api.token).json()["batches"]
+    assert free == [{"batch_id": batch.batch_id, "free_slots": 3}]
+    fresh = api.leases(batch, [user(10), user(0)])
+    assert [lease.slot for lease in fresh] == [0, 2]
+    assert fresh[1].lease != leases[0].lease
+    status = api.status(batch)
+    assert (status["leased"], status["episodes"]) == (2, 6)
+
+
+def test_a_lease_never_outlives_its_batch(api: Api) -> None:
+    assert held(api, api.deposit(expires_at=NOW + 5)).expires_at == NOW + 5
+
+
+def test_a_user_with_a_live_lease_elsewhere_gets_no_second_one(api: Api) -> None:
+    first, second = api.deposit(), api.deposit(deployment=1)
+    held(api, first)
+    assert refusals(api, second, [user(0)]) == ["wrong-state"]
+    api.clock.now += 60
+    assert held(api, second).slot == 0
+
+
+def test_a_node_serves_no_more_users_than_enrolled_for(api: Api) -> None:
+    batch = api.deposit()
+    _, token = api.enrol(2)
+    answer = api.lease(batch, [user(i) for i in range(3)], token).json()
+    assert len(answer["leases"]) == 2
+    assert answer["refused"] == [{"user": user(2), "problem": "quota-exceeded"}]
+    api.clock.now += 60
+    assert len(api.leases(batch, [user(0), user(1)], token)) == 2  # counted once, not twice
+
+
+def test_a_user_belongs_to_one_node(api: Api) -> None:
+    batch = api.deposit()
+    lease = held(api, batch)
+    _, other = api.enrol(10)
+    assert refusals(api, batch, [user(0)], other) == ["forbidden"]
+    assert api.outcomes(batch, [(lease.lease, batch.report())], other) == ["unknown-lease"]
+    assert api.status(batch)["reports"] == 0
+
+
+# Reports
+
+
+def test_a_replayed_report_is_stored_once(api: Api) -> None:
+    batch = api.deposit()
+    frame = (held(api, batch).lease, batch.report())
+    assert api.outcomes(batch, [frame, frame]) == ["accepted", "replayed"]
+    api.restart()
+    assert api.outcomes(batch, [frame]) == ["replayed"]
+    status = api.status(batch)
+    assert (status["reports"], status["dropped"]) == (1, {})
+
+
+def test_a_replay_is_known_for_what_it_is_after_the_batch_is_over(api: Api) -> None:
+    batch = api.deposit()
+    frame = (held(api, batch).lease, batch.report())
+    api.outcomes(batch, [frame])
+    rest = api.leases(batch, [user(i) for i in range(1, 4)])
+    api.outcomes(batch, [(lease.lease, batch.report()) for lease in rest])
+    api.finish(batch)
+    assert api.outcomes(batch, [frame]) == ["replayed"]
+
+
+def test_a_second_report_of_a_user_is_refused(api: Api) -> None:
+    batch = api.deposit()
+    lease = held(api, batch).lease
+    frames = [(lease, batch.report()), (lease, batch.report())]
+    assert api.outcomes(batch, frames) == ["accepted", "already-reported"]
+    assert refusals(api, batch, [user(0)]) == ["already-reported"]
+    assert api.status(batch)["dropped"] == {"already-reported": 1}
+
+
+def test_a_user_reports_once_over_batches_runs_and_restarts(api: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    api.finish(batch)
+    api.restart()
+    other = api.deposit(deployment=5)
+    assert refusals(api, other, [user(0), user(3)]) == ["already-reported"] * 2
+
+
+def test_an_old_lease_does_not_help_a_user_who_reported_elsewhere(api: Api) -> None:
+    """Its lease here expired, it reported there; coming back here must not count it twice."""
+    first, second = api.deposit(), api.deposit(deployment=1)
+    old = held(api, first)
+    api.clock.now += 60
+    api.outcomes(second, [(held(api, second).lease, second.report())])
+    api.clock.now -= 60  # a clock that jumps back makes the old lease look alive
+    assert api.outcomes(first, [(old.lease, first.report())]) == ["already-reported"]
+
+
+def test_a_report_that_does_not_open(api: Api) -> None:
+    batch, other = api.deposit(), api.deposit(deployment=1)
+    lease = held(api, batch).lease
+    stranger = hpke.KeyPair.generate()
+    good = batch.report()
+    tampered = good[:40] + bytes([good[40] ^ 1]) + good[41:]
+    frames = [
+        (lease, batch.report(key=stranger.public)),
+        (lease, other.report()),
+        (lease, tampered),
+        (lease, bytes(len(good))),
+        (lease, good),
+    ]
+    assert api.outcomes(batch, frames) == ["wrong-key"] * 4 + ["accepted"]
+    assert api.status(batch)["dropped"] == {"wrong-key": 4}
+
+
+def test_late_reports(api: Api) -> None:
+    batch = api.deposit()
+    early, taken = api.leases(batch, [user(0), user(1)])
+    api.clock.now += 60
+    held(api, batch, 7)
+    frames = [(early.lease, batch.report()), (taken.lease, batch.report())]
+    assert api.outcomes(batch, frames) == ["late", "late"]
+    assert api.status(batch)["dropped"] == {"late": 2}
+
+
+def test_unknown_leases(api: Api) -> None:
+    batch, other = api.deposit(), api.deposit(deployment=1)
+    elsewhere = held(api, other).lease
+    frames = [("00" * 16, batch.report()), (elsewhere, batch.report())]
+    assert api.outcomes(batch, frames) == ["unknown-lease", "unknown-lease"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, -1, 1_000])
+def test_a_body_that_is_not_whole_frames(api: Api, size: int) -> None:
+    batch = api.deposit()
+    frame = bytes.fromhex(held(api, batch).lease) + batch.report()
+    body = (frame * 2)[: len(frame) + size] if size else b""
+    path = f"/batches/{batch.batch_id}/reports"
+    answer = api.call("POST", path, api.token, content=body)
+    assert (answer.status_code, problem(answer)) == (422, "wrong-size")
+    status = api.status(batch)
+    assert (status["reports"], status["dropped"]) == (0, {"wrong-size": 1})
+
+
+def test_a_sealed_batch_takes_nothing_more(api: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    assert refusals(api, batch, [user(0), user(50)]) == ["already-reported", "batch-full"]
+    status = api.status(batch)
+    assert (status["state"], status["reports"], status["leased"]) == ("sealed", 4, 0)
+
+
+# Hand-over and end
+
+
+def test_nothing_is_handed_over_before_the_batch_is_full(api: Api) -> None:
+    batch = api.deposit()
+    leases = api.leases(batch, [user(i) for i in range(3)])
+    api.outcomes(batch, [(lease.lease, batch.report()) for lease in leases])
+    answer = api.messages(batch)
+    assert (answer.status_code, problem(answer)) == (409, "batch-not-ready")
+    answer = api.acknowledge(batch, "00" * 32)
+    assert (answer.status_code, problem(answer)) == (409, "batch-not-ready")
+
+
+def test_the_same_bytes_until_acknowledged_then_none(api: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    first, second = api.messages(batch), api.messages(batch)
+    api.restart()
+    third = api.messages(batch)
+    assert first.content == second.content == third.content
+    digest = first.headers["Riffle-Messages-Digest"]
+    wrong = api.acknowledge(batch, "00" * 32)
+    assert (wrong.status_code, problem(wrong)) == (409, "wrong-state")
+    assert api.status(batch)["state"] == "forwarded"
+    for _ in range(2):
+        assert api.acknowledge(batch, digest).json()["state"] == "erased"
+    assert problem(api.acknowledge(batch, "00" * 32)) == "wrong-state"
+    gone = api.messages(batch)
+    assert (gone.status_code, problem(gone)) == (410, "late")
+
+
+def test_equal_reports_of_two_batches_are_permuted_differently(api: Api) -> None:
+    orders = []
+    for deployment in range(2):
+        batch = api.deposit(deployment=deployment)
+        sent = api.fill(batch, first_user=10 * deployment)
+        position = {row: index for index, row in enumerate(sent)}
+        orders.append([position[row] for row in api.finish(batch)])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
+    assert orders[0] != orders[1]
+
+
+def test_a_batch_that_expires_short_is_abandoned_and_its_users_stay_marked(api: Api) -> None:
+    batch = api.deposit()
+    leases = api.leases(batch, [user(i) for i in range(3)])
+    frames = [(lease.lease, batch.report()) for lease in leases]
+    assert api.outcomes(batch, frames[:2]) == ["accepted"] * 2
+    api.clock.now = NOW + 3_600
+    assert api.outcomes(batch, frames[1:]) == ["replayed", "late"]
+    assert refusals(api, batch, [user(9)]) == ["late"]
+    assert api.status(batch)["state"] == "abandoned"
+    assert not any((api.directory / "data" / "secrets").iterdir())
+    answer = api.messages(batch)
+    assert (answer.status_code, problem(answer)) == (410, "late")
+    other = api.deposit(deployment=1, expires_at=NOW + 9_000)
+    assert refusals(api, other, [user(0), user(1)]) == ["already-reported"] * 2
+    assert held(api, other, 2).slot == 0  # it had not reported
+
+
+def test_abandoning(api: Api) -> None:
+    batch, other = api.deposit(), api.deposit(deployment=1)
+    api.fill(batch)
+    path = f"/batches/{batch.batch_id}/abandon"
+    for _ in range(2):
+        assert api.call("POST", path, COORDINATOR_TOKEN).json()["state"] == "abandoned"
+    api.fill(other, first_user=10)
+    api.messages(other)
+    refused = api.call("POST", f"/batches/{other.batch_id}/abandon", COORDINATOR_TOKEN)
+    assert (refused.status_code, problem(refused)) == (409, "wrong-state")
+    assert api.finish(other)
+
+
+def test_frames_are_conserved(api: Api) -> None:
+    """Every frame is accepted, replayed or dropped for a reason that is counted."""
+    batch = api.deposit()
+    lease = held(api, batch).lease
+    good = (lease, batch.report())
+    frames = [good, good, (lease, batch.report()), ("11" * 16, batch.report())]
+    outcomes = api.outcomes(batch, frames)
+    status = api.status(batch)
+    dropped = sum(status["dropped"].values())
+    assert status["reports"] + outcomes.count("replayed") + dropped == len(frames)

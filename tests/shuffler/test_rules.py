@@ -1,0 +1,177 @@
+"""The pure rules: deposits by vectors, leases and frames by table and property."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.descriptor import sign_deposit
+from common.errors import RemoteError
+from common.noise import Guarantee
+from shuffler.rules import (
+    Demands,
+    Frame,
+    LeaseView,
+    UserView,
+    accept_deposit,
+    closed_problem,
+    decide_lease,
+    judge_frame,
+    lowest_free,
+)
+from tests.shuffler.world import (
+    BETA,
+    COORDINATOR_KEY,
+    EPSILON,
+    NOW,
+    descriptor_bytes,
+    public,
+    signature,
+)
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "deposits.json").read_text())["vectors"]
+DEMANDS = Demands(
+    shuffler_id="shuffler-1",
+    coordinator_key=public(COORDINATOR_KEY),
+    guarantee=Guarantee(EPSILON, BETA, 0.0),
+    smallest_n=2,
+    test_entry=False,
+)
+
+
+def demands(owner: dict[str, Any]) -> Demands:
+    wanted = replace(
+        DEMANDS.guarantee, **{k: v for k, v in owner.items() if k in ("epsilon", "beta")}
+    )
+    if "dishonest_fraction" in owner:
+        wanted = replace(wanted, dishonest_fraction=owner["dishonest_fraction"])
+    rest = {k: v for k, v in owner.items() if k in ("smallest_n", "test_entry")}
+    return replace(DEMANDS, guarantee=wanted, **rest)
+
+
+def signed(data: bytes, how: str) -> str | None:
+    good = signature(data)
+    return {
+        "right": good,
+        "none": None,
+        "empty": "",
+        "text": "signature",
+        "flipped": f"{int(good[0], 16) ^ 1:x}" + good[1:],
+        "stranger": sign_deposit(bytes(32), data),
+        "other bytes": signature(data + b" "),
+        "short": good[:-2],
+    }[how]
+
+
+def tuples(value: Any) -> Any:
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_deposit(vector: dict[str, Any]) -> None:
+    changes = {name: tuples(value) for name, value in vector.get("descriptor", {}).items()}
+    data = descriptor_bytes(vector.get("n", 4), **changes)
+    if "raw" in vector:
+        data = json.dumps(json.loads(data) | vector["raw"]).encode()
+    path = vector.get("path", json.loads(data)["batch_id"])
+    name = signed(data, vector.get("signature", "right"))
+    owner = demands(vector.get("owner", {}))
+    if vector["expect"] is None:
+        context = accept_deposit(data, name, path, owner, NOW)
+        assert context.descriptor.batch_id == path
+        return
+    with pytest.raises(RemoteError) as caught:
+        accept_deposit(data, name, path, owner, NOW)
+    assert caught.value.slug == vector["expect"]
+
+
+def test_a_third_of_the_vectors_must_fail() -> None:
+    negative = [vector for vector in VECTORS if vector["expect"] is not None]
+    assert 3 * len(negative) >= len(VECTORS)
+
+
+HELD = LeaseView("aa", "u", 3, NOW + 10, None)
+USER = UserView("u", owner=None, reported=False, here=None, elsewhere=False)
+OWN = replace(USER, owner="me")
+
+
+@pytest.mark.parametrize(
+    ("view", "closed", "quota", "free", "decision"),
+    [
+        (USER, None, 1, 1, "grant"),
+        (OWN, None, 0, 1, "grant"),
+        (replace(OWN, here=HELD), None, 0, 0, "keep"),
+        (replace(OWN, here=replace(HELD, expires_at=NOW)), None, 0, 1, "grant"),
+        (replace(OWN, here=replace(HELD, slot=None)), None, 0, 1, "grant"),
+        (USER, None, 0, 1, "quota-exceeded"),
+        (USER, None, 1, 0, "batch-full"),
+        (USER, "late", 1, 1, "late"),
+        (USER, "batch-full", 1, 1, "batch-full"),
+        (replace(OWN, here=HELD), "late", 1, 1, "late"),
+        (replace(USER, owner="other"), None, 1, 1, "forbidden"),
+        (replace(USER, owner="other", reported=True), None, 1, 1, "forbidden"),
+        (replace(OWN, reported=True), None, 1, 1, "already-reported"),
+        (replace(OWN, reported=True), "batch-full", 1, 1, "already-reported"),
+        (replace(OWN, elsewhere=True), None, 1, 1, "wrong-state"),
+    ],
+)
+def test_lease(view: UserView, closed: Any, quota: int, free: int, decision: str) -> None:
+    assert decide_lease(view, "me", closed, NOW, quota_left=quota, free_slots=free) == decision
+
+
+FRAME = Frame("aa", "f0", opens=True, sealed=b"")
+
+
+@pytest.mark.parametrize(
+    ("frame", "lease", "reported", "accepting", "outcome"),
+    [
+        (FRAME, HELD, False, True, "accepted"),
+        (FRAME, None, False, True, "unknown-lease"),
+        (FRAME, None, False, False, "late"),
+        (FRAME, replace(HELD, report_sha256="f0"), True, True, "replayed"),
+        (FRAME, replace(HELD, report_sha256="f0"), True, False, "replayed"),
+        (FRAME, replace(HELD, report_sha256="f1"), True, True, "already-reported"),
+        (FRAME, HELD, True, True, "already-reported"),
+        (FRAME, HELD, False, False, "late"),
+        (FRAME, replace(HELD, expires_at=NOW), False, True, "late"),
+        (FRAME, replace(HELD, slot=None), False, True, "late"),
+        (replace(FRAME, opens=False), HELD, False, True, "wrong-key"),
+        (replace(FRAME, opens=False), HELD, False, False, "late"),
+        (replace(FRAME, opens=False), None, False, True, "unknown-lease"),
+    ],
+)
+def test_frame(
+    frame: Frame, lease: LeaseView | None, reported: bool, accepting: bool, outcome: str
+) -> None:
+    assert judge_frame(frame, lease, reported=reported, accepting=accepting, now=NOW) == outcome
+
+
+@pytest.mark.parametrize(
+    ("state", "expires_at", "problem"),
+    [
+        ("open", NOW + 1, None),
+        ("open", NOW, "late"),
+        ("abandoned", NOW + 1, "late"),
+        ("sealed", NOW + 1, "batch-full"),
+        ("sealed", NOW - 1, "batch-full"),
+        ("erased", NOW + 1, "batch-full"),
+    ],
+)
+def test_closed(state: Any, expires_at: int, problem: str | None) -> None:
+    assert closed_problem(state, expires_at, NOW) == problem
+
+
+@given(st.sets(st.integers(0, 30)), st.integers(0, 40), st.integers(0, 50), st.data())
+def test_lowest_free_slots(
+    taken_or_returned: set[int], n: int, count: int, data: st.DataObject
+) -> None:
+    """Against the definition: the lowest slots that are neither held nor beyond n."""
+    used = sorted(slot for slot in taken_or_returned if slot < n)
+    next_slot = max(used, default=-1) + 1
+    returned = [s for s in range(next_slot) if s not in used or data.draw(st.booleans())]
+    free = sorted(set(returned) | set(range(next_slot, n)))
+    assert lowest_free(returned, next_slot, n, count) == free[:count]

@@ -1,0 +1,97 @@
+"""Settings: from the environment, with an explanation for each thing that is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import LocalError
+from common.service import hash_token
+from shuffler.core import preflight
+from shuffler.main import run
+from shuffler.settings import PREFIX, Settings
+from tests.shuffler.world import COORDINATOR_KEY, SHUFFLER_KEY, public, settings
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    files = {
+        "SIGNING_KEY_FILE": SHUFFLER_KEY.hex(),
+        "COORDINATOR_KEY_FILE": public(COORDINATOR_KEY).hex() + "\n",
+        "COORDINATOR_TOKEN_HASH_FILE": hash_token("c"),
+        "OPERATOR_TOKEN_HASH_FILE": hash_token("o"),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+        monkeypatch.setenv(PREFIX + name, str(tmp_path / name))
+    monkeypatch.setenv(PREFIX + "DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv(PREFIX + "SHUFFLER_ID", "shuffler-1")
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("environment")
+def test_everything_from_files() -> None:
+    found = Settings.load()
+    assert found.demands().coordinator_key == public(COORDINATOR_KEY)
+    assert found.signing_key() == SHUFFLER_KEY
+    assert found.public_key() == public(SHUFFLER_KEY)
+    assert found.coordinator_hash() == hash_token("c")
+    assert found.operator_hash() == hash_token("o")
+    assert found.tls() is None
+    preflight(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("PORT", "http", "port"),
+        ("PORT", "0", "port"),
+        ("SHUFFLER_ID", "a name with spaces", "shuffler_id"),
+        ("MAX_EPSILON", "0", "max_epsilon"),
+        ("MIN_DISHONEST_FRACTION", "1", "min_dishonest_fraction"),
+        ("SMALLEST_N", "1", "smallest_n"),
+        ("LEASE_SECONDS", "-1", "lease_seconds"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    environment: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    environment.setenv(PREFIX + name, value)
+    with pytest.raises(LocalError, match=told):
+        Settings.load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"coordinator_key": None}, "set RIFFLE_SHUFFLER_COORDINATOR_KEY"),
+        ({"coordinator_key": "abcd"}, "coordinator_key must be 32 bytes"),
+        ({"coordinator_key": "no hex"}, "coordinator_key must be 32 bytes"),
+        ({"operator_token_hash": None}, "set RIFFLE_SHUFFLER_OPERATOR_TOKEN_HASH"),
+        ({"coordinator_token_hash": "00"}, "coordinator_token_hash must be 32 bytes"),
+        ({"signing_key_file": Path("nowhere")}, "signing_key: cannot read nowhere"),
+        ({"host": "0.0.0.0"}, "TLS is mandatory off loopback"),  # noqa: S104
+        ({"host": "shuffler.example"}, "TLS is mandatory off loopback"),
+        ({"tls_cert_file": Path("cert.pem")}, "set both"),
+        ({"host": "0.0.0.0", "test_entry": True}, "needs a loopback HOST"),  # noqa: S104
+    ],
+)
+def test_what_stops_the_start_is_told_before(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    wrong = settings(tmp_path, **changes)
+    with pytest.raises(LocalError, match=told):
+        run(wrong)
+
+
+def test_tls_files_are_handed_on(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    tls = settings(tmp_path, tls_cert_file=cert, tls_key_file=key).tls()
+    assert tls is not None
+    assert (tls.certificate, tls.key) == (cert, key)
+
+
+def test_another_store_by_url(tmp_path: Path) -> None:
+    assert settings(tmp_path).url.startswith("sqlite:///")
+    url = "postgresql+psycopg://riffle@db/riffle"
+    assert settings(tmp_path, store_url=url).url == url

@@ -1,0 +1,100 @@
+"""Long polls, budgets and shared answers."""
+
+import asyncio
+import time
+
+import pytest
+
+from common.errors import LocalError
+from shuffler.waiting import Budget, Changes, Shared
+
+
+def test_a_budget_is_given_back() -> None:
+    budget = Budget(10, "things")
+    with budget.hold(10), pytest.raises(LocalError) as caught, budget.hold(1):
+        pass
+    assert (caught.value.slug, caught.value.retry_after) == ("too-many-requests", 1)
+    with budget.hold(10):
+        pass
+
+
+def test_a_poll_ends_when_something_changes() -> None:
+    async def scenario() -> float:
+        changes, values = Changes(), iter([0, 1])
+
+        async def look() -> int:
+            return next(values)
+
+        poll = asyncio.create_task(changes.poll(30, look, lambda value: value == 1))
+        await asyncio.sleep(0.01)
+        started = time.perf_counter()
+        changes.notify()
+        assert await poll == 1
+        return time.perf_counter() - started
+
+    assert asyncio.run(scenario()) < 0.5
+
+
+def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
+    async def scenario() -> float:
+        changes, seen = Changes(), 0
+
+        async def look() -> int:
+            nonlocal seen
+            seen += 1
+            if seen == 1:
+                changes.notify()
+            return seen
+
+        started = time.perf_counter()
+        await changes.poll(30, look, lambda value: value == 2)
+        return time.perf_counter() - started
+
+    assert asyncio.run(scenario()) < 0.5
+
+
+def test_a_poll_ends_in_time() -> None:
+    async def scenario() -> float:
+        async def look() -> int:
+            return 0
+
+        started = time.perf_counter()
+        assert await Changes().poll(0.2, look, bool) == 0
+        return time.perf_counter() - started
+
+    assert 0.15 < asyncio.run(scenario()) < 1.0
+
+
+def test_too_many_polls_are_refused() -> None:
+    async def scenario() -> None:
+        changes = Changes(max_waiting=1)
+
+        async def look() -> int:
+            return 0
+
+        poll = asyncio.create_task(changes.poll(0.2, look, bool))
+        await asyncio.sleep(0.01)
+        with pytest.raises(LocalError) as caught:
+            await changes.poll(0.2, look, bool)
+        assert caught.value.slug == "too-many-requests"
+        await poll
+
+    asyncio.run(scenario())
+
+
+def test_one_answer_for_many_until_its_key_changes() -> None:
+    async def scenario() -> list[int]:
+        reads, key = 0, 0
+
+        async def read() -> int:
+            nonlocal reads
+            reads += 1
+            await asyncio.sleep(0)
+            return reads
+
+        shared = Shared(read, lambda: key)
+        first = await asyncio.gather(*(shared.get() for _ in range(10)))
+        key = 1
+        return [*first, await shared.get()]
+
+    assert asyncio.run(scenario()) == [1] * 10 + [2]
