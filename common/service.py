@@ -1,13 +1,10 @@
 """What every service does the same way: problem documents, bounded bodies, tokens, serving."""
 
-import hashlib
 import hmac
-import ipaddress
 import logging
 import signal
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -15,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from common.endpoint import Tls, hash_token, is_loopback
 from common.errors import MEDIA_TYPE, LocalError, RemoteError, RiffleError
 
 MAX_JSON_BYTES = 1 << 20
@@ -76,19 +74,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def hash_token(token: str) -> str:
-    """SHA-256 of a token, hex: what a store keeps. Tokens have 256 random bits: no salt needed."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def bearer(request: Request) -> str:
     """The request's bearer token.
 
@@ -109,12 +94,16 @@ def require_token(request: Request, *token_hashes: str) -> None:
         raise RemoteError("unauthorized", "this token is not valid here")
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files of a server's certificate chain and private key."""
+class _Server(uvicorn.Server):
+    """Says that it stops before it waits for answers that are still to be given."""
 
-    certificate: Path
-    key: Path
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -123,23 +112,38 @@ def serve(
     port: int,
     *,
     tls: Tls | None = None,
-    on_start: Callable[[], None] | None = None,
+    on_start: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Run an app under uvicorn until SIGTERM or SIGINT, also as PID 1; drain before leaving.
 
+    ``on_start`` is called once the port is ours. ``on_stop`` is called in the event loop when the
+    drain begins: it must end what would wait for news (long polls, streams); the rest gets
+    GRACE_SECONDS to finish.
+
     Raises:
         LocalError: ``unavailable``, when the port is in use; ``invalid-spec``, when the address is
-            not loopback and there is no TLS.
+            not loopback and there is no TLS, or its files cannot be used.
     """
     if tls is None and not is_loopback(host):
         raise LocalError(
             "invalid-spec",
             f"TLS is mandatory off loopback: give a certificate and key to listen on {host}",
         )
+    config = _config(app, tls)
+    with _listen(host, port, config.backlog) as listener:
+        server = _Server(config, on_stop)
+        # uvicorn drains on both signals and then raises them again; the drain is all we want. One
+        # that comes before uvicorn listens to them is not lost either.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.handle_exit)
+        on_start()
+        server.run(sockets=[listener])
+
+
+def _config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,  # an access log would tell who sent when
         timeout_graceful_shutdown=GRACE_SECONDS,
@@ -148,15 +152,24 @@ def serve(
         ssl_keyfile=None if tls is None else tls.key,
     )
     try:
-        listener = config.bind_socket()
-    except (OSError, SystemExit) as error:
+        config.load()
+    except OSError as error:  # of reading the TLS files; SSLError is one
+        raise LocalError("invalid-spec", f"cannot use the files of {tls}: {error}") from error
+    return config
+
+
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
+    """A listening socket. Listening at once makes a second one fail here and nowhere later."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
         raise LocalError(
             "unavailable",
-            f"cannot listen on {host}:{port}; choose another port or stop what uses it",
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another port or stop what "
+            "uses it",
         ) from error
-    if on_start is not None:
-        on_start()
-    # uvicorn drains on both signals and then raises them again; the drain is all we want.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    return listener

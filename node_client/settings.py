@@ -1,15 +1,14 @@
 """A node process's configuration, from ``RIFFLE_NODE_...`` variables. Checked whole at start."""
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.descriptor import Document, Hex16, Hex32, Name, first_fault
+from common.endpoint import check_url, is_local_url
 from common.errors import LocalError
 from common.noise import Guarantee
 from common.wire import MAX_USERS_A_LEASE
@@ -66,11 +65,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        url = urlsplit(self.shuffler_url)
-        if url.scheme not in {"http", "https"} or not url.hostname:
-            raise ValueError("shuffler_url must be http://host:port or https://host:port")
-        if url.scheme == "http" and not self.loopback:
-            raise ValueError("shuffler_url must be https: TLS is mandatory off loopback")
+        check_url("shuffler_url", self.shuffler_url)
         if self.test_entry and not self.loopback:
             raise ValueError("test_entry needs a shuffler on loopback")
         for name in ("shuffler_key", "coordinator_key"):
@@ -93,7 +88,7 @@ class Settings(BaseSettings):
     @property
     def loopback(self) -> bool:
         """Whether the shuffler is on this machine."""
-        return is_loopback(urlsplit(self.shuffler_url).hostname or "")
+        return is_local_url(self.shuffler_url)
 
     def make_environment(self) -> Environment:
         """The environment.
@@ -144,14 +139,6 @@ class Settings(BaseSettings):
 
 _CREDENTIALS = TypeAdapter(list[Credential])
 _KEY = TypeAdapter(Hex32)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _key(text: str | None, file: Path | None) -> bytes:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import httpx
 from pydantic import ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
+from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, slug_of
 from common.wire import OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
 
@@ -172,9 +172,8 @@ class ShufflerApi:
 
 def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
     """A client for one shuffler: few connections (its pool slows down with many), no proxies."""
-    verify = True if ca_file is None else _tls(ca_file)
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-    return httpx.AsyncClient(base_url=url, verify=verify, limits=limits, trust_env=False)
+    return httpx.AsyncClient(base_url=url, verify=trusted(ca_file), limits=limits, trust_env=False)
 
 
 def one_line(text: str) -> str:
@@ -228,10 +227,3 @@ def _slug(body: bytes) -> tuple[str, str]:
     if not isinstance(document, dict):
         return "internal", "no problem document"
     return slug_of(document), one_line(str(document.get("detail", "")))
-
-
-def _tls(ca_file: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise LocalError("unavailable", f"cannot use CA file {ca_file}: {error}") from error

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -105,6 +105,11 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     install_problem_handlers(app, LOG)
     app.include_router(router)
     return app
+
+
+def release_polls(app: FastAPI) -> None:
+    """Answer all long polls with what there is: the service is about to stop."""
+    cast("Shuffler", app.state.shuffler).changes.close()
 
 
 @router.put("/v1/batches/{batch_id}", dependencies=[Coordinator], status_code=201)

@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
+from common.database import writer
 from common.errors import LocalError
-from shuffler.schema import WRITE, not_usable
+from shuffler.schema import not_usable
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Committer:
     """The writing thread. ``submit`` from any thread; ``close`` finishes what waits."""
 
     def __init__(self, engine: Engine, *, max_waiting: int = 1024) -> None:
-        self._engine = engine.execution_options(**{WRITE: True})
+        self._engine = writer(engine)
         self._jobs: queue.Queue[Job[object] | None] = queue.Queue(max_waiting)
         self._thread = threading.Thread(target=self._loop, name="committer", daemon=True)
         self._thread.start()

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from common.service import serve
-from shuffler.app import create_app
+from shuffler.app import create_app, release_polls
 from shuffler.core import preflight
 from shuffler.settings import Settings
 
 
-def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> None:
+def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
@@ -16,4 +16,11 @@ def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> No
     """
     preflight(settings)
     app = create_app(settings)
-    serve(app, settings.host, settings.port, tls=settings.tls(), on_start=on_start)
+    serve(
+        app,
+        settings.host,
+        settings.port,
+        tls=settings.tls(),
+        on_start=on_start,
+        on_stop=lambda: release_polls(app),
+    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
+from common.endpoint import hash_token
 from common.errors import RemoteError
-from common.service import hash_token
 from common.wire import Enrolment, EnrolRequest
 from shuffler.schema import nodes
 

@@ -1,20 +1,14 @@
-"""Tables of the shuffler's store, and how a database is opened.
-
-SQLAlchemy Core over SQLite (write-ahead log, every commit synced) or any database it knows by URL.
-The file carries a schema version; a newer one is refused, so that an old program never writes
-into a store it does not understand.
+"""Tables of the shuffler's store. How it is opened: `common.database`.
 
 A user's row outlives its batch: it is what makes a second report impossible over batches and runs.
 """
 
-import sqlite3
 from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Connection,
     Engine,
     ForeignKey,
     Index,
@@ -24,27 +18,16 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
-    create_engine,
-    event,
-    insert,
-    inspect,
-    select,
 )
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
+from common.database import meta_table, open_database
 from common.errors import LocalError
 
 SCHEMA_VERSION = 1
-WRITE = "riffle_write"
 
 metadata = MetaData()
 
-meta = Table(
-    "meta",
-    metadata,
-    Column("key", String(32), primary_key=True),
-    Column("value", BigInteger, nullable=False),
-)
+meta = meta_table(metadata)
 
 nodes = Table(
     "nodes",
@@ -127,27 +110,8 @@ dropped = Table(
 
 
 def open_store(url: str) -> Engine:
-    """Engine of the store at ``url``, its tables made if it is new.
-
-    Raises:
-        LocalError: the database is damaged, newer than this program, or out of reach.
-    """
-    # Parameters stay out of error texts: they hold node, user and lease ids.
-    engine = create_engine(url, hide_parameters=True)
-    if engine.dialect.name == "sqlite":
-        _prepare_sqlite(engine)
-    try:
-        with engine.execution_options(**{WRITE: True}).begin() as connection:
-            _check_integrity(connection)
-            _check_version(connection)
-            metadata.create_all(connection)
-    except LocalError:
-        engine.dispose()
-        raise
-    except SQLAlchemyError as error:
-        engine.dispose()
-        raise LocalError("unavailable", _explain(error, engine)) from error
-    return engine
+    """Engine of the store at ``url``; raises as `common.database.open_database` does."""
+    return open_database(url, metadata, SCHEMA_VERSION)
 
 
 def sqlite_url(directory: Path) -> str:
@@ -164,54 +128,3 @@ def not_usable(what: str, error: Exception) -> LocalError:
     failure = LocalError("unavailable", f"the store could not be {what} ({kind})", retry_after=1)
     failure.__cause__ = error
     return failure
-
-
-def _prepare_sqlite(engine: Engine) -> None:
-    """The one place with SQLite's own words."""
-
-    @event.listens_for(engine, "connect")
-    def connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say so, below
-        for pragma in (
-            "busy_timeout=10000",
-            "journal_mode=WAL",
-            "synchronous=FULL",  # NORMAL would not sync each commit
-            "foreign_keys=ON",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A writer takes its lock at once: upgrading a read transaction later can fail as busy.
-        writes = connection.get_execution_options().get(WRITE, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _check_integrity(connection: Connection) -> None:
-    if connection.dialect.name != "sqlite":
-        return
-    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if found != "ok":
-        raise LocalError("unavailable", f"the store is damaged ({found}); restore it from a copy")
-
-
-def _check_version(connection: Connection) -> None:
-    if not inspect(connection).has_table("meta"):
-        metadata.create_all(connection)
-        connection.execute(insert(meta).values(key="schema", value=SCHEMA_VERSION))
-        return
-    version = connection.scalar(select(meta.c.value).where(meta.c.key == "schema"))
-    if version is None or version > SCHEMA_VERSION:
-        raise LocalError(
-            "unavailable",
-            f"the store has schema version {version}, this program knows {SCHEMA_VERSION}; "
-            "run the newer program, or another data directory",
-        )
-
-
-def _explain(error: SQLAlchemyError, engine: Engine) -> str:
-    cause = getattr(error, "orig", None) or error
-    where = engine.url.render_as_string(hide_password=True)
-    if isinstance(error, DatabaseError) and "file is not a database" in str(cause):
-        return f"{where} is not a database or is damaged; restore it from a copy"
-    return f"the store {where} cannot be used: {cause}"

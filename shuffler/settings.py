@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.descriptor import Name, first_fault
+from common.endpoint import Tls, is_loopback, tls_files
 from common.errors import LocalError
 from common.noise import Guarantee
-from common.service import Tls, is_loopback
 from shuffler.rules import Demands
 from shuffler.schema import sqlite_url
 
@@ -78,16 +78,7 @@ class Settings(BaseSettings):
         Raises:
             LocalError: one of the two is missing, or both are and others could listen.
         """
-        if self.tls_cert_file is not None and self.tls_key_file is not None:
-            return Tls(self.tls_cert_file, self.tls_key_file)
-        if self.tls_cert_file is not None or self.tls_key_file is not None:
-            raise LocalError("invalid-spec", f"set both {PREFIX}TLS_CERT_FILE and _TLS_KEY_FILE")
-        if not is_loopback(self.host):
-            raise LocalError(
-                "invalid-spec",
-                f"TLS is mandatory off loopback: set {PREFIX}TLS_CERT_FILE and _TLS_KEY_FILE",
-            )
-        return None
+        return tls_files(self.host, self.tls_cert_file, self.tls_key_file, PREFIX)
 
     def signing_key(self) -> bytes:
         """Raw Ed25519 private key (32 bytes)."""

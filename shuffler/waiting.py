@@ -42,16 +42,22 @@ class Changes:
     def __init__(self, max_waiting: int = 4096) -> None:
         self._event = asyncio.Event()
         self._places = Budget(max_waiting, "long polls")
+        self._closed = False
 
     def notify(self) -> None:
         """Wake everyone who waits."""
         event, self._event = self._event, asyncio.Event()
         event.set()
 
+    def close(self) -> None:
+        """Nobody waits any longer, now or later: the service stops."""
+        self._closed = True
+        self.notify()
+
     async def poll(
         self, seconds: float, look: Callable[[], Awaitable[T]], enough: Callable[[T], bool]
     ) -> T:
-        """What ``look`` returns, once it is ``enough`` or ``seconds`` have passed.
+        """What ``look`` returns, once it is ``enough``, ``seconds`` have passed, or at `close`.
 
         Raises:
             LocalError: ``too-many-requests``, when too many wait already.
@@ -63,7 +69,7 @@ class Changes:
                 event = self._event  # taken before looking: a change meanwhile sets this one
                 found = await look()
                 left = deadline - clock()
-                if enough(found) or left <= 0:
+                if enough(found) or left <= 0 or self._closed:
                     return found
                 with suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), min(left, RECHECK_SECONDS))

@@ -8,8 +8,9 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from common.endpoint import hash_token
 from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
-from common.service import hash_token, install_problem_handlers, read_body, require_token
+from common.service import install_problem_handlers, read_body, require_token
 
 
 class Item(BaseModel):

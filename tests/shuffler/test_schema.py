@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, update
 
+from common.database import writer
 from common.errors import LocalError
-from shuffler.schema import SCHEMA_VERSION, WRITE, meta, nodes, open_store, sqlite_url
+from shuffler.schema import SCHEMA_VERSION, meta, nodes, open_store, sqlite_url
 
 
 def test_every_connection_syncs_each_commit(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_a_store_is_opened_again(tmp_path: Path) -> None:
 
 def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     engine = open_store(sqlite_url(tmp_path))
-    with engine.execution_options(**{WRITE: True}).begin() as connection:
+    with writer(engine).begin() as connection:
         connection.execute(update(meta).values(value=SCHEMA_VERSION + 1))
     engine.dispose()
     with pytest.raises(LocalError, match=f"schema version {SCHEMA_VERSION + 1}"):

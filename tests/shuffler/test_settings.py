@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from common.endpoint import hash_token
 from common.errors import LocalError
-from common.service import hash_token
 from shuffler.core import preflight
 from shuffler.main import run
 from shuffler.settings import PREFIX, Settings

@@ -19,8 +19,8 @@ from common.descriptor import (
     serialize,
     sign_deposit,
 )
+from common.endpoint import hash_token
 from common.noise import Padding
-from common.service import hash_token
 from shuffler.settings import Settings
 
 COORDINATOR_KEY = bytes(range(32))

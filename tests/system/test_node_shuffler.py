@@ -20,8 +20,8 @@ import pytest
 import uvicorn
 
 from common.descriptor import SignedDescriptor, parse, serialize, sign_deposit
+from common.endpoint import hash_token
 from common.hpke import open_histogram
-from common.service import hash_token
 from node_client.environments.registry import make
 from node_client.main import serve
 from node_client.pipeline import Totals

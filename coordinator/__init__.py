@@ -1,0 +1,1 @@
+"""The coordinator: decides deployments, counts batches, keeps the ledger."""

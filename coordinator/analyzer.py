@@ -1,0 +1,134 @@
+"""The analyzer: opens a batch's messages in a pool of processes and counts them.
+
+Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
+lock, so chunks of 1,000 to 5,000 messages go to worker processes as one bytes object each, and
+histograms come back. Which message failed, or in which chunk, is never said: only sums leave here.
+Conservation: opened + failed = n L, checked for every batch.
+"""
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.counters import Ints
+from common.descriptor import Context
+from common.errors import LocalError, RemoteError
+from common.hpke import KeyPair, open_histogram
+
+LEAST_CHUNK, MOST_CHUNK = 1_000, 5_000
+CHUNKS_A_WORKER = 4
+STATE_OF_POOL = "the analyzer's worker processes stopped; they are being started again"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Messages an index (C + 1,), dummies last, and how many did not open or named no counter."""
+
+    histogram: Ints
+    failed: int
+
+    @property
+    def opened(self) -> int:
+        """Messages counted: data, noise and dummies."""
+        return int(self.histogram.sum())
+
+
+def process_pool(workers: int) -> Executor:
+    """Worker processes that leave Ctrl-C to their parent."""
+    return ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
+    )
+
+
+class Analyzer:
+    """Opens batches with one analyzer key; memory beyond the batch is a few chunks a worker."""
+
+    def __init__(
+        self, key: KeyPair, workers: int, pool: Callable[[int], Executor] = process_pool
+    ) -> None:
+        self._key = key
+        self._workers = workers
+        self._make_pool = pool
+        self._pool = pool(workers)
+
+    @property
+    def public_key(self) -> str:
+        """The analyzer's public key, hex, as descriptors carry it."""
+        return self._key.public.hex()
+
+    async def open(self, context: Context, messages: bytes) -> Opening:
+        """Open and count all messages of a batch.
+
+        Raises:
+            RemoteError: ``wrong-size``, when there are not exactly n L messages.
+            LocalError: ``wrong-state`` when the batch was sealed to another key; ``unavailable``
+                when the worker processes died.
+        """
+        self._check(context, messages)
+        try:
+            parts = await self._all_chunks(context, messages)
+        except BrokenExecutor as error:
+            self._pool = self._make_pool(self._workers)
+            raise LocalError("unavailable", STATE_OF_POOL) from error
+        histogram = np.asarray(np.sum([part for part, _ in parts], axis=0), dtype=np.int64)
+        opening = Opening(histogram, sum(failed for _, failed in parts))
+        descriptor = context.descriptor
+        if opening.opened + opening.failed != descriptor.n * descriptor.padding.messages:
+            raise LocalError("internal", "opened and failed messages do not add up to n L")
+        return opening
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def _all_chunks(self, context: Context, messages: bytes) -> list[tuple[Ints, int]]:
+        layout = context.descriptor.layout
+        loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
+
+        async def one(span: slice) -> tuple[Ints, int]:
+            async with room:
+                return await loop.run_in_executor(
+                    self._pool,
+                    open_histogram,
+                    self._key.private,
+                    context.message_info,
+                    messages[span],
+                    layout.width,
+                    layout.counters,
+                )
+
+        size = context.descriptor.message_bytes
+        return list(await asyncio.gather(*map(one, chunks(len(messages), size, self._workers))))
+
+    def _check(self, context: Context, messages: bytes) -> None:
+        descriptor = context.descriptor
+        expected = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
+        if len(messages) != expected:
+            raise RemoteError(
+                "wrong-size",
+                f"batch {descriptor.batch_id} has {expected} bytes of messages, "
+                f"the shuffler sent {len(messages)}",
+            )
+        if descriptor.analyzer_key != self.public_key:
+            raise LocalError(
+                "wrong-state",
+                f"batch {descriptor.batch_id} is sealed to the analyzer key "
+                f"{descriptor.analyzer_key[:16]}..., this coordinator has {self.public_key[:16]}"
+                "...; start it with the key file it had",
+            )
+
+
+def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
+    """Spans of ``total`` bytes in whole messages of ``size`` bytes: enough for all workers."""
+    messages = total // size
+    each = min(max(-(-messages // (CHUNKS_A_WORKER * workers)), LEAST_CHUNK), MOST_CHUNK)
+    return (slice(start, start + each * size) for start in range(0, total, each * size))
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

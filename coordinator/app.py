@@ -1,0 +1,334 @@
+"""The coordinator's REST service. Routes only translate; see `coordinator.runs`.
+
+All routes under /v1 need the operator's token; nobody else calls the coordinator. Long polls end
+after 30 seconds at the latest.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from sqlalchemy.exc import SQLAlchemyError
+
+from common.descriptor import Document
+from common.endpoint import trusted
+from common.errors import LocalError, RemoteError, RiffleError
+from common.hpke import KeyPair
+from common.service import (
+    MAX_JSON_BYTES,
+    install_problem_handlers,
+    problem_response,
+    read_body,
+    require_token,
+)
+from coordinator import reports, views
+from coordinator.analyzer import Analyzer
+from coordinator.driver import Desk, in_thread
+from coordinator.events import LAST, Bell, wait
+from coordinator.planning import Party
+from coordinator.records import DeploymentRecord, RunRecord
+from coordinator.registry import Registry
+from coordinator.runs import LONGEST_WAIT_SECONDS, RECHECK_SECONDS, Coordinator, prepare_directory
+from coordinator.settings import Settings
+from coordinator.shuffler_api import Shuffler, ShufflerApi
+from coordinator.specs import ManualDeployment, RunSpec, read_document
+from coordinator.store import Store
+
+log = logging.getLogger("riffle.coordinator")
+
+MAX_MIXTURE_BYTES = 16 * MAX_JSON_BYTES
+READY_SECONDS = 5.0
+
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait")]
+
+
+def _authorized(request: Request) -> None:
+    require_token(request, request.app.state.operator_hash)
+
+
+def _coordinator(request: Request) -> Coordinator:
+    return cast("Coordinator", request.app.state.coordinator)
+
+
+Service = Annotated[Coordinator, Depends(_coordinator)]
+router = APIRouter(prefix="/v1/runs", dependencies=[Depends(_authorized)])
+health = APIRouter()
+
+
+def _body(kind: type[Document]) -> dict[str, Any]:
+    """OpenAPI's description of a body that we read ourselves, bounded and strict."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+@router.post("", status_code=201, openapi_extra=_body(RunSpec))
+async def create_run(request: Request, service: Service) -> views.RunView:
+    """Create a run and start it. With the same run_id and spec again, the same run."""
+    spec = read_document(RunSpec, await read_body(request, MAX_JSON_BYTES))
+    return await in_thread(_run_view, service, await service.create(spec))
+
+
+@router.get("")
+async def list_runs(service: Service) -> views.RunsView:
+    """All runs."""
+    runs = await in_thread(service.desk.store.runs)
+    found = [await in_thread(_run_view, service, run.id) for run in runs]
+    return views.RunsView(runs=found)
+
+
+@router.get("/{run_id}")
+async def show_run(run_id: str, service: Service) -> views.RunView:
+    """One run."""
+    return await in_thread(_run_view, service, run_id)
+
+
+@router.post("/{run_id}/stop")
+async def stop_run(run_id: str, service: Service) -> views.RunView:
+    """Stop a run; its open batch is abandoned, a sealed one is still counted."""
+    await service.stop(run_id)
+    return await in_thread(_run_view, service, run_id)
+
+
+# -- deployments --------------------------------------------------------------------------------
+
+
+@router.get("/{run_id}/deployment", responses={304: {"description": "still the same deployment"}})
+async def current_deployment(
+    run_id: str,
+    service: Service,
+    response: Response,
+    wait: Wait = 0.0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> views.DeploymentView:
+    """The newest deployment; with If-None-Match waits for another one."""
+    known = _known_index(if_none_match)
+    row = await service.current(run_id, known, wait)
+    if row is None:
+        raise RemoteError("unknown-deployment", "nothing is deployed yet")
+    etag = f'"{row.index}"'
+    if row.index == known:
+        return cast("views.DeploymentView", Response(status_code=304, headers={"ETag": etag}))
+    response.headers["ETag"] = etag
+    return reports.deployment_view(row)
+
+
+@router.get("/{run_id}/deployments")
+async def list_deployments(run_id: str, service: Service) -> views.DeploymentsView:
+    """All deployments, without their counts."""
+    _, rows = await in_thread(_rows, service, run_id)
+    return views.DeploymentsView(deployments=[reports.progress_view(row) for row in rows])
+
+
+@router.post("/{run_id}/deployments", status_code=201, openapi_extra=_body(ManualDeployment))
+async def deploy(run_id: str, request: Request, service: Service) -> views.ProgressView:
+    """Manual mode: deploy a policy or a mixture for a number of episodes."""
+    body = await read_body(request, MAX_MIXTURE_BYTES)
+    index = await service.deploy(run_id, read_document(ManualDeployment, body))
+    _, rows = await in_thread(_rows, service, run_id)
+    return reports.progress_view(rows[index])
+
+
+@router.get("/{run_id}/deployments/{index}")
+async def show_deployment(run_id: str, index: int, service: Service) -> views.DeploymentDetail:
+    """A deployment with its private counts, their variances and the mixture's value estimate."""
+    return await in_thread(_detail, service, run_id, index)
+
+
+# -- results ------------------------------------------------------------------------------------
+
+
+@router.get("/{run_id}/stages")
+async def list_stages(run_id: str, service: Service) -> views.StagesView:
+    """Finished stages."""
+    await in_thread(service.desk.store.run, run_id)
+    found = await in_thread(service.desk.store.stages, run_id)
+    return views.StagesView(stages=[views.StageView(**stage) for stage in found])
+
+
+@router.get("/{run_id}/ledger")
+async def show_ledger(run_id: str, service: Service) -> views.LedgerView:
+    """What was spent."""
+    return await in_thread(_ledger, service, run_id)
+
+
+@router.get("/{run_id}/result")
+async def show_result(run_id: str, service: Service) -> views.ResultView:
+    """The answer so far, its cost, and where the time went."""
+    return await in_thread(_result, service, run_id)
+
+
+async def _known_run(run_id: str, service: Service) -> str:
+    """A stream's status is sent before its first event, so the run is looked up before."""
+    return (await in_thread(service.desk.store.run, run_id)).id
+
+
+@router.get("/{run_id}/events", response_class=EventSourceResponse)
+async def follow_events(
+    run_id: Annotated[str, Depends(_known_run)],
+    service: Service,
+    last_event_id: Annotated[int, Header(ge=0)] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events until run or service are over; resume with Last-Event-ID."""
+    store, bell = service.desk.store, service.desk.bell
+    while True:
+        ticket = bell.ticket(run_id)
+        for event in await in_thread(store.events, run_id, last_event_id):
+            last_event_id = event.id
+            data = {"run": run_id, "at": event.at, **event.data}
+            yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
+            if event.kind in LAST:
+                return
+        if bell.closed:
+            return
+        await wait(ticket, RECHECK_SECONDS)
+
+
+# -- health -------------------------------------------------------------------------------------
+
+
+@health.get("/livez")
+async def livez() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@health.get("/readyz")
+async def readyz(service: Service, response: Response) -> views.ReadyView:
+    """Whether store and shuffler answer, and the shuffler is the one descriptors name."""
+    store, shuffler = await asyncio.gather(_check_store(service), _check_shuffler(service))
+    if (store, shuffler) != ("ok", "ok"):
+        response.status_code = 503
+    return views.ReadyView(store=store, shuffler=shuffler)
+
+
+async def _check_store(service: Coordinator) -> str:
+    try:
+        await in_thread(service.desk.store.check)
+    except LocalError as error:
+        return error.detail
+    return "ok"
+
+
+async def _check_shuffler(service: Coordinator) -> str:
+    expected = service.desk.party.shuffler_id
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            found = await service.desk.shuffler.ready()
+    except TimeoutError:
+        return "does not answer in time"
+    except RiffleError as error:
+        return error.detail
+    return "ok" if found == expected else f"is {found!r}, expected {expected!r}"
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def _known_index(if_none_match: str | None) -> int | None:
+    text = (if_none_match or "").strip().removeprefix("W/").strip('"')
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _rows(service: Coordinator, run_id: str) -> tuple[RunRecord, list[DeploymentRecord]]:
+    store = service.desk.store
+    return store.run(run_id), store.deployments(run_id)
+
+
+def _run_view(service: Coordinator, run_id: str) -> views.RunView:
+    run, rows = _rows(service, run_id)
+    return reports.run_view(run, rows, service.trouble(run_id))
+
+
+def _detail(service: Coordinator, run_id: str, index: int) -> views.DeploymentDetail:
+    run, rows = _rows(service, run_id)
+    if not 0 <= index < len(rows):
+        raise RemoteError("unknown-deployment", f"run {run_id} has no deployment {index}")
+    histogram = service.desk.store.histograms(run_id).get(index)
+    spends = {spend.index: spend for spend in service.desk.store.ledger(run_id)}
+    return reports.detail_view(rows[index], histogram, spends.get(index), run.spec.delta)
+
+
+def _ledger(service: Coordinator, run_id: str) -> views.LedgerView:
+    run, rows = _rows(service, run_id)
+    return reports.ledger_view(run, rows, service.desk.store.ledger(run_id))
+
+
+def _result(service: Coordinator, run_id: str) -> views.ResultView:
+    run, rows = _rows(service, run_id)
+    return reports.result_view(run, rows, service.desk.store.ledger(run_id))
+
+
+async def _store_down(_: Request, error: Exception) -> Response:
+    log.error("the store cannot be used: %r", error)
+    return problem_response(LocalError("unavailable", "the store cannot be used; see the log"))
+
+
+# -- making the service -------------------------------------------------------------------------
+
+
+def create_app(
+    settings: Settings,
+    *,
+    shuffler: Shuffler | None = None,
+    registry: Registry | None = None,
+    analyzer: Analyzer | None = None,
+    clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The service. Peers, learners and clock can be replaced, for tests.
+
+    Raises:
+        LocalError: a setting or a key file is wrong.
+    """
+    settings.check_test_entry()
+    verify = trusted(settings.ca_file)
+    key, signing_key = KeyPair.from_private(settings.analyzer_key()), settings.signing_key()
+    token = settings.shuffler_token()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        api = None
+        if shuffler is None:
+            api = ShufflerApi.connect(settings.shuffler_url, token, verify)
+        opener = analyzer or Analyzer(key, settings.workers)
+        prepare_directory(settings.data_dir)
+        desk = Desk(
+            store=Store(settings.url),
+            shuffler=cast("Shuffler", shuffler or api),
+            analyzer=opener,
+            registry=registry or Registry(),
+            bell=Bell(),
+            party=Party(settings.shuffler_id, opener.public_key),
+            signing_key=signing_key,
+            clock=clock,
+        )
+        app.state.coordinator = Coordinator(desk, test_entry=settings.test_entry)
+        await app.state.coordinator.start()
+        try:
+            yield
+        finally:
+            await app.state.coordinator.close()
+            opener.close()
+            desk.store.close()
+            if api is not None:
+                await api.close()
+
+    app = FastAPI(title="Riffle coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.operator_hash = settings.operator_hash()
+    install_problem_handlers(app, log)
+    app.add_exception_handler(SQLAlchemyError, _store_down)
+    app.include_router(router)
+    app.include_router(health)
+    return app
+
+
+def release_waiting(app: FastAPI) -> None:
+    """End all streams and long polls: the service is about to stop."""
+    cast("Coordinator", app.state.coordinator).desk.bell.close()

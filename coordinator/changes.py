@@ -1,0 +1,180 @@
+"""What the store's transactions are made of: one change each, inside the caller's transaction."""
+
+import json
+
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from common.errors import RemoteError
+from coordinator import schema
+from coordinator.events import Event
+from coordinator.ledger import refuse_beyond
+from coordinator.planning import Issue
+from coordinator.records import (
+    DeploymentRecord,
+    RunRecord,
+    Settlement,
+    deployment_record,
+    json_float,
+    pack,
+    run_record,
+    to_json,
+)
+from coordinator.specs import RunSpec
+from coordinator.states import UNSETTLED, DeploymentState, RunState, check_deployment, check_run
+
+_runs, _deployments = schema.runs, schema.deployments
+
+
+def at(run_id: str, index: int) -> ColumnElement[bool]:
+    """Where a deployment's row is."""
+    return (_deployments.c.run_id == run_id) & (_deployments.c["index"] == index)
+
+
+def find_run(connection: Connection, run_id: str) -> RunRecord:
+    """One run.
+
+    Raises:
+        RemoteError: ``unknown-run``.
+    """
+    row = connection.execute(select(_runs).where(_runs.c.id == run_id)).one_or_none()
+    if row is None:
+        raise RemoteError("unknown-run", f"there is no run {run_id[:32]}")
+    return run_record(row)
+
+
+def tell(connection: Connection, run_id: str, now: float, event: Event) -> None:
+    """Write an event, numbered after the run's last one."""
+    table, (kind, data) = schema.events, event
+    last = connection.execute(select(func.max(table.c.id)).where(table.c.run_id == run_id)).scalar()
+    values = {"run_id": run_id, "id": (last or 0) + 1, "kind": kind, "at": now}
+    connection.execute(insert(table).values(data=json.dumps(data), **values))
+
+
+def issue(connection: Connection, run_id: str, spec: RunSpec, issued: Issue, now: float) -> None:
+    """Record a deployment, unless it would spend more than the run may (same transaction)."""
+    refuse_beyond(spec.budget, issued.spend, seeded=spec.test_seed is not None)
+    deployment, descriptor = issued.deployment, issued.descriptor
+    asked = {
+        "index": issued.index,
+        "step": issued.step,
+        "stage": deployment.stage,
+        "purpose": deployment.purpose,
+        "n": deployment.n,
+        "layer": deployment.layer,
+    }
+    connection.execute(
+        insert(_deployments).values(
+            run_id=run_id,
+            batch_id=descriptor.batch_id,
+            descriptor=issued.data,
+            state="issued",
+            acknowledged=False,
+            episodes_executed=0,
+            issued_at=now,
+            timings="{}",
+            **asked,
+        )
+    )
+    size = {"policies": len(descriptor.policies), "messages": descriptor.padding.messages}
+    tell(connection, run_id, now, ("deployment_issued", {**asked, **size}))
+
+
+def move(
+    connection: Connection, run_id: str, index: int, to: DeploymentState, **values: object
+) -> DeploymentRecord:
+    """Change a deployment's state by the table of transitions."""
+    row = connection.execute(select(_deployments).where(at(run_id, index))).one()
+    check_deployment(row.state, to)
+    change = update(_deployments).where(at(run_id, index)).values(state=to, **values)
+    connection.execute(change)
+    return deployment_record(row)
+
+
+def end(connection: Connection, run_id: str, to: RunState, message: str, now: float) -> None:
+    """End a run by the table of transitions."""
+    check_run(find_run(connection, run_id).state, to)
+    values = {"state": to, "message": message, "ended_at": now}
+    connection.execute(update(_runs).where(_runs.c.id == run_id).values(values))
+    kinds: dict[str, Event] = {
+        "finished": ("run_finished", {}),
+        "failed": ("run_failed", {"message": message}),
+        "stopped": ("run_stopped", {}),
+    }
+    tell(connection, run_id, now, kinds[to])
+
+
+def record(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
+    """Spend, counts, stage result and learner's summary of one opened batch, with events."""
+    key = {"run_id": run_id, "index": settlement.index}
+    row = move(
+        connection,
+        run_id,
+        settlement.index,
+        settlement.state,
+        settled_at=now,
+        messages_sha256=settlement.messages_sha256,
+        timings=json.dumps({**settlement.timings}),
+    )
+    connection.execute(insert(schema.ledger).values(**key, **_entry(settlement, now)))
+    spend = settlement.spend
+    data = {
+        "index": settlement.index,
+        "n": row.n,
+        "messages": settlement.opened + settlement.failed,
+        "failed": settlement.failed,
+        "epsilon": json_float(spend.epsilon_upper),
+        "beta": spend.beta,
+        "dishonest": spend.dishonest,
+    }
+    if settlement.state == "rejected":
+        tell(connection, run_id, now, ("batch_rejected", data))
+        return
+    tell(connection, run_id, now, ("batch_counted", data))
+    _record_counts(connection, run_id, settlement, now)
+
+
+def _record_counts(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
+    key = {"run_id": run_id, "index": settlement.index}
+    connection.execute(insert(schema.counts).values(**key, histogram=pack(settlement.histogram)))
+    if settlement.stage is not None:
+        result = to_json(settlement.stage)
+        connection.execute(insert(schema.stages).values(**key, result=result))
+        tell(connection, run_id, now, ("stage_finished", json.loads(result)))
+    if settlement.summary is not None:
+        summary = to_json(settlement.summary)
+        connection.execute(update(_runs).where(_runs.c.id == run_id).values(summary=summary))
+
+
+def _entry(settlement: Settlement, now: float) -> dict[str, object]:
+    spend = settlement.spend
+    return {
+        "epsilon_lower": spend.epsilon_lower,
+        "epsilon_upper": spend.epsilon_upper,
+        "beta": spend.beta,
+        "dishonest": spend.dishonest,
+        "within_promise": spend.within_promise,
+        "messages": settlement.opened + settlement.failed,
+        "opened": settlement.opened,
+        "failed": settlement.failed,
+        "recorded_at": now,
+    }
+
+
+def check_manual(run: RunRecord, rows: list[DeploymentRecord], issued: Issue) -> None:
+    """Raise RemoteError ``wrong-state`` unless a deployment by hand may be issued now."""
+    if run.state != "running":
+        raise RemoteError("wrong-state", f"run {run.id} is {run.state}")
+    if rows and rows[-1].state in UNSETTLED:
+        raise RemoteError(
+            "wrong-state", f"deployment {rows[-1].index} is {rows[-1].state}; wait until it is over"
+        )
+    if issued.index != len(rows):
+        raise RemoteError("wrong-state", "another deployment was issued meanwhile; ask again")
+    used = sum(row.n for row in rows if row.state == "counted")
+    if used + issued.deployment.n > run.spec.episodes:
+        raise RemoteError(
+            "wrong-state",
+            f"{used} of {run.spec.episodes} episodes are used; {issued.deployment.n} more are too "
+            "many",
+        )

@@ -1,0 +1,328 @@
+"""Carries out one run: deposit, wait, fetch, open, settle, acknowledge, and again.
+
+A driver holds no state that matters. Each turn reads the run's deployments from the store and does
+the one step that the first unsettled one needs; every step may be repeated:
+
+- issued: deposit the stored bytes (the shuffler answers the same bytes alike);
+- open: wait until it is sealed; past its expiry abandon it and issue it again;
+- sealed: fetch (the same bytes until acknowledged), open, and settle in one transaction: spend,
+  counts, stage result, next deployment, events;
+- counted or rejected: acknowledge, so that the shuffler erases.
+
+So a crash between any two lines costs at most the step it fell into. When the shuffler or the disk
+does not answer, the step is tried again, later and later. Once a run was stopped or has failed, a
+batch that is not sealed is abandoned; one that is sealed is settled, as its users reported already.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from common.descriptor import parse, sign_deposit
+from common.errors import LocalError, RemoteError, RiffleError
+from coordinator import ledger
+from coordinator.analyzer import Analyzer
+from coordinator.counts import private_counts
+from coordinator.events import Bell
+from coordinator.learning.learner import Deployment, Learner
+from coordinator.planning import Issue, Party, issue
+from coordinator.records import DeploymentRecord, RunRecord, Settlement
+from coordinator.recovery import replay
+from coordinator.registry import Registry
+from coordinator.shuffler_api import Shuffler
+from coordinator.specs import MANUAL, RunSpec
+from coordinator.store import Store
+
+POLL_SECONDS = 25.0
+EXPIRY_MARGIN_SECONDS = 2.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
+LEAST_POLL_SECONDS = 0.05
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger("riffle.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What drivers share: store, peers, learners, keys and clock (seconds since 1970)."""
+
+    store: Store
+    shuffler: Shuffler
+    analyzer: Analyzer
+    registry: Registry
+    bell: Bell
+    party: Party
+    signing_key: bytes
+    clock: Callable[[], float]
+
+    def issue(
+        self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
+    ) -> Issue:
+        """A deployment as a batch that expires `batch_seconds` from now."""
+        expires_at = int(self.clock()) + spec.batch_seconds
+        return issue(
+            spec, run_id, self.party, deployment, index=index, step=step, expires_at=expires_at
+        )
+
+
+class Driver:
+    """Carries out one run until it is over and nothing of it is left at the shuffler."""
+
+    def __init__(self, desk: Desk, run_id: str, learner: Learner | None = None) -> None:
+        self._desk = desk
+        self._run_id = run_id
+        self._learner = learner  # None: replay it from the store when it is needed
+        self._failures = 0
+        self._storing: float | None = None
+        self.trouble: str | None = None
+
+    async def run(self) -> None:
+        """Drive to the end."""
+        while await self._turn():
+            pass
+
+    # -- one turn --------------------------------------------------------------------------------
+
+    async def _turn(self) -> bool:
+        """Do what comes next; False when nothing ever will."""
+        ticket = self._desk.bell.ticket(self._run_id)
+        try:
+            run, row = await in_thread(self._desk.store.next_work, self._run_id)
+        except SQLAlchemyError as error:
+            await self._pause(_store_trouble(error))
+            return True
+        if row is not None:
+            await self._attempt(run, row)
+        elif run.state == "running":
+            await ticket.wait()  # manual mode: nothing is asked for
+        else:
+            return False
+        return True
+
+    async def _attempt(self, run: RunRecord, row: DeploymentRecord) -> None:
+        """Do the step that ``row`` needs; wait and try again, or fail the run, when it fails."""
+        try:
+            await self._step(run, row)
+        except RiffleError as error:
+            await self._after(run, error)
+        except SQLAlchemyError as error:
+            await self._after(run, _store_trouble(error))
+        except Exception as error:
+            log.exception("run %s: unexpected error", self._run_id)
+            name = type(error).__name__
+            await self._after(run, LocalError("internal", f"unexpected {name}; see the log"))
+        else:
+            self._failures, self.trouble = 0, None
+            self._desk.bell.ring(self._run_id)
+
+    async def _step(self, run: RunRecord, row: DeploymentRecord) -> None:
+        going = run.state == "running"
+        steps: dict[str, Callable[[RunRecord, DeploymentRecord], Awaitable[None]]] = {
+            "issued": self._deposit if going else self._give_up,
+            "open": self._wait if going else self._give_up,
+            "sealed": self._count,
+            "counted": self._acknowledge,
+            "rejected": self._acknowledge,
+        }
+        await steps[row.state](run, row)
+
+    async def _after(self, run: RunRecord, error: RiffleError) -> None:
+        """What an error means: later again, or the end of the run."""
+        self._learner = None  # it may have seen counts that were not committed
+        if error.slug == "unavailable" or run.state != "running":
+            await self._pause(error)
+            return
+        log.warning("run %s failed: %s", self._run_id, error.detail)
+        try:
+            await in_thread(self._desk.store.end, run.id, "failed", error.detail, self._now)
+        except SQLAlchemyError as again:
+            await self._pause(_store_trouble(again))  # the same step fails again, then this
+        self._desk.bell.ring(self._run_id)
+
+    async def _pause(self, error: RiffleError) -> None:
+        """Wait, longer after every failure in a row."""
+        self.trouble = error.detail
+        self._failures += 1
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(max(pause, error.retry_after or 0))
+
+    @property
+    def _now(self) -> float:
+        return self._desk.clock()
+
+    # -- issued ----------------------------------------------------------------------------------
+
+    async def _deposit(self, run: RunRecord, row: DeploymentRecord) -> None:
+        signature = sign_deposit(self._desk.signing_key, row.data)
+        try:
+            await self._desk.shuffler.deposit(row.batch_id, row.data, signature)
+        except RemoteError as error:
+            if error.slug != "late":
+                raise
+            await self._again(run, row, episodes=0)
+            return
+        await in_thread(self._desk.store.opened, run.id, row.index, self._now)
+
+    # -- open ------------------------------------------------------------------------------------
+
+    async def _wait(self, run: RunRecord, row: DeploymentRecord) -> None:
+        started, expires_at = time.perf_counter(), row.descriptor.expires_at
+        left = expires_at + EXPIRY_MARGIN_SECONDS - self._now
+        status = await self._desk.shuffler.status(row.batch_id, max(0.0, min(left, POLL_SECONDS)))
+        if status.state in ("sealed", "forwarded"):
+            timings = {"waiting": self._now - (row.opened_at or row.issued_at)}
+            await in_thread(
+                self._desk.store.sealed, run.id, row.index, status.episodes, timings, self._now
+            )
+        elif status.state == "abandoned":
+            await self._again(run, row, status.episodes)
+        elif status.state != "open":
+            raise LocalError(
+                "wrong-state",
+                f"batch {row.batch_id} is {status.state} at the shuffler but not counted here: is "
+                "this an older copy of the store?",
+            )
+        elif left <= 0:
+            await self._abandon(row)
+        elif time.perf_counter() - started < LEAST_POLL_SECONDS:
+            await asyncio.sleep(LEAST_POLL_SECONDS)
+
+    async def _abandon(self, row: DeploymentRecord) -> None:
+        try:
+            await self._desk.shuffler.abandon(row.batch_id)
+        except RemoteError as error:
+            if error.slug not in ("wrong-state", "unknown-batch"):
+                raise
+
+    async def _again(self, run: RunRecord, row: DeploymentRecord, episodes: int) -> None:
+        """The batch did not come about: issue its deployment again, or fail the run."""
+        again, failure = await in_thread(self._reissue, run, row, "expired or was abandoned")
+        store, now = self._desk.store, self._now
+        await in_thread(
+            store.abandoned, run.id, row.index, episodes, now, again=again, failure=failure
+        )
+
+    def _reissue(
+        self, run: RunRecord, row: DeploymentRecord, why: str
+    ) -> tuple[Issue | None, str | None]:
+        rows = self._desk.store.deployments(run.id)
+        tries = sum(other.step == row.step for other in rows)
+        if tries <= run.spec.reissues:
+            index = len(rows)
+            again = self._desk.issue(run.id, run.spec, row.deployment, index=index, step=row.step)
+            return again, None
+        return None, (
+            f"deployment {row.index} (n={row.n}) {why}, and so did every one of its {tries} tries; "
+            "check that enough nodes serve users who have not reported yet"
+        )
+
+    async def _give_up(self, run: RunRecord, row: DeploymentRecord) -> None:
+        """The run is over: the batch is not needed."""
+        await self._abandon(row)
+        try:
+            episodes = (await self._desk.shuffler.status(row.batch_id, 0.0)).episodes
+        except RemoteError:
+            episodes = 0  # it was never deposited
+        await in_thread(self._desk.store.abandoned, run.id, row.index, episodes, self._now)
+
+    # -- sealed ----------------------------------------------------------------------------------
+
+    async def _count(self, run: RunRecord, row: DeploymentRecord) -> None:
+        """Fetch, open, settle. Until `settle` has committed, everything can be done again."""
+        context, timings, laps = parse(row.data), dict(row.timings), Laps()
+        descriptor = context.descriptor
+        size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
+        messages = await self._desk.shuffler.messages(row.batch_id, size)
+        timings["fetching"] = laps.lap()
+        opening = await self._desk.analyzer.open(context, messages.data)
+        timings["opening"] = laps.lap()
+        opened = Settlement(
+            index=row.index,
+            spend=await in_thread(ledger.spent, descriptor, opening.failed),
+            histogram=opening.histogram,
+            failed=opening.failed,
+            messages_sha256=messages.sha256,
+            timings=timings,
+        )
+        settlement = await in_thread(self._settlement, run, row, opened)
+        timings["planning"] = laps.lap()
+        await in_thread(self._desk.store.settle, run.id, settlement, self._now)
+        self._storing = laps.lap()
+
+    def _settlement(self, run: RunRecord, row: DeploymentRecord, opened: Settlement) -> Settlement:
+        """What the batch changes beyond its spend: nothing more, once the run is over."""
+        if run.state != "running":
+            return opened
+        if not opened.spend.within_promise:
+            why = f"had {opened.spend.dishonest} dishonest reports or more"
+            again, failure = self._reissue(run, row, why)
+            return replace(opened, following=again, failure=failure)
+        learner = self._rebuilt(run)
+        stage = learner.observe(private_counts(row.descriptor, opened.histogram))
+        summary, deployment = learner.summary(), learner.next_deployment()
+        following = None
+        if deployment is not None:
+            index, step = row.index + 1, row.step + 1
+            following = self._desk.issue(run.id, run.spec, deployment, index=index, step=step)
+        over = deployment is None and (summary.finished or run.spec.learner != MANUAL)
+        return replace(opened, stage=stage, summary=summary, following=following, finished=over)
+
+    def _rebuilt(self, run: RunRecord) -> Learner:
+        """The learner as the store left it; in manual mode it is told anew what was asked for."""
+        if self._learner is None or run.spec.learner == MANUAL:
+            store = self._desk.store
+            learner = self._desk.registry.build(run.spec)
+            replay(learner, store.deployments(run.id), store.histograms(run.id))
+            self._learner = learner
+        return self._learner
+
+    # -- counted, rejected -----------------------------------------------------------------------
+
+    async def _acknowledge(self, run: RunRecord, row: DeploymentRecord) -> None:
+        laps, timings = Laps(), dict(row.timings)
+        try:
+            await self._desk.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "")
+        except RemoteError as error:
+            # The counts are safe here; a shuffler that has nothing to erase must not end the run.
+            log.warning("run %s, batch %s: not acknowledged: %s", run.id, row.index, error.detail)
+        if self._storing is not None:
+            timings["storing"] = self._storing
+        timings["acknowledging"], self._storing = laps.lap(), None
+        await in_thread(self._desk.store.acknowledged, run.id, row.index, timings)
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run blocking work in a thread; when cancelled, leave only after it ended.
+
+    So a driver that is stopped has no transaction under way when another takes its place.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.exception()  # looked at, so that asyncio does not complain; the step is done again
+        raise
+
+
+def _store_trouble(error: SQLAlchemyError) -> LocalError:
+    return LocalError("unavailable", f"the store cannot be used: {str(error).splitlines()[0]}")
+
+
+class Laps:
+    """A stopwatch."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last

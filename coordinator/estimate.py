@@ -1,0 +1,44 @@
+"""The value of a deployed mixture, estimated from its own private counts. Pure.
+
+With rewards scaled to [0, 1] and turned into bits, R_h(x, a) of a batch of n episodes of mixture pi
+counts reward bits, so sum R / n is an unbiased estimate of V^pi, whatever the environment's
+dynamics. Its error has two parts, each given half of delta:
+
+- sampling: a return lies in [0, H]; Hoeffding, H sqrt(log(4 / delta) / (2 n));
+- noise: H X A entries with independent noise of variance v; Bernstein for centred terms of size at
+  most one, (l / 3 + sqrt(l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
+
+It holds for honest reports; each dishonest one can move a report's worth of counters.
+"""
+
+import math
+from dataclasses import dataclass
+
+from coordinator.learning.learner import BatchCounts
+
+
+@dataclass(frozen=True, slots=True)
+class ValueEstimate:
+    """|value - V^pi| <= radius with probability ``confidence``; rewards scaled to [0, 1]."""
+
+    value: float
+    radius: float
+    noise_deviation: float
+    confidence: float
+
+
+def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
+    """Estimate the value of a batch's mixture; None when its batch counts no rewards."""
+    if counts.rewards is None:
+        return None
+    n, H = counts.n, counts.layout.sizes.H
+    variance = counts.rewards.size * counts.reward_variance
+    log_term = math.log(4 / delta)
+    sampling = H * math.sqrt(log_term / (2 * n))
+    noise = log_term / 3 + math.sqrt(log_term**2 / 9 + 2 * variance * log_term)
+    return ValueEstimate(
+        value=float(counts.rewards.sum()) / n,
+        radius=sampling + noise / n,
+        noise_deviation=math.sqrt(variance) / n,
+        confidence=1 - delta,
+    )

@@ -1,0 +1,58 @@
+"""What happens in a run, as events that a client can follow and resume.
+
+Events are written in the transaction of what they tell, numbered 1, 2, ... in each run. A stream
+sends those after ``Last-Event-ID`` and then waits for more until the run is over.
+"""
+
+import asyncio
+import contextlib
+from typing import Any, Literal
+
+EventKind = Literal[
+    "run_started",
+    "deployment_issued",
+    "batch_sealed",
+    "batch_counted",
+    "batch_rejected",
+    "batch_abandoned",
+    "stage_finished",
+    "run_finished",
+    "run_failed",
+    "run_stopped",
+]
+LAST = ("run_finished", "run_failed", "run_stopped")
+
+Event = tuple[EventKind, dict[str, Any]]
+
+
+class Bell:
+    """Wakes whoever waits for news of a run in this process.
+
+    Take the ticket *before* looking at the store, then wait on it: news in between is not missed.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: dict[str, asyncio.Event] = {}
+        self.closed = False
+
+    def ticket(self, run_id: str) -> asyncio.Event:
+        """An event that the next `ring` of this run sets."""
+        return self._tickets.setdefault(run_id, asyncio.Event())
+
+    def ring(self, run_id: str) -> None:
+        """Wake all who hold a ticket of this run."""
+        ticket = self._tickets.pop(run_id, None)
+        if ticket is not None:
+            ticket.set()
+
+    def close(self) -> None:
+        """Wake everyone for the last time: the service stops, do not wait again."""
+        self.closed = True
+        for run_id in list(self._tickets):
+            self.ring(run_id)
+
+
+async def wait(ticket: asyncio.Event, seconds: float) -> None:
+    """Return when the ticket is called or the time is over."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ticket.wait(), seconds)

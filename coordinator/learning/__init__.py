@@ -1,0 +1,1 @@
+"""Learners: deployments out, private counts in; one file an algorithm."""

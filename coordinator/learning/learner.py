@@ -1,0 +1,160 @@
+"""What a learner is, to the service that runs it: deployments out, private counts in.
+
+A learner (SDP-PE of document 000, and every later one) is a deterministic state machine. It reads
+no clock and no global randomness, so replaying the same observations into a fresh learner of the
+same `Problem` reproduces its state exactly; that is how a coordinator recovers. The loop is
+
+    while (deployment := learner.next_deployment()) is not None:
+        counts = ...n = deployment.n private episodes...
+        stage_result = learner.observe(counts)      # None inside a stage
+
+Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of
+Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.counters import CounterLayout, Families, Sizes
+from common.policy import Mixture
+
+FloatArray = NDArray[np.float64]
+PolicyArray = NDArray[np.int64]
+
+Purpose = Literal["crude", "fine", "exploit", "manual"]
+
+
+class NoiseModel(Protocol):
+    """Variance of the noise on one counter, known before the batch runs.
+
+    `n` is the number of reports, `layer` the scope of the batch (None: every layer and rewards).
+    Needed to know the precision E of Assumption 4 when a stage is planned.
+    """
+
+    def __call__(self, n: int, layer: int | None) -> float:
+        """Variance of one counter's noise in a batch of n reports of this scope."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a learner is told at construction; nothing else of the environment is known to it.
+
+    d1 has shape (X,) and sums to one; K counts episodes; (epsilon, beta) is the guarantee of one
+    user; delta is the failure probability of the confidence statements; `seed` keys the learner's
+    own draws (parametric bootstrap), which are post-processing and protect nobody.
+    """
+
+    sizes: Sizes
+    d1: FloatArray
+    K: int
+    epsilon: float
+    beta: float
+    delta: float
+    families: Families
+    noise: NoiseModel
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Run `mixture` for exactly `n` episodes; their reports feed one layer, or all (None)."""
+
+    stage: int
+    purpose: Purpose
+    mixture: Mixture
+    n: int
+    layer: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """Unbiased private counts of one batch, before post-processing.
+
+    transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None when out of scope, with
+    Hs = H for scope "all" and 1 for one layer. The variances are those of the noise on one entry of
+    each array. With `lean` and `joint` families visits are sums over x' (and r) of what was sent,
+    so visits and transitions are exactly consistent and their noise is shared.
+    """
+
+    layout: CounterLayout
+    n: int
+    transitions: FloatArray
+    visits: FloatArray
+    rewards: FloatArray | None
+    transition_variance: float
+    visit_variance: float
+    reward_variance: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a finished stage learned, for the log, the CSV and the live page.
+
+    active_before and active_after count policies that differ from the start distribution; radius is
+    the elimination threshold in value units; best_value the largest estimated value in the active
+    set; E the precision of the stage's fine counts; infrequent the share of tuples (h, x, a, x') in
+    W; coverage_gap the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
+    """
+
+    stage: int
+    L_b: int
+    episodes: int
+    active_before: int
+    active_after: int
+    eliminated: int
+    radius: float
+    best_value: float
+    E: float
+    infrequent: float
+    coverage_gap: float
+    coverage_iterations: int
+    policy: PolicyArray
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSummary:
+    """The learner's answer so far: policy (H, X), its estimated value, and how it came about.
+
+    `constants` holds every constant that shaped the run, by name, to be printed beside results.
+    """
+
+    policy: PolicyArray
+    value_estimate: float
+    active: int
+    stage: int
+    episodes_used: int
+    episodes_total: int
+    finished: bool
+    constants: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+class Learner(Protocol):
+    """One learning run. Deterministic; see the module's docstring for the loop."""
+
+    def next_deployment(self) -> Deployment | None:
+        """Return what to deploy now, or None when the run is over.
+
+        Idempotent: without an `observe` in between it returns an equal deployment.
+        """
+        ...
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        """Take the counts of the current deployment; return the stage's result when it ends.
+
+        Raises LearnerError when nothing is deployed or when the counts have another n or layer.
+        """
+        ...
+
+    def summary(self) -> LearnerSummary:
+        """Return the best policy known so far; available at any time."""
+        ...
+
+
+class LearnerError(ValueError):
+    """A learner was asked for something it cannot do; the message says what and what to do."""

@@ -1,0 +1,25 @@
+"""Run the coordinator as a process."""
+
+from collections.abc import Callable
+
+from common.service import serve
+from coordinator.app import create_app, release_waiting
+from coordinator.settings import Settings
+
+
+def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        LocalError: a setting, a key file, the store or the port cannot be used.
+    """
+    tls = settings.tls()
+    app = create_app(settings)
+    serve(
+        app,
+        settings.host,
+        settings.port,
+        tls=tls,
+        on_start=on_start,
+        on_stop=lambda: release_waiting(app),
+    )

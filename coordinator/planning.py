@@ -1,0 +1,149 @@
+"""From a learner's deployment to a batch: noise, padding, descriptor. Pure.
+
+Noise is calibrated to the run's (epsilon, beta) with N = honest_reports(n, gamma) * bits Bernoulli
+bits a counter (`common.accounting.calibrate`). A user is in one batch of one run, so every batch
+may spend the whole budget and a run's spend is the largest of its batches, not their sum.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from common.accounting import Calibration, CalibrationError, calibrate
+from common.counters import CounterLayout
+from common.descriptor import (
+    BatchDescriptor,
+    GuaranteeDocument,
+    NoiseDocument,
+    batch_id,
+    first_fault,
+    serialize,
+)
+from common.errors import RemoteError
+from coordinator.learning.learner import Deployment
+from coordinator.ledger import Spend, planned
+from coordinator.specs import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Who takes part on this side: the shuffler's id and the analyzer's public key (hex)."""
+
+    shuffler_id: str
+    analyzer_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """A deployment as issued: index, the learner's step, descriptor with its bytes, what it spends.
+
+    The spend is recomputed from the descriptor, not taken from the calibration. Issues of one step
+    (a batch that was abandoned, and the next try) share step and deployment.
+    """
+
+    index: int
+    step: int
+    deployment: Deployment
+    descriptor: BatchDescriptor
+    data: bytes
+    spend: Spend
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNoise:
+    """The `NoiseModel` that learners get: variance of one counter's noise, all reports honest."""
+
+    spec: RunSpec
+
+    def __call__(self, n: int, layer: int | None) -> float:
+        """Variance of the noise on one counter of a batch of n reports."""
+        return calibrated(self.spec, n, layer).noise.variance(n)
+
+
+def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration:
+    """Noise and padding of a batch of n reports.
+
+    Raises:
+        RemoteError: ``batch-too-small`` when a report would need more than ``max_messages``; the
+            detail names the smallest n that works.
+    """
+    layout = CounterLayout(spec.sizes, spec.families, layer)
+    try:
+        return calibrate(
+            n=n,
+            dishonest_fraction=spec.dishonest_fraction,
+            cells=layout.cells,
+            counters=layout.counters,
+            data_slots=layout.data_slots,
+            epsilon=spec.epsilon,
+            beta=spec.beta,
+            calibration=spec.calibration,
+            max_messages=spec.max_messages,
+            sizes=spec.sizes,
+        )
+    except CalibrationError as error:
+        scope = "all layers" if layer is None else f"layer {layer}"
+        raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error
+
+
+def issue(
+    spec: RunSpec,
+    run_id: str,
+    party: Party,
+    deployment: Deployment,
+    *,
+    index: int,
+    step: int,
+    expires_at: int,
+) -> Issue:
+    """The batch that carries out ``deployment``.
+
+    Raises:
+        RemoteError: ``batch-too-small``; ``invalid-spec`` when no descriptor can say it.
+    """
+    calibration = calibrated(spec, deployment.n, deployment.layer)
+    mixture = deployment.mixture
+    try:
+        descriptor = BatchDescriptor(
+            run_id=run_id,
+            batch_id=batch_id(run_id, index),
+            shuffler_id=party.shuffler_id,
+            deployment=index,
+            environment=spec.environment,
+            n=deployment.n,
+            expires_at=expires_at,
+            states=spec.states,
+            actions=spec.actions,
+            horizon=spec.horizon,
+            reward_low=spec.reward_low,
+            reward_high=spec.reward_high,
+            families=spec.families,
+            layer=deployment.layer,
+            policies=tuple(tuple(map(tuple, policy)) for policy in mixture.policies.tolist()),
+            weights=tuple(mixture.weights.tolist()),
+            noise=_noise_document(calibration),
+            data_slots=calibration.padding.data_slots,
+            noise_slots=calibration.padding.noise_slots,
+            guarantee=GuaranteeDocument(
+                epsilon=spec.epsilon, beta=spec.beta, dishonest_fraction=spec.dishonest_fraction
+            ),
+            analyzer_key=party.analyzer_key,
+            test_seed=spec.test_seed,
+        )
+    except ValidationError as error:
+        raise RemoteError("invalid-spec", f"deployment {index}: {first_fault(error)}") from error
+    data = serialize(descriptor)
+    return Issue(index, step, deployment, descriptor, data, planned(descriptor))
+
+
+def same_deployment(one: Deployment, other: Deployment) -> bool:
+    """Whether two deployments ask for the same batch."""
+    return (
+        (one.stage, one.purpose, one.n, one.layer)
+        == (other.stage, other.purpose, other.n, other.layer)
+    ) and one.mixture.same_as(other.mixture)
+
+
+def _noise_document(calibration: Calibration) -> NoiseDocument:
+    noise = calibration.noise
+    return NoiseDocument(bits=noise.bits, p_numerator=noise.p_numerator, p_log2=noise.p_log2)

@@ -1,0 +1,179 @@
+"""What the store keeps, as values: rows in, rows out, and how parts of them become JSON."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import numpy as np
+from sqlalchemy import Row
+
+from common.counters import Ints
+from common.descriptor import BatchDescriptor, parse
+from coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
+from coordinator.ledger import Spend
+from coordinator.planning import Issue
+from coordinator.specs import RunSpec
+from coordinator.states import DeploymentState, RunState
+
+Timings = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run. ``message`` says why it ended, when it did not simply finish."""
+
+    id: str
+    spec: RunSpec
+    state: RunState
+    message: str
+    created_at: float
+    ended_at: float | None
+    summary: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRecord:
+    """A deployment as issued, with where it stands; ``data`` are the descriptor's bytes."""
+
+    run_id: str
+    index: int
+    step: int
+    stage: int
+    purpose: Purpose
+    n: int
+    layer: int | None
+    batch_id: str
+    data: bytes
+    state: DeploymentState
+    acknowledged: bool
+    messages_sha256: str | None
+    episodes_executed: int
+    issued_at: float
+    opened_at: float | None
+    settled_at: float | None
+    timings: Timings
+
+    @property
+    def descriptor(self) -> BatchDescriptor:
+        """The descriptor, parsed from its stored bytes."""
+        return parse(self.data).descriptor
+
+    @property
+    def deployment(self) -> Deployment:
+        """What the learner asked for."""
+        mixture = self.descriptor.mixture
+        return Deployment(self.stage, self.purpose, mixture, self.n, self.layer)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """What a batch that was opened spent."""
+
+    index: int
+    spend: Spend
+    messages: int
+    opened: int
+    failed: int
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Something that happened in a run."""
+
+    id: int
+    kind: str
+    at: float
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """All that one opened batch changes; the store commits it as one transaction.
+
+    ``following`` is the next deployment (or the same one again, after a rejected batch); without
+    it ``failure`` tells why the run cannot go on, ``finished`` that it is over. With none of them
+    the run waits (manual mode) or was over before.
+    """
+
+    index: int
+    spend: Spend
+    histogram: Ints
+    failed: int
+    messages_sha256: str
+    timings: Timings
+    stage: StageResult | None = None
+    summary: LearnerSummary | None = None
+    following: Issue | None = None
+    finished: bool = False
+    failure: str | None = None
+
+    @property
+    def state(self) -> DeploymentState:
+        """What becomes of the deployment."""
+        return "counted" if self.spend.within_promise else "rejected"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run's state or next deployment depends on it; not so once a run is over."""
+        return self.following is not None or self.finished or self.failure is not None
+
+    @property
+    def opened(self) -> int:
+        """Messages that opened and named a counter or the dummy."""
+        return int(self.histogram.sum())
+
+
+def run_record(row: Row[Any]) -> RunRecord:
+    """A row of the table of runs."""
+    summary = None if row.summary is None else json.loads(row.summary)
+    spec = RunSpec.model_validate_json(row.spec)
+    return RunRecord(row.id, spec, row.state, row.message, row.created_at, row.ended_at, summary)
+
+
+def deployment_record(row: Row[Any]) -> DeploymentRecord:
+    """A row of the table of deployments."""
+    values = dict(row._mapping)
+    values["data"] = values.pop("descriptor")
+    values["timings"] = json.loads(values["timings"])
+    return DeploymentRecord(**values)
+
+
+def ledger_record(row: Row[Any]) -> LedgerRecord:
+    """A row of the ledger."""
+    spend = Spend(row.epsilon_lower, row.epsilon_upper, row.beta, row.dishonest, row.within_promise)
+    # `index` is also a method of tuples, and so of rows.
+    index = cast("int", row._mapping["index"])
+    return LedgerRecord(index, spend, row.messages, row.opened, row.failed, row.recorded_at)
+
+
+def to_json(value: StageResult | LearnerSummary) -> str:
+    """A learner's result as JSON, arrays as nested lists; see `json_float`."""
+    fields = asdict(value).items()
+    plain = {k: json_float(v) if isinstance(v, float) else v for k, v in fields}
+    return json.dumps(plain, default=_plain)
+
+
+def json_float(value: float) -> float | str:
+    """A number as JSON can say it: "Infinity", "-Infinity" and "NaN" are strings."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def pack(histogram: Ints) -> bytes:
+    """A histogram as bytes: little-endian 64-bit integers."""
+    return histogram.astype("<i8").tobytes()
+
+
+def unpack(data: bytes) -> Ints:
+    """The histogram of `pack`."""
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")

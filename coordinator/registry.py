@@ -1,0 +1,111 @@
+"""Learners by name: those of Riffle, and those that other packages offer.
+
+A learner is made by a factory (problem, preset, options) -> Learner. Another package adds one with
+an entry point in the group ``riffle.learners``; its name is then a run's ``learner``.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import EntryPoint, entry_points
+
+from pydantic import TypeAdapter, ValidationError
+
+from common.descriptor import first_fault
+from common.errors import RemoteError
+from coordinator.learning.learner import Learner, LearnerError, Problem
+from coordinator.learning.presets import PRESETS, Constants
+from coordinator.learning.schedule import Schedule
+from coordinator.learning.sdp_pe import SDPPE
+from coordinator.manual import ManualLearner
+from coordinator.planning import PlannedNoise
+from coordinator.specs import MANUAL, Option, RunSpec
+
+GROUP = "riffle.learners"
+
+Options = Mapping[str, Option]
+Factory = Callable[[Problem, str, Options], Learner]
+
+
+class Registry:
+    """Learners that this coordinator can run."""
+
+    def __init__(self, extra: Mapping[str, Factory] | None = None) -> None:
+        self._built_in: dict[str, Factory] = {"sdp-pe": sdp_pe, MANUAL: manual, **(extra or {})}
+        self._offered: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
+
+    @property
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted({*self._built_in, *self._offered})
+
+    def build(self, spec: RunSpec) -> Learner:
+        """A fresh learner for a run.
+
+        Raises:
+            RemoteError: ``invalid-spec`` when there is no such learner, its options are not valid
+                or it refuses the problem; ``batch-too-small`` from the noise it asked about.
+        """
+        factory = self._factory(spec.learner)
+        try:
+            return factory(problem(spec), spec.preset, spec.options)
+        except LearnerError as error:
+            raise RemoteError("invalid-spec", f"{spec.learner}: {error}") from error
+
+    def _factory(self, name: str) -> Factory:
+        if name in self._built_in:
+            return self._built_in[name]
+        if name in self._offered:
+            offered: Factory = self._offered[name].load()
+            return offered
+        known = ", ".join(self.names)
+        raise RemoteError("invalid-spec", f"learner: there is no {name!r}; known are {known}")
+
+
+def problem(spec: RunSpec) -> Problem:
+    """What a learner is told of a run."""
+    return Problem(
+        sizes=spec.sizes,
+        d1=spec.d1,
+        K=spec.episodes,
+        epsilon=spec.epsilon,
+        beta=spec.beta,
+        delta=spec.delta,
+        families=spec.families,
+        noise=PlannedNoise(spec),
+        seed=spec.seed,
+    )
+
+
+def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
+    """SDP-PE with a preset's constants, some of them replaced."""
+    constants = asdict(PRESETS[preset])
+    settable = sorted(set(constants) - {"name"})
+    unknown = sorted(set(options) - set(settable))
+    if unknown:
+        known = ", ".join(settable)
+        raise LearnerError(f"there is no option {unknown[0]!r}; known are {known}")
+    try:
+        document = json.dumps({**constants, **options})
+        chosen = TypeAdapter(Constants).validate_json(document, strict=True)
+    except ValidationError as error:
+        raise LearnerError(f"option {first_fault(error)}") from error
+    learner = SDPPE(problem, chosen)
+    _check_batches(problem, learner.schedule)
+    return learner
+
+
+def _check_batches(problem: Problem, schedule: Schedule) -> None:
+    """Ask for the noise of the smallest batches now, so that one too small is refused at once."""
+    smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
+    problem.noise(smallest_crude, 0)
+    problem.noise(min(stage.fine for stage in schedule.stages), None)
+    if schedule.exploit > 0:
+        problem.noise(schedule.exploit, 0)
+
+
+def manual(problem: Problem, _: str, options: Options) -> Learner:
+    """Manual mode; it has no options."""
+    if options:
+        raise LearnerError("manual mode has no options")
+    return ManualLearner(problem)

@@ -1,0 +1,199 @@
+"""From records to answers. Pure: everything the routes show is computed here."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+from common.accounting import run_guarantee
+from common.counters import Ints
+from common.descriptor import BatchDescriptor
+from coordinator import ledger, views
+from coordinator.counts import private_counts
+from coordinator.estimate import value_estimate
+from coordinator.learning.learner import BatchCounts
+from coordinator.records import DeploymentRecord, LedgerRecord, RunRecord
+
+Spends = Sequence[LedgerRecord]
+Rows = Sequence[DeploymentRecord]
+
+
+def run_view(run: RunRecord, rows: Rows, trouble: str | None) -> views.RunView:
+    """A run and how far it is."""
+    summary = run.summary or {}
+    return views.RunView(
+        id=run.id,
+        name=run.spec.name,
+        state=run.state,
+        message=run.message,
+        trouble=trouble,
+        spec=run.spec,
+        created_at=run.created_at,
+        ended_at=run.ended_at,
+        deployments=len(rows),
+        episodes=_counted(rows),
+        stage=summary.get("stage", 0),
+        active=summary.get("active", 0),
+    )
+
+
+def deployment_view(row: DeploymentRecord) -> views.DeploymentView:
+    """What was deployed."""
+    return views.DeploymentView(**_deployment(row, row.descriptor))
+
+
+def progress_view(row: DeploymentRecord) -> views.ProgressView:
+    """A deployment and where it stands."""
+    return views.ProgressView(**_deployment(row, row.descriptor), **_progress(row))
+
+
+def detail_view(
+    row: DeploymentRecord, histogram: Ints | None, spend: LedgerRecord | None, delta: float
+) -> views.DeploymentDetail:
+    """A deployment with its private counts, value estimate and spend, as far as there are any."""
+    descriptor = row.descriptor
+    counts = None if histogram is None else private_counts(descriptor, histogram)
+    estimate = None if counts is None else value_estimate(counts, delta)
+    return views.DeploymentDetail(
+        **_deployment(row, descriptor),
+        **_progress(row),
+        counts=None if counts is None else _counts(counts),
+        value_estimate=None if estimate is None else views.ValueView(**asdict(estimate)),
+        spend=None if spend is None else _spend(row, descriptor, spend),
+    )
+
+
+def ledger_view(run: RunRecord, rows: Rows, spends: Spends) -> views.LedgerView:
+    """All spends of a run and what they come to."""
+    by_index = {row.index: row for row in rows}
+    pairs = [(by_index[spend.index], spend) for spend in spends]
+    entries = [_spend(row, row.descriptor, spend) for row, spend in pairs]
+    total = run_guarantee([ledger.entry(row.descriptor, spend.spend) for row, spend in pairs])
+    budget = run.spec.budget
+    return views.LedgerView(
+        epsilon=total.epsilon,
+        beta=total.beta,
+        budget_epsilon=budget.epsilon,
+        budget_beta=budget.beta,
+        within_budget=total.epsilon <= budget.epsilon and total.beta <= budget.beta,
+        entries=entries,
+    )
+
+
+def result_view(run: RunRecord, rows: Rows, spends: Spends) -> views.ResultView:
+    """The answer of a run so far."""
+    spent, summary = ledger_view(run, rows, spends), run.summary or {}
+    return views.ResultView(
+        state=run.state,
+        message=run.message,
+        policy=summary.get("policy"),
+        value_estimate=summary.get("value_estimate"),
+        active=summary.get("active", 0),
+        epsilon=spent.epsilon,
+        beta=spent.beta,
+        within_budget=spent.within_budget,
+        episodes=_counted(rows),
+        episodes_executed=sum(max(row.episodes_executed, _counted([row])) for row in rows),
+        episodes_planned=run.spec.episodes,
+        reports=sum(entry.n for entry in spent.entries),
+        messages_forwarded=sum(entry.messages for entry in spent.entries),
+        messages_counted=sum(entry.opened for entry in spent.entries),
+        failed=sum(entry.failed for entry in spent.entries),
+        policy_switches=_switches(rows),
+        timings=_seconds(rows),
+        constants=summary.get("constants", {}),
+    )
+
+
+def _deployment(row: DeploymentRecord, descriptor: BatchDescriptor) -> dict[str, Any]:
+    mixture = descriptor.mixture
+    return {
+        "index": row.index,
+        "step": row.step,
+        "stage": row.stage,
+        "purpose": row.purpose,
+        "n": row.n,
+        "layer": row.layer,
+        "mixture": views.MixtureView(
+            policies=mixture.policies.tolist(),
+            weights=mixture.weights.tolist(),
+            probabilities=mixture.probabilities.tolist(),
+        ),
+        "batch_id": row.batch_id,
+        "expires_at": descriptor.expires_at,
+        "messages": descriptor.padding.messages,
+        "noise": _noise(descriptor),
+    }
+
+
+def _progress(row: DeploymentRecord) -> dict[str, Any]:
+    return {
+        "state": row.state,
+        "acknowledged": row.acknowledged,
+        "episodes_executed": row.episodes_executed,
+        "issued_at": row.issued_at,
+        "settled_at": row.settled_at,
+        "timings": dict(row.timings),
+    }
+
+
+def _noise(descriptor: BatchDescriptor) -> views.NoiseView:
+    noise, n = descriptor.to_noise(), descriptor.n
+    return views.NoiseView(
+        bits=noise.bits,
+        p_numerator=noise.p_numerator,
+        p_log2=noise.p_log2,
+        variance=noise.variance(n),
+        expected_ones=noise.mean(n),
+    )
+
+
+def _counts(counts: BatchCounts) -> views.CountsView:
+    return views.CountsView(
+        transitions=counts.transitions.tolist(),
+        visits=counts.visits.tolist(),
+        rewards=None if counts.rewards is None else counts.rewards.tolist(),
+        transition_variance=counts.transition_variance,
+        visit_variance=counts.visit_variance,
+        reward_variance=counts.reward_variance,
+    )
+
+
+def _spend(
+    row: DeploymentRecord, descriptor: BatchDescriptor, record: LedgerRecord
+) -> views.SpendView:
+    return views.SpendView(
+        deployment=row.index,
+        batch_id=row.batch_id,
+        n=row.n,
+        epsilon_lower=record.spend.epsilon_lower,
+        epsilon_upper=record.spend.epsilon_upper,
+        beta=record.spend.beta,
+        dishonest_fraction=descriptor.guarantee.dishonest_fraction,
+        dishonest_reports=record.spend.dishonest,
+        used=record.spend.within_promise,
+        messages=record.messages,
+        opened=record.opened,
+        failed=record.failed,
+        noise=_noise(descriptor),
+        episodes_executed=row.episodes_executed,
+        recorded_at=record.recorded_at,
+    )
+
+
+def _counted(rows: Rows) -> int:
+    return sum(row.n for row in rows if row.state == "counted")
+
+
+def _switches(rows: Rows) -> int:
+    """Changes of the deployed mixture, in the order of issue."""
+    mixtures = [row.descriptor.mixture for row in rows]
+    return sum(not one.same_as(other) for one, other in pairwise(mixtures))
+
+
+def _seconds(rows: Rows) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for row in rows:
+        for kind, seconds in row.timings.items():
+            totals[kind] = totals.get(kind, 0.0) + seconds
+    return totals

@@ -1,0 +1,176 @@
+"""The coordinator as an object: what its routes ask for, and the drivers of all runs."""
+
+import asyncio
+import logging
+import secrets
+from pathlib import Path
+
+from common.errors import LocalError, RemoteError
+from coordinator.driver import Desk, Driver, in_thread
+from coordinator.events import wait
+from coordinator.learning.learner import Deployment, Learner
+from coordinator.planning import Issue, same_deployment
+from coordinator.records import DeploymentRecord
+from coordinator.specs import MANUAL, ManualDeployment, RunSpec
+
+LONGEST_WAIT_SECONDS = 30.0
+RECHECK_SECONDS = 5.0
+
+log = logging.getLogger("riffle.coordinator")
+
+
+class Coordinator:
+    """All runs of one store. Made and closed inside a running event loop."""
+
+    def __init__(self, desk: Desk, *, test_entry: bool) -> None:
+        self.desk = desk
+        self._test_entry = test_entry
+        self._drivers: dict[str, tuple[Driver, asyncio.Task[None]]] = {}
+
+    async def start(self) -> None:
+        """Take up every run where it was left."""
+        for run_id in await in_thread(self.desk.store.with_work):
+            self._drive(run_id)
+
+    async def close(self) -> None:
+        """Stop driving; nothing is lost, `start` takes up again."""
+        for run_id in list(self._drivers):
+            await self._halt(run_id)
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def create(self, spec: RunSpec) -> str:
+        """Make a run with its first deployment and start driving it; returns its id.
+
+        Raises:
+            RemoteError: ``invalid-spec``, ``batch-too-small`` (naming the smallest n),
+                ``test-entry-refused``, ``wrong-state`` when the id has another spec.
+        """
+        if spec.test_seed is not None and not self._test_entry:
+            raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
+        run_id = spec.run_id or secrets.token_hex(16)
+        learner, first = await in_thread(self._first, run_id, spec)
+        now = self.desk.clock()
+        if await in_thread(self.desk.store.create_run, run_id, spec, first, now):
+            self._drive(run_id, learner)
+            self.desk.bell.ring(run_id)
+        return run_id
+
+    def _first(self, run_id: str, spec: RunSpec) -> tuple[Learner, Issue | None]:
+        learner = self.desk.registry.build(spec)
+        deployment = learner.next_deployment()
+        if deployment is None:
+            return learner, None
+        return learner, self.desk.issue(run_id, spec, deployment, index=0, step=0)
+
+    async def stop(self, run_id: str) -> None:
+        """Stop a run; its open batch is abandoned. Stopping a stopped run changes nothing.
+
+        Raises:
+            RemoteError: ``unknown-run``; ``wrong-state`` when it finished or failed.
+        """
+        run = await in_thread(self.desk.store.run, run_id)
+        if run.state == "stopped":
+            return
+        if run.state != "running":
+            raise RemoteError("wrong-state", f"run {run_id} is {run.state}")
+        await self._halt(run_id)
+        try:
+            await in_thread(self.desk.store.end, run_id, "stopped", "", self.desk.clock())
+        except LocalError as error:
+            raise RemoteError(error.slug, "the run ended meanwhile") from error
+        finally:
+            self._drive(run_id)
+            self.desk.bell.ring(run_id)
+
+    def trouble(self, run_id: str) -> str | None:
+        """What keeps a run from going on at the moment, if anything."""
+        driven = self._drivers.get(run_id)
+        return driven[0].trouble if driven else None
+
+    # -- deployments by hand ---------------------------------------------------------------------
+
+    async def deploy(self, run_id: str, wanted: ManualDeployment) -> int:
+        """Issue a deployment asked for by hand; returns its index.
+
+        Raises:
+            RemoteError: ``unknown-run``, ``invalid-spec``, ``batch-too-small``, ``wrong-state``.
+        """
+        issued = await in_thread(self._deploy, run_id, wanted)
+        self.desk.bell.ring(run_id)
+        return issued
+
+    def _deploy(self, run_id: str, wanted: ManualDeployment) -> int:
+        run, rows = self.desk.store.run(run_id), self.desk.store.deployments(run_id)
+        if run.spec.learner != MANUAL:
+            raise RemoteError("wrong-state", f"run {run_id} is driven by {run.spec.learner}")
+        if wanted.layer is not None and wanted.layer >= run.spec.horizon:
+            raise RemoteError("invalid-spec", f"layer: must be below {run.spec.horizon}")
+        step = rows[-1].step + 1 if rows else 0
+        mixture = wanted.mixture(run.spec.sizes)
+        number = step if wanted.step is None else wanted.step
+        asked = Deployment(number, "manual", mixture, wanted.episodes, wanted.layer)
+        if number != step:
+            return _repeated(rows, asked)
+        issued = self.desk.issue(run_id, run.spec, asked, index=len(rows), step=step)
+        self.desk.store.issue_manual(run_id, issued, self.desk.clock())
+        return issued.index
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    async def current(
+        self, run_id: str, known: int | None, seconds: float
+    ) -> DeploymentRecord | None:
+        """The newest deployment, as soon as its index is not ``known``, or after ``seconds``."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)
+        while True:
+            ticket = self.desk.bell.ticket(run_id)
+            run = await in_thread(self.desk.store.run, run_id)
+            newest = await in_thread(self.desk.store.newest, run_id)
+            left = deadline - clock()
+            changed = newest is not None and newest.index != known
+            over = run.state != "running" or self.desk.bell.closed
+            if changed or left <= 0 or over:
+                return newest
+            await wait(ticket, min(left, RECHECK_SECONDS))
+
+    # -- drivers ---------------------------------------------------------------------------------
+
+    def _drive(self, run_id: str, learner: Learner | None = None) -> None:
+        driver = Driver(self.desk, run_id, learner)
+        task = asyncio.create_task(driver.run(), name=f"run {run_id}")
+        task.add_done_callback(lambda done: self._ended(run_id, done))
+        self._drivers[run_id] = (driver, task)
+
+    def _ended(self, run_id: str, task: asyncio.Task[None]) -> None:
+        if self._drivers.get(run_id, (None, None))[1] is task:
+            del self._drivers[run_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the driver of run %s ended: %r", run_id, error)
+
+    async def _halt(self, run_id: str) -> None:
+        driven = self._drivers.pop(run_id, None)
+        if driven is not None:
+            driven[1].cancel()
+            await asyncio.wait([driven[1]])
+
+
+def _repeated(rows: list[DeploymentRecord], asked: Deployment) -> int:
+    """The index of a deployment that was asked for before: the answer to a retry."""
+    for row in reversed(rows):
+        if row.step == asked.stage and same_deployment(row.deployment, asked):
+            return row.index
+    raise RemoteError("wrong-state", f"step {asked.stage} is not the next one, or was another one")
+
+
+def prepare_directory(path: Path) -> None:
+    """Make the data directory, readable by its owner only.
+
+    Raises:
+        LocalError: ``unavailable``.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalError("unavailable", f"cannot use data directory {path}: {error}") from error

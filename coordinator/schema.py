@@ -1,0 +1,115 @@
+"""The coordinator's tables. How its database is opened: `common.database`."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Engine,
+    Float,
+    ForeignKeyConstraint,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+from common.database import meta_table, open_database
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+meta = meta_table(metadata)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("spec", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("summary", Text),
+)
+
+
+def _of_deployment(*columns: Column[Any]) -> tuple[Column[Any] | ForeignKeyConstraint, ...]:
+    return (
+        Column("run_id", String(32), primary_key=True),
+        Column("index", Integer, primary_key=True),
+        *columns,
+        ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
+    )
+
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("index", Integer, primary_key=True),
+    Column("step", Integer, nullable=False),
+    Column("stage", Integer, nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("n", BigInteger, nullable=False),
+    Column("layer", Integer),
+    Column("batch_id", String(32), nullable=False, unique=True),
+    Column("descriptor", LargeBinary, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("acknowledged", Boolean, nullable=False),
+    Column("messages_sha256", String(64)),
+    Column("episodes_executed", BigInteger, nullable=False),
+    Column("issued_at", Float, nullable=False),
+    Column("opened_at", Float),
+    Column("settled_at", Float),
+    Column("timings", Text, nullable=False),
+    ForeignKeyConstraint(["run_id"], ["runs.id"]),
+)
+
+# One row a batch whose counts are used, so that no batch is counted twice.
+counts = Table(
+    "counts", metadata, *_of_deployment(Column("histogram", LargeBinary, nullable=False))
+)
+
+# One row a batch that was opened, whether or not its counts are used.
+ledger = Table(
+    "ledger",
+    metadata,
+    *_of_deployment(
+        Column("epsilon_lower", Float, nullable=False),
+        Column("epsilon_upper", Float, nullable=False),
+        Column("beta", Float, nullable=False),
+        Column("dishonest", BigInteger, nullable=False),
+        Column("within_promise", Boolean, nullable=False),
+        Column("messages", BigInteger, nullable=False),
+        Column("opened", BigInteger, nullable=False),
+        Column("failed", BigInteger, nullable=False),
+        Column("recorded_at", Float, nullable=False),
+    ),
+)
+
+stages = Table(
+    "stages",
+    metadata,
+    *_of_deployment(Column("result", Text, nullable=False)),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(32), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("data", Text, nullable=False),
+    ForeignKeyConstraint(["run_id"], ["runs.id"]),
+)
+
+
+def open_store(url: str) -> Engine:
+    """Engine of the store at ``url``; raises as `common.database.open_database` does."""
+    return open_database(url, metadata, SCHEMA_VERSION)

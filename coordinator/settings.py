@@ -1,0 +1,109 @@
+"""Settings of the coordinator: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
+
+Key, token and hash files hold one line of text: keys and hashes as 64 hexadecimal digits, the
+token as it is sent.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from common.descriptor import Name, first_fault
+from common.endpoint import Tls, check_url, is_loopback, tls_files
+from common.errors import LocalError
+
+PREFIX = "RIFFLE_COORDINATOR_"
+
+
+class Settings(BaseSettings):
+    """What an operator can set. Build it with `load`, which explains what is wrong."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8400, ge=1, le=65535, description="port to listen on")
+    data_dir: Path = Field(description="directory of the store")
+    store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
+    signing_key_file: Path = Field(description="Ed25519 private key that signs descriptors")
+    analyzer_key_file: Path = Field(description="X25519 private key that opens messages")
+    shuffler_url: str = Field(description="https://host:port; http only on loopback")
+    shuffler_id: Name = Field(description="the shuffler that descriptors name")
+    ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
+    shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
+    operator_token_hash_file: Path = Field(description="SHA-256 of the operator's token")
+    workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
+    tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
+    tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
+    test_entry: bool = Field(default=False, description="allow seeded runs; loopback only")
+
+    @field_validator("shuffler_url")
+    @classmethod
+    def _reachable(cls, url: str) -> str:
+        return check_url("shuffler_url", url)
+
+    @classmethod
+    def load(cls) -> Self:
+        """Settings from the environment.
+
+        Raises:
+            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            raise LocalError("invalid-spec", f"{PREFIX}*: {first_fault(error)}") from error
+
+    @property
+    def url(self) -> str:
+        """Database URL."""
+        return self.store_url or f"sqlite:///{self.data_dir / 'coordinator.sqlite'}"
+
+    def tls(self) -> Tls | None:
+        """TLS files; None on loopback without TLS.
+
+        Raises:
+            LocalError: one of the two is missing, or both are and others could listen.
+        """
+        return tls_files(self.host, self.tls_cert_file, self.tls_key_file, PREFIX)
+
+    def signing_key(self) -> bytes:
+        """Raw Ed25519 private key (32 bytes)."""
+        return _hex_bytes("SIGNING_KEY_FILE", self.signing_key_file)
+
+    def analyzer_key(self) -> bytes:
+        """Raw X25519 private key (32 bytes)."""
+        return _hex_bytes("ANALYZER_KEY_FILE", self.analyzer_key_file)
+
+    def operator_hash(self) -> str:
+        """SHA-256 of the operator's token, hex."""
+        return _hex_bytes("OPERATOR_TOKEN_HASH_FILE", self.operator_token_hash_file).hex()
+
+    def shuffler_token(self) -> str:
+        """The coordinator's token at the shuffler."""
+        return _text("SHUFFLER_TOKEN_FILE", self.shuffler_token_file)
+
+    def check_test_entry(self) -> None:
+        """Raise LocalError when the test entry is open beyond this machine."""
+        if self.test_entry and not is_loopback(self.host):
+            raise LocalError(
+                "invalid-spec", f"{PREFIX}TEST_ENTRY needs a loopback HOST, not {self.host}"
+            )
+
+
+def _text(name: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError("invalid-spec", f"{PREFIX}{name}: cannot read {file}: {error}") from error
+
+
+def _hex_bytes(name: str, file: Path) -> bytes:
+    try:
+        value = bytes.fromhex(_text(name, file))
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise LocalError("invalid-spec", f"{PREFIX}{name}: {file} must hold 64 hexadecimal digits")
+    return value

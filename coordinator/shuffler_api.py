@@ -1,0 +1,185 @@
+"""The shuffler as the coordinator sees it: five calls over HTTP.
+
+Every call may be repeated. What a repetition may cure (no connection, a status of 5xx or 429, a
+token the shuffler does not know yet) is a LocalError ``unavailable``; every other refusal is a
+RemoteError with the shuffler's problem slug.
+"""
+
+import hashlib
+import ssl
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from common.descriptor import Document, SignedDescriptor
+from common.errors import LocalError, RemoteError, RiffleError, slug_of
+from common.wire import (
+    DIGEST_HEADER,
+    SIGNATURE_HEADER,
+    Acknowledgement,
+    BatchStatus,
+    ShufflerIdentity,
+)
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
+
+Answer = TypeVar("Answer", bound=Document)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """All messages of a sealed batch, and the SHA-256 (hex) that both sides computed."""
+
+    data: bytes
+    sha256: str
+
+
+class Shuffler(Protocol):
+    """The calls of the coordinator to the shuffler."""
+
+    async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
+        """Deposit a descriptor's bytes; the same bytes again get the same answer."""
+        ...
+
+    async def status(self, batch_id: str, wait: float) -> BatchStatus:
+        """The batch's status, as soon as it is sealed or after ``wait`` seconds."""
+        ...
+
+    async def messages(self, batch_id: str, size: int) -> Messages:
+        """The sealed batch's messages, ``size`` bytes; the same bytes until acknowledged."""
+        ...
+
+    async def acknowledge(self, batch_id: str, sha256: str) -> None:
+        """The messages are settled here; the shuffler may erase them."""
+        ...
+
+    async def abandon(self, batch_id: str) -> None:
+        """Give up a batch that is not sealed."""
+        ...
+
+    async def ready(self) -> str:
+        """The shuffler's id."""
+        ...
+
+
+class ShufflerApi:
+    """`Shuffler` over HTTP."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    @classmethod
+    def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerApi":
+        """A client of the shuffler at ``url``; for ``verify`` see `common.endpoint.trusted`."""
+        return cls(
+            httpx.AsyncClient(
+                base_url=url,
+                verify=verify,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+            )
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
+        """See `Shuffler`."""
+        headers = {SIGNATURE_HEADER: signature, "Content-Type": "application/json"}
+        response = await self._send("PUT", f"/v1/batches/{batch_id}", content=data, headers=headers)
+        return _read(SignedDescriptor, response)
+
+    async def status(self, batch_id: str, wait: float) -> BatchStatus:
+        """See `Shuffler`."""
+        path = f"/v1/batches/{batch_id}/status"
+        params = {"wait": f"{wait:.3f}", "state": "sealed"}
+        return _read(BatchStatus, await self._send("GET", path, params=params))
+
+    async def messages(self, batch_id: str, size: int) -> Messages:
+        """See `Shuffler`; stops reading beyond ``size`` bytes."""
+        data, hasher = bytearray(), hashlib.sha256()
+        path = f"/v1/batches/{batch_id}/messages"
+        try:
+            async with self._client.stream("GET", path) as response:
+                if response.status_code != HTTPStatus.OK:
+                    await response.aread()
+                    raise _refusal(response)
+                async for chunk in response.aiter_bytes():
+                    data += chunk
+                    hasher.update(chunk)
+                    if len(data) > size:
+                        raise RemoteError("wrong-size", f"more than {size} bytes of messages")
+        except httpx.TransportError as error:
+            raise _unreachable(error) from error
+        digest = response.headers.get(DIGEST_HEADER, "")
+        if len(data) != size or digest != hasher.hexdigest():
+            raise LocalError("unavailable", "the messages arrived incomplete or changed")
+        return Messages(bytes(data), digest)
+
+    async def acknowledge(self, batch_id: str, sha256: str) -> None:
+        """See `Shuffler`."""
+        body = Acknowledgement(messages_sha256=sha256).model_dump_json()
+        await self._send("POST", f"/v1/batches/{batch_id}/acknowledgement", content=body)
+
+    async def abandon(self, batch_id: str) -> None:
+        """See `Shuffler`."""
+        await self._send("POST", f"/v1/batches/{batch_id}/abandon")
+
+    async def ready(self) -> str:
+        """See `Shuffler`."""
+        response = await self._send("GET", "/v1/identity", timeout=CONNECT_SECONDS)
+        return _read(ShufflerIdentity, response).shuffler_id
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | str | None = None,
+        params: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        timeout: float = ANSWER_SECONDS,
+    ) -> httpx.Response:
+        try:
+            response = await self._client.request(
+                method, path, content=content, params=params, headers=headers, timeout=timeout
+            )
+        except httpx.TransportError as error:
+            raise _unreachable(error) from error
+        if response.is_success:
+            return response
+        raise _refusal(response)
+
+
+def _unreachable(error: httpx.TransportError) -> LocalError:
+    return LocalError("unavailable", f"the shuffler does not answer ({type(error).__name__})")
+
+
+def _refusal(response: httpx.Response) -> RiffleError:
+    """The error that a refusal means here."""
+    try:
+        document = response.json()
+    except ValueError:
+        document = {}
+    document = document if isinstance(document, dict) else {}
+    detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
+    status, slug = response.status_code, slug_of(document)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
+        seconds = response.headers.get("Retry-After", "")
+        retry_after = int(seconds) if seconds.isdecimal() else None
+        return LocalError("unavailable", detail, retry_after=retry_after)
+    if slug in {"unauthorized", "forbidden"}:
+        return LocalError("unavailable", f"{detail} (the coordinator's token; see SHUFFLER_TOKEN)")
+    return RemoteError(slug, detail)
+
+
+def _read(kind: type[Answer], response: httpx.Response) -> Answer:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        raise RemoteError("malformed", f"the shuffler's {kind.__name__} is malformed") from error

@@ -1,0 +1,176 @@
+"""What an operator may ask for: the spec of a run, and a deployment by hand.
+
+Both are strict documents: unknown fields, wrong types and values out of range are refused with the
+name of the field. What needs the learner or the accountant to judge is judged when the run is made.
+"""
+
+import json
+import math
+from typing import Annotated, Literal, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from common.counters import CounterLayout, Families, Sizes
+from common.descriptor import (
+    MAX_ACTIONS,
+    MAX_COUNTERS,
+    MAX_HORIZON,
+    MAX_MESSAGES,
+    MAX_POLICIES,
+    MAX_STATES,
+    Document,
+    Hex16,
+    Name,
+    first_fault,
+)
+from common.errors import RemoteError
+from common.noise import Guarantee
+from common.policy import Mixture
+
+Option = int | float | bool | str
+PolicyRows = tuple[tuple[int, ...], ...]
+LearnerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,49}$")]
+MANUAL = "manual"
+
+
+class RunSpec(Document):
+    """A run: who learns what, for how many episodes, under which guarantee."""
+
+    run_id: Hex16 | None = Field(
+        default=None, description="chosen by the caller to make a retry safe; else drawn here"
+    )
+    name: Name
+    learner: LearnerName = "sdp-pe"
+    environment: Name = Field(description="what the nodes must serve")
+    states: int = Field(ge=1, le=MAX_STATES)
+    actions: int = Field(ge=1, le=MAX_ACTIONS)
+    horizon: int = Field(ge=1, le=MAX_HORIZON)
+    start: tuple[float, ...] | None = Field(
+        default=None, description="probability of every state at step 0; default: state 0"
+    )
+    reward_low: float = Field(default=0.0, allow_inf_nan=False)
+    reward_high: float = Field(default=1.0, allow_inf_nan=False)
+    episodes: int = Field(ge=1, le=1 << 40, description="K")
+    epsilon: float = Field(gt=0, le=100)
+    beta: float = Field(gt=0, lt=1)
+    delta: float = Field(default=0.05, gt=0, lt=1)
+    dishonest_fraction: float = Field(default=0.0, ge=0, lt=1, description="gamma")
+    families: Families = "joint"
+    calibration: Literal["exact", "paper"] = "exact"
+    preset: Literal["practical", "paper"] = "practical"
+    options: dict[str, Option] = Field(
+        default_factory=dict, description="constants of the learner that replace its preset's"
+    )
+    max_messages: int = Field(
+        default=4_096, ge=1, le=MAX_MESSAGES, description="largest L, messages of one report"
+    )
+    batch_seconds: int = Field(default=900, ge=1, le=30 * 86_400, description="expiry of a batch")
+    reissues: int = Field(
+        default=2, ge=0, le=100, description="how often a deployment that failed is issued again"
+    )
+    seed: int = Field(default=0, ge=0, description="keys the learner's own draws")
+    test_seed: int | None = Field(
+        default=None, ge=0, description="test entry only: seeds noise; the ledger says infinity"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.reward_low >= self.reward_high:
+            raise ValueError("reward_low must be below reward_high")
+        counters = CounterLayout(self.sizes, self.families).counters
+        if counters > MAX_COUNTERS:
+            raise ValueError(f"{counters} counters exceed {MAX_COUNTERS}; use fewer states")
+        if self.start is not None:
+            _check_start(self.start, self.states)
+        return self
+
+    @property
+    def sizes(self) -> Sizes:
+        """X, A, H."""
+        return Sizes(X=self.states, A=self.actions, H=self.horizon)
+
+    @property
+    def d1(self) -> npt.NDArray[np.float64]:
+        """Start distribution (X,), summing to one exactly up to rounding."""
+        start = self.start or (1.0, *[0.0] * (self.states - 1))
+        return np.array([p / math.fsum(start) for p in start], dtype=np.float64)
+
+    @property
+    def budget(self) -> Guarantee:
+        """What every user of this run is promised."""
+        return Guarantee(self.epsilon, self.beta, self.dishonest_fraction)
+
+
+class ManualDeployment(Document):
+    """A policy (H, X), or policies (M, H, X) with probabilities, to run for n episodes.
+
+    ``step`` is the count of deployments asked for before this one; with it a retry is safe.
+    """
+
+    policy: PolicyRows | None = None
+    policies: tuple[PolicyRows, ...] | None = Field(default=None, max_length=MAX_POLICIES)
+    probabilities: tuple[float, ...] | None = None
+    episodes: int = Field(ge=1, le=1 << 32)
+    layer: int | None = Field(default=None, ge=0, description="count one step only; default all")
+    step: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.policy is None) == (self.policies is None):
+            raise ValueError("give either policy or policies")
+        if (self.policies is None) != (self.probabilities is None):
+            raise ValueError("policies and probabilities belong together")
+        return self
+
+    def mixture(self, sizes: Sizes) -> Mixture:
+        """The mixture asked for.
+
+        Raises:
+            RemoteError: ``invalid-spec``, when shapes, actions or probabilities are wrong.
+        """
+        try:
+            mixture = self._mixture()
+            mixture.check(sizes)
+        except ValueError as error:
+            raise RemoteError("invalid-spec", f"policy: {error}") from error
+        return mixture
+
+    def _mixture(self) -> Mixture:
+        if self.policy is not None:
+            return Mixture.single(self.policy)
+        probabilities = self.probabilities or ()
+        if len(probabilities) != len(self.policies or ()):
+            raise ValueError("there must be as many probabilities as policies")
+        if not all(map(math.isfinite, probabilities)) or abs(math.fsum(probabilities) - 1) > 1e-6:
+            raise ValueError("probabilities must sum to 1")
+        return Mixture.from_probabilities(self.policies or (), probabilities)
+
+
+Read = TypeVar("Read", bound=Document)
+
+
+def read_document(kind: type[Read], body: bytes) -> Read:
+    """Parse a request's body strictly.
+
+    Raises:
+        RemoteError: ``malformed`` when it is not JSON, ``invalid-spec`` with the field otherwise.
+    """
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RemoteError("malformed", f"the body is not JSON: {error}") from error
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise RemoteError("invalid-spec", first_fault(error)) from error
+
+
+def _check_start(start: tuple[float, ...], states: int) -> None:
+    if len(start) != states:
+        raise ValueError(f"start has {len(start)} probabilities for {states} states")
+    if not all(math.isfinite(p) and p >= 0 for p in start):
+        raise ValueError("start must hold probabilities that are not negative")
+    if abs(math.fsum(start) - 1.0) > 1e-9:
+        raise ValueError(f"start must sum to 1, not {math.fsum(start):g}")

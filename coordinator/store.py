@@ -1,0 +1,255 @@
+"""The coordinator's durable state. Every public method is one transaction.
+
+Validate first, then change: a method checks states (`coordinator.states`), budget and conflicts
+inside its transaction and raises before it writes. Methods block; callers run them in threads.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.sql.elements import ColumnElement
+
+from common.counters import Ints
+from common.database import writer
+from common.errors import LocalError, RemoteError
+from coordinator import changes, schema
+from coordinator.events import Event
+from coordinator.planning import Issue
+from coordinator.records import (
+    DeploymentRecord,
+    EventRecord,
+    LedgerRecord,
+    RunRecord,
+    Settlement,
+    Timings,
+    deployment_record,
+    ledger_record,
+    run_record,
+    unpack,
+)
+from coordinator.specs import RunSpec
+from coordinator.states import (
+    TO_ACKNOWLEDGE,
+    UNSETTLED,
+    RunState,
+)
+
+_runs, _deployments = schema.runs, schema.deployments
+
+
+class Store:
+    """Runs, deployments, private counts, ledger, stages and events."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = schema.open_store(url)
+        self._writer = writer(self._engine)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def check(self) -> None:
+        """Raise LocalError ``unavailable`` unless the database can be written."""
+        try:
+            with self._writer.begin() as connection:
+                connection.execute(select(schema.meta))
+        except SQLAlchemyError as error:
+            reason = str(error).splitlines()[0]
+            raise LocalError("unavailable", f"the store cannot be used: {reason}") from error
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def runs(self) -> list[RunRecord]:
+        """All runs, oldest first."""
+        query = select(_runs).order_by(_runs.c.created_at, _runs.c.id)
+        with self._engine.connect() as connection:
+            return [run_record(row) for row in connection.execute(query)]
+
+    def run(self, run_id: str) -> RunRecord:
+        """One run.
+
+        Raises:
+            RemoteError: ``unknown-run``.
+        """
+        with self._engine.connect() as connection:
+            return changes.find_run(connection, run_id)
+
+    def deployments(self, run_id: str) -> list[DeploymentRecord]:
+        """A run's deployments in order; a run that does not exist has none."""
+        with self._engine.connect() as connection:
+            return _list(connection, run_id)
+
+    def newest(self, run_id: str) -> DeploymentRecord | None:
+        """A run's deployment of the highest index."""
+        query = select(_deployments).where(_deployments.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            row = connection.execute(query.order_by(_deployments.c["index"].desc())).first()
+            return None if row is None else deployment_record(row)
+
+    def next_work(self, run_id: str) -> tuple[RunRecord, DeploymentRecord | None]:
+        """A run and its first deployment that needs a step, if any."""
+        query = select(_deployments).where(_deployments.c.run_id == run_id, _unsettled())
+        with self._engine.connect() as connection:
+            row = connection.execute(query.order_by(_deployments.c["index"]).limit(1)).first()
+            return changes.find_run(connection, run_id), None if row is None else deployment_record(
+                row
+            )
+
+    def histograms(self, run_id: str) -> dict[int, Ints]:
+        """Counted histograms of a run by deployment index."""
+        table = schema.counts
+        query = select(table.c["index"], table.c.histogram).where(table.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            return {index: unpack(data) for index, data in connection.execute(query)}
+
+    def ledger(self, run_id: str) -> list[LedgerRecord]:
+        """What was spent, batch by batch."""
+        with self._engine.connect() as connection:
+            return [ledger_record(row) for row in _rows(connection, schema.ledger, run_id)]
+
+    def stages(self, run_id: str) -> list[dict[str, Any]]:
+        """Stage results in order, each with the deployment that ended it."""
+        with self._engine.connect() as connection:
+            rows = _rows(connection, schema.stages, run_id)
+            return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
+
+    def events(self, run_id: str, after: int = 0) -> list[EventRecord]:
+        """Events of a run with a number above ``after``."""
+        table = schema.events
+        query = select(table).where(table.c.run_id == run_id, table.c.id > after)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(table.c.id))
+            return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
+
+    def with_work(self) -> list[str]:
+        """Runs that go on, or that left a batch at the shuffler to be settled."""
+        unfinished = select(_runs.c.id).where(_runs.c.state == "running")
+        left = select(_deployments.c.run_id).where(_unsettled())
+        with self._engine.connect() as connection:
+            return sorted(connection.execute(unfinished.union(left)).scalars())
+
+    # -- a run -----------------------------------------------------------------------------------
+
+    def create_run(self, run_id: str, spec: RunSpec, first: Issue | None, now: float) -> bool:
+        """Record a run with its first deployment; False when the same run is there already.
+
+        Raises:
+            RemoteError: ``wrong-state``, when the id has another spec.
+            LocalError: ``budget-exceeded``.
+        """
+        values = {"spec": spec.model_dump_json(), "state": "running", "message": ""}
+        with self._writer.begin() as connection:
+            known = connection.execute(select(_runs.c.spec).where(_runs.c.id == run_id)).scalar()
+            if known is not None:
+                if known != values["spec"]:
+                    raise RemoteError("wrong-state", f"run {run_id} exists with another spec")
+                return False
+            connection.execute(insert(_runs).values(id=run_id, created_at=now, **values))
+            started: Event = ("run_started", {"name": spec.name, "learner": spec.learner})
+            changes.tell(connection, run_id, now, started)
+            if first is not None:
+                changes.issue(connection, run_id, spec, first, now)
+        return True
+
+    def issue_manual(self, run_id: str, issue: Issue, now: float) -> None:
+        """Record a deployment asked for by hand.
+
+        Raises:
+            RemoteError: ``wrong-state`` when the run is over, another deployment is under way or
+                the run's episodes are used up.
+            LocalError: ``budget-exceeded``.
+        """
+        with self._writer.begin() as connection:
+            run, rows = changes.find_run(connection, run_id), _list(connection, run_id)
+            changes.check_manual(run, rows, issue)
+            changes.issue(connection, run_id, run.spec, issue, now)
+
+    def end(self, run_id: str, to: RunState, message: str, now: float) -> None:
+        """Fail or stop a run; its batches are settled afterwards.
+
+        Raises:
+            LocalError: ``wrong-state``, when the run is over.
+        """
+        with self._writer.begin() as connection:
+            changes.end(connection, run_id, to, message, now)
+
+    # -- a deployment ----------------------------------------------------------------------------
+
+    def opened(self, run_id: str, index: int, now: float) -> None:
+        """The shuffler has the descriptor."""
+        with self._writer.begin() as connection:
+            changes.move(connection, run_id, index, "open", opened_at=now)
+
+    def sealed(self, run_id: str, index: int, episodes: int, timings: Timings, now: float) -> None:
+        """The batch holds n distinct reports; ``episodes`` were executed for it."""
+        values = {"episodes_executed": episodes, "timings": json.dumps(dict(timings))}
+        with self._writer.begin() as connection:
+            row = changes.move(connection, run_id, index, "sealed", **values)
+            event: Event = ("batch_sealed", {"index": index, "n": row.n, "episodes": episodes})
+            changes.tell(connection, run_id, now, event)
+
+    def settle(self, run_id: str, settlement: Settlement, now: float) -> None:
+        """Commit spend, counts, stage result, next deployment and events together.
+
+        Raises:
+            LocalError: ``wrong-state`` when the batch is settled already or the run is over;
+                ``budget-exceeded`` when the next deployment may not be issued. Nothing is changed.
+        """
+        with self._writer.begin() as connection:
+            run = changes.find_run(connection, run_id)
+            if settlement.goes_on and run.state != "running":
+                raise LocalError("wrong-state", f"run {run_id} is {run.state}")
+            changes.record(connection, run_id, settlement, now)
+            if settlement.following is not None:
+                changes.issue(connection, run_id, run.spec, settlement.following, now)
+            elif settlement.failure is not None:
+                changes.end(connection, run_id, "failed", settlement.failure, now)
+            elif settlement.finished:
+                changes.end(connection, run_id, "finished", "", now)
+
+    def abandoned(
+        self,
+        run_id: str,
+        index: int,
+        episodes: int,
+        now: float,
+        *,
+        again: Issue | None = None,
+        failure: str | None = None,
+    ) -> None:
+        """The batch was given up before it was opened; issue it again, or fail the run."""
+        values = {"episodes_executed": episodes, "settled_at": now}
+        with self._writer.begin() as connection:
+            changes.move(connection, run_id, index, "abandoned", **values)
+            event: Event = ("batch_abandoned", {"index": index, "episodes": episodes})
+            changes.tell(connection, run_id, now, event)
+            if again is not None:
+                changes.issue(
+                    connection, run_id, changes.find_run(connection, run_id).spec, again, now
+                )
+            elif failure is not None:
+                changes.end(connection, run_id, "failed", failure, now)
+
+    def acknowledged(self, run_id: str, index: int, timings: Timings) -> None:
+        """The shuffler knows that the batch is settled."""
+        values = {"acknowledged": True, "timings": json.dumps(dict(timings))}
+        with self._writer.begin() as connection:
+            connection.execute(update(_deployments).where(changes.at(run_id, index)).values(values))
+
+
+def _unsettled() -> ColumnElement[bool]:
+    state = _deployments.c.state
+    to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
+    return state.in_(UNSETTLED) | to_acknowledge
+
+
+def _rows(connection: Connection, table: Table, run_id: str) -> Sequence[Any]:
+    query = select(table).where(table.c.run_id == run_id).order_by(table.c["index"])
+    return connection.execute(query).all()
+
+
+def _list(connection: Connection, run_id: str) -> list[DeploymentRecord]:
+    return [deployment_record(row) for row in _rows(connection, _deployments, run_id)]

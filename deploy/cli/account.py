@@ -1,0 +1,141 @@
+"""``riffle account``: the least noise for a guarantee, or the guarantee of a given noise."""
+
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+import typer
+
+from common.accounting import Account, account, calibrate, gaussian_variance
+from common.counters import CounterLayout, Families, Sizes
+from common.noise import Noise, Padding
+from deploy.cli.output import Format, emit, one_line_errors, table
+
+Scope = Literal["layer", "all"]
+CalibrationName = Literal["exact", "paper"]
+
+
+@one_line_errors
+def account_command(
+    states: Annotated[int, typer.Option(help="X")],
+    actions: Annotated[int, typer.Option(help="A")],
+    horizon: Annotated[int, typer.Option(help="H")],
+    episodes: Annotated[int, typer.Option(help="n, reports of the batch")],
+    epsilon: Annotated[float, typer.Option(help="what every user must get")] = 1.0,
+    beta: Annotated[float, typer.Option(help="probability that privacy fails")] = 1e-5,
+    scope: Annotated[Scope, typer.Option(help="one layer's transitions, or everything")] = "all",
+    families: Annotated[Families, typer.Option(help="what is counted")] = "joint",
+    honest_fraction: Annotated[float, typer.Option(help="share of reports that add noise")] = 1.0,
+    calibration: Annotated[CalibrationName, typer.Option(help="how noise is chosen")] = "exact",
+    bits: Annotated[
+        int | None, typer.Option(help="instead of calibrating: bits a user and counter")
+    ] = None,
+    p: Annotated[
+        str | None, typer.Option(help="instead of calibrating: probability, as 1/256")
+    ] = None,
+    noise_slots: Annotated[
+        int | None, typer.Option(help="with --bits: slots for noise in a report")
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+) -> None:
+    """Say what privacy costs: bits, messages and variance for a guarantee, or the inverse.
+
+    With --bits and --p the question is turned around: what epsilon does this noise give at --beta?
+    """
+    layout = CounterLayout(
+        Sizes(states, actions, horizon), families, 0 if scope == "layer" else None
+    )
+    dishonest = float(1 - Fraction(str(honest_fraction)))
+    if (bits is None) != (p is None):
+        raise ValueError("--bits and --p belong together")
+    if bits is not None and p is not None:
+        noise = Noise(bits, *dyadic(p))
+        slots = noise_slots if noise_slots is not None else bits * layout.counters
+        padding = Padding(layout.data_slots, slots)
+        result = account(
+            noise,
+            padding,
+            n=episodes,
+            dishonest_fraction=dishonest,
+            cells=layout.cells,
+            counters=layout.counters,
+            beta=beta,
+        )
+        document = describe(layout, noise, padding, result)
+    else:
+        document = calibrated(layout, episodes, dishonest, epsilon, beta, calibration)
+    rows = list(document.items())
+    emit(document, output, lambda: table(("quantity", "value"), rows))
+
+
+def calibrated(
+    layout: CounterLayout,
+    n: int,
+    dishonest_fraction: float,
+    epsilon: float,
+    beta: float,
+    calibration: CalibrationName,
+) -> dict[str, Any]:
+    """The calibration of a batch, with its ratios to the papers' and to the Gaussian mechanism."""
+
+    def chosen(name: CalibrationName) -> tuple[Noise, Padding, Account]:
+        result = calibrate(
+            n=n,
+            dishonest_fraction=dishonest_fraction,
+            cells=layout.cells,
+            counters=layout.counters,
+            data_slots=layout.data_slots,
+            epsilon=epsilon,
+            beta=beta,
+            calibration=name,
+            sizes=layout.sizes,
+        )
+        return result.noise, result.padding, result.account
+
+    noise, padding, result = chosen(calibration)
+    document = describe(layout, noise, padding, result)
+    document["variance_over_gaussian"] = result.variance / gaussian_variance(
+        epsilon, beta, layout.cells
+    )
+    if calibration == "exact":
+        paper_noise, _, _ = chosen("paper")
+        document["ones_of_the_paper_over_exact"] = paper_noise.mean(n) / noise.mean(n)
+    return document
+
+
+def describe(
+    layout: CounterLayout, noise: Noise, padding: Padding, result: Account
+) -> dict[str, Any]:
+    """A batch's noise and guarantee under the keys that the command documents."""
+    return {
+        "episodes": result.n,
+        "honest_reports": result.honest_reports,
+        "counters": layout.counters,
+        "cells": layout.cells,
+        "bits_per_user": noise.bits,
+        "p": noise.p,
+        "p_exact": f"{noise.p_numerator}/2^{noise.p_log2}",
+        "expected_ones": result.expected_ones,
+        "expected_ones_per_report": result.expected_ones_per_report,
+        "padded_messages": result.messages,
+        "variance": result.variance,
+        "epsilon_lower": result.epsilon_lower,
+        "epsilon_upper": result.epsilon_upper,
+        "beta": result.beta,
+        "beta_overflow": result.beta_overflow,
+    }
+
+
+def dyadic(text: str) -> tuple[int, int]:
+    """Numerator and log2 of the denominator of a probability such as 1/256 or 0.5.
+
+    Raises:
+        ValueError: it is not an integer over a power of two up to 2**32.
+    """
+    try:
+        fraction = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"--p {text} is not a fraction such as 1/256") from error
+    log2 = fraction.denominator.bit_length() - 1
+    if fraction.denominator != 1 << log2 or log2 > 32:
+        raise ValueError(f"--p {text} is not an integer over a power of two up to 2^32")
+    return (fraction.numerator, log2) if log2 else (2 * fraction.numerator, 1)

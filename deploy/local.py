@@ -1,0 +1,230 @@
+"""A whole network on loopback: shuffler, coordinator and nodes, each a process of its own.
+
+Used by ``riffle up`` and by the system tests. Only processes started here are ended, by their ids.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from common.errors import LocalError
+from deploy.certificates import LOOPBACK
+from deploy.network import SHUFFLER_ID, enrol, init_network
+from node_client.environments.registry import Parameter
+
+READY_SECONDS = 60.0
+STOP_SECONDS = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    """What to start: how many nodes of which environment, and what their owner demands.
+
+    A port of 0 means any free one. ``test_entry`` allows seeded noise, on loopback only.
+    """
+
+    folder: Path
+    environment: str
+    environment_parameters: dict[str, Parameter] = field(default_factory=dict)
+    nodes: int = 20
+    max_epsilon: float = 1.0
+    max_beta: float = 1e-5
+    min_dishonest_fraction: float = 0.0
+    shuffler_port: int = 0
+    coordinator_port: int = 0
+    workers: int = 2
+    test_entry: bool = False
+
+
+class LocalNetwork:
+    """Context manager: the network runs inside the ``with`` block."""
+
+    def __init__(self, config: LocalConfig) -> None:
+        self.config = config
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.shuffler_url = f"http://{LOOPBACK}:{config.shuffler_port or free_port()}"
+        self.coordinator_url = f"http://{LOOPBACK}:{config.coordinator_port or free_port()}"
+
+    def __enter__(self) -> Self:
+        init_network(self.secrets)
+        (self.config.folder / "logs").mkdir(parents=True, exist_ok=True)
+        try:
+            self.start("shuffler")
+            self.wait_ready("shuffler")
+            enrol(self.secrets, self.shuffler_url, self.config.nodes)
+            self.start("coordinator")
+            self.start("node")
+            self.wait_ready("coordinator")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def secrets(self) -> Path:
+        """Folder of the network's secrets."""
+        return self.config.folder / "network"
+
+    @property
+    def operator_token(self) -> str:
+        """The operator's token at the coordinator."""
+        return (self.secrets / "operator" / "coordinator_token").read_text()
+
+    @property
+    def shuffler_operator_token(self) -> str:
+        """The operator's token at the shuffler."""
+        return (self.secrets / "operator" / "shuffler_token").read_text()
+
+    def start(self, role: str) -> None:
+        """Start one role's process; its output goes to ``logs/<role>.log``."""
+        log = (self.config.folder / "logs" / f"{role}.log").open("ab")
+        with log:
+            self.processes[role] = subprocess.Popen(
+                [sys.executable, "-m", "deploy.cli.main", role],
+                env=os.environ | self.environment(role),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def stop(self) -> None:
+        """Ask every process to leave, nodes first, and end those that do not."""
+        for role in ("node", "coordinator", "shuffler"):
+            process = self.processes.get(role)
+            if process is not None and process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def check_alive(self) -> None:
+        """Raise LocalError when a process has ended, with the last line it wrote."""
+        for role, process in self.processes.items():
+            if process.poll() is not None:
+                raise LocalError(
+                    "unavailable",
+                    f"the {role} ended with code {process.returncode}: {self.last_line(role)}",
+                )
+
+    def last_line(self, role: str) -> str:
+        """Last line of a role's log."""
+        lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    def wait_ready(self, role: str) -> None:
+        """Wait for ``/readyz``.
+
+        Raises:
+            LocalError: the process ended, or is not ready in time.
+        """
+        url = {"shuffler": self.shuffler_url, "coordinator": self.coordinator_url}[role]
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            self.check_alive()
+            try:
+                if httpx.get(f"{url}/readyz", timeout=2).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+        raise LocalError("unavailable", f"the {role} is not ready after {READY_SECONDS:.0f} s")
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Environment variables that configure a role."""
+        return {
+            "shuffler": self._shuffler,
+            "coordinator": self._coordinator,
+            "node": self._node,
+        }[role]()
+
+    def _shuffler(self) -> dict[str, str]:
+        files = self.secrets / "shuffler"
+        return _prefixed(
+            "RIFFLE_SHUFFLER_",
+            HOST=LOOPBACK,
+            PORT=_port(self.shuffler_url),
+            DATA_DIR=self.config.folder / "data" / "shuffler",
+            SHUFFLER_ID=SHUFFLER_ID,
+            SIGNING_KEY_FILE=files / "signing_key",
+            COORDINATOR_KEY_FILE=files / "coordinator_key",
+            COORDINATOR_TOKEN_HASH_FILE=files / "coordinator_token_hash",
+            OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
+            **self._demands(),
+        )
+
+    def _coordinator(self) -> dict[str, str]:
+        files = self.secrets / "coordinator"
+        return _prefixed(
+            "RIFFLE_COORDINATOR_",
+            HOST=LOOPBACK,
+            PORT=_port(self.coordinator_url),
+            DATA_DIR=self.config.folder / "data" / "coordinator",
+            SIGNING_KEY_FILE=files / "signing_key",
+            ANALYZER_KEY_FILE=files / "analyzer_key",
+            SHUFFLER_URL=self.shuffler_url,
+            SHUFFLER_ID=SHUFFLER_ID,
+            SHUFFLER_TOKEN_FILE=files / "shuffler_token",
+            OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
+            WORKERS=self.config.workers,
+            TEST_ENTRY=self.config.test_entry,
+        )
+
+    def _node(self) -> dict[str, str]:
+        files = self.secrets / "nodes"
+        return _prefixed(
+            "RIFFLE_NODE_",
+            SHUFFLER_URL=self.shuffler_url,
+            SHUFFLER_ID=SHUFFLER_ID,
+            SHUFFLER_KEY_FILE=files / "shuffler_key",
+            COORDINATOR_KEY_FILE=files / "coordinator_key",
+            CREDENTIALS_FILE=files / "credentials.json",
+            STATE_DIR=self.config.folder / "data" / "nodes",
+            ENVIRONMENT=self.config.environment,
+            WORKERS=self.config.workers,
+            ENVIRONMENT_PARAMETERS=json.dumps(self.config.environment_parameters),
+            **self._demands(),
+        )
+
+    def _demands(self) -> dict[str, object]:
+        return {
+            "MAX_EPSILON": self.config.max_epsilon,
+            "MAX_BETA": self.config.max_beta,
+            "MIN_DISHONEST_FRACTION": self.config.min_dishonest_fraction,
+            "TEST_ENTRY": self.config.test_entry,
+        }
+
+
+def free_port() -> int:
+    """A port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _port(url: str) -> str:
+    return url.rsplit(":", 1)[1]
+
+
+def _prefixed(prefix: str, **values: object) -> dict[str, str]:
+    return {prefix + name: str(value) for name, value in values.items()}

@@ -1,0 +1,131 @@
+"""The secrets of a network, one folder a role, so that no role holds another's.
+
+``init_network`` writes them where they are missing and never overwrites one:
+
+- ``shuffler/``: its signing key, the coordinator's public key, hashes of the tokens it accepts.
+- ``coordinator/``: its signing key, the analyzer's private key, its token at the shuffler, the hash
+  of the operator's token.
+- ``nodes/``: public keys to pin, and, after `enrol`, the nodes' credentials. Enrolment belongs to
+  the shuffler's operator: the coordinator's folder never sees them.
+- ``operator/``: the operator's two tokens, in clear; keep this folder.
+
+Each server also gets a TLS certificate of the network's own CA (``certificates``), whose
+certificate everybody else holds as ``ca.pem``. On loopback TLS may be left off.
+"""
+
+import datetime
+import json
+import os
+import secrets
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.endpoint import hash_token, trusted
+from common.errors import LocalError, slug_of
+from common.hpke import KeyPair
+from common.wire import Enrolment, EnrolRequest
+from deploy.certificates import make_authority
+
+ROLES = ("shuffler", "coordinator", "nodes", "operator")
+SHUFFLER_ID = "shuffler"
+USERS_A_NODE = 1 << 30
+
+
+def init_network(folder: Path) -> None:
+    """Write every secret that is missing. Idempotent."""
+    for role in ROLES:
+        (folder / role).mkdir(parents=True, exist_ok=True)
+    _key_pair(folder / "shuffler" / "signing_key", folder / "nodes" / "shuffler_key")
+    _key_pair(folder / "coordinator" / "signing_key", folder / "nodes" / "coordinator_key")
+    _copy(folder / "nodes" / "coordinator_key", folder / "shuffler" / "coordinator_key")
+    _write(folder / "coordinator" / "analyzer_key", KeyPair.generate().private.hex())
+    _token(
+        folder / "coordinator" / "shuffler_token", folder / "shuffler" / "coordinator_token_hash"
+    )
+    _token(folder / "operator" / "shuffler_token", folder / "shuffler" / "operator_token_hash")
+    _token(
+        folder / "operator" / "coordinator_token", folder / "coordinator" / "operator_token_hash"
+    )
+    _certificates(folder)
+
+
+def enrol(folder: Path, shuffler_url: str, nodes: int) -> None:
+    """Enrol nodes at the shuffler until the network has ``nodes`` credentials.
+
+    Raises:
+        LocalError: the shuffler refused, or does not answer.
+    """
+    file = folder / "nodes" / "credentials.json"
+    credentials = json.loads(file.read_text()) if file.exists() else []
+    token = (folder / "operator" / "shuffler_token").read_text().strip()
+    with operator_client(folder, shuffler_url, token) as client:
+        for number in range(len(credentials), nodes):
+            request = EnrolRequest(name=f"node-{number + 1}", users=USERS_A_NODE)
+            credentials.append(_enrol_one(client, request).model_dump())
+    _replace(file, json.dumps(credentials, indent=1))
+
+
+def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
+    """An HTTP client of the operator's: bearer token, and the network's CA for https."""
+    verify = trusted(folder / "operator" / "ca.pem")
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=60, verify=verify)
+
+
+def _enrol_one(client: httpx.Client, request: EnrolRequest) -> Enrolment:
+    try:
+        answer = client.post("/v1/nodes", content=request.model_dump_json())
+    except httpx.HTTPError as error:
+        raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
+    if answer.is_error:
+        document = answer.json()
+        raise LocalError(slug_of(document), f"enrolment refused: {document.get('detail')}")
+    return Enrolment.model_validate_json(answer.content)
+
+
+def _certificates(folder: Path) -> None:
+    """TLS files of both servers, made together: their CA's key is not kept."""
+    if (folder / "operator" / "ca.pem").exists():
+        return
+    now = datetime.datetime.now(datetime.UTC)
+    authority = make_authority(now)
+    for host in ("shuffler", "coordinator"):
+        certificate, key = authority.issue(host, now)
+        _replace(folder / host / "tls.pem", certificate)
+        _replace(folder / host / "tls.key", key)
+    for role in ROLES:
+        _replace(folder / role / "ca.pem", authority.pem)
+
+
+def _key_pair(private_file: Path, public_file: Path) -> None:
+    if not private_file.exists():
+        _write(private_file, Ed25519PrivateKey.generate().private_bytes_raw().hex())
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_file.read_text()))
+    _write(public_file, key.public_key().public_bytes_raw().hex())
+
+
+def _token(clear_file: Path, hash_file: Path) -> None:
+    _write(clear_file, secrets.token_urlsafe(32))
+    _write(hash_file, hash_token(clear_file.read_text()))
+
+
+def _copy(source: Path, target: Path) -> None:
+    _write(target, source.read_text())
+
+
+def _write(file: Path, text: str) -> None:
+    if not file.exists():
+        _replace(file, text)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write aside and rename, readable by the owner only."""
+    aside = file.with_name(file.name + ".new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(file)

@@ -1,0 +1,154 @@
+"""What a run leaves behind: summary, stages, ledger, regret curve and manifest.
+
+The regret is exact pseudo-regret over what was deployed. It needs the environment's true MDP, so
+only the owner of a simulated environment can write it; the coordinator never knows it.
+"""
+
+import csv
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.policy import Mixture
+from coordinator.learning.learner import Deployment
+from coordinator.specs import RunSpec
+from deploy.operator import Answer, Operator
+from experiments.regret import Regret, optimal_value, policy_value, regret
+from node_client.environments.tabular import TabularMDP
+
+PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
+SPENT = ("counted", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All that the coordinator says of a run that is over."""
+
+    run: Answer
+    result: Answer
+    deployments: list[Answer]
+    stages: list[Answer]
+    ledger: Answer
+
+    @classmethod
+    def collect(cls, operator: Operator, run_id: str) -> "Finished":
+        """Ask the coordinator for everything."""
+        return cls(
+            run=operator.run(run_id),
+            result=operator.result(run_id),
+            deployments=operator.deployments(run_id),
+            stages=operator.stages(run_id),
+            ledger=operator.ledger(run_id),
+        )
+
+    def regret(self, mdp: TabularMDP) -> Regret:
+        """Exact pseudo-regret of what was deployed, every episode executed counted."""
+        return regret(mdp, [_deployment(row) for row in self.deployments if _executed(row)])
+
+
+def summary(finished: Finished, mdp: TabularMDP, wall_seconds: float) -> dict[str, Any]:
+    """The run in one document; the keys are documented in the README."""
+    result = finished.result
+    policy = np.array(result["policy"], dtype=np.int64)
+    best, reached = optimal_value(mdp), policy_value(mdp, policy)
+    return {
+        "run_id": finished.run["id"],
+        "state": result["state"],
+        "environment": finished.run["spec"]["environment"],
+        "epsilon": result["epsilon"],
+        "beta": result["beta"],
+        "episodes": result["episodes_executed"],
+        "reports_accepted": result["reports"],
+        "messages_forwarded": result["messages_forwarded"],
+        "messages_counted": result["messages_counted"],
+        "messages_failed": result["failed"],
+        "regret": finished.regret(mdp).total,
+        "optimal_value": best,
+        "policy_value": reached,
+        "policy_value_share": reached / best if best > 0 else 1.0,
+        "value_estimate": result["value_estimate"],
+        "policy_switches": result["policy_switches"],
+        "active_policies": result["active"],
+        "wall_seconds": wall_seconds,
+        "timings": result["timings"],
+        "policy": result["policy"],
+    }
+
+
+def write(
+    folder: Path, finished: Finished, mdp: TabularMDP, wall_seconds: float, seeds: dict[str, Any]
+) -> dict[str, Any]:
+    """Write all files into ``folder`` and return the summary."""
+    document = summary(finished, mdp, wall_seconds)
+    _write_json(folder / "summary.json", document)
+    _write_csv(folder / "stages.csv", finished.stages, leave_out=("policy",))
+    _write_csv(folder / "ledger.csv", finished.ledger["entries"], leave_out=("noise",))
+    _write_csv(folder / "deployments.csv", finished.deployments, leave_out=("mixture", "noise"))
+    plot_regret(folder / "regret.png", finished.regret(mdp), document)
+    _write_json(folder / "manifest.json", manifest(finished, seeds))
+    return document
+
+
+def manifest(finished: Finished, seeds: dict[str, Any]) -> dict[str, Any]:
+    """Versions, constants and seeds: what is needed to read the numbers, or to run them again."""
+    spec = RunSpec.model_validate(finished.run["spec"] | {"run_id": None}, strict=False)
+    return {
+        "versions": {name: version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "spec": spec.model_dump(),
+        "constants": finished.result["constants"],
+        "seeds": seeds,
+        "regret": "exact pseudo-regret over deployed mixtures; no reward was read",
+    }
+
+
+def plot_regret(file: Path, curve: Regret, document: Mapping[str, Any]) -> None:
+    """Cumulative regret against episodes, beside what doing nothing useful would lose."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (half a second, and only here)
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    episodes = np.concatenate([[0.0], curve.episodes])
+    axes.plot(episodes, np.concatenate([[0.0], curve.cumulative]), label="regret of this run")
+    ceiling = document["optimal_value"] * episodes[-1]
+    axes.plot([0, episodes[-1]], [0, ceiling], ":", color="grey", label="ceiling, V* K")
+    axes.set_xlabel("episodes")
+    axes.set_ylabel("cumulative regret")
+    axes.set_title(
+        f"{document['environment']}, epsilon = {float(document['epsilon']):.3g}, "
+        f"beta = {document['beta']:g}"
+    )
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+def _executed(row: Answer) -> bool:
+    return row["state"] in SPENT or row["episodes_executed"] > 0
+
+
+def _deployment(row: Answer) -> Deployment:
+    mixture = Mixture(
+        np.array(row["mixture"]["policies"], dtype=np.int64),
+        np.array(row["mixture"]["weights"], dtype=np.int64),
+    )
+    n = max(row["episodes_executed"], row["n"] if row["state"] in SPENT else 0)
+    return Deployment(row["stage"], row["purpose"], mixture, n, row["layer"])
+
+
+def _write_json(file: Path, document: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _write_csv(file: Path, rows: Sequence[Answer], *, leave_out: tuple[str, ...]) -> None:
+    columns = [name for name in rows[0] if name not in leave_out] if rows else []
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,1 @@
+"""Exact population-level simulation and regret, for the papers' figures."""

@@ -1,0 +1,134 @@
+"""The population, simulated exactly at the level of counts: a batch costs the same for any n.
+
+Users are exchangeable, so the counts of (policy, state) at a step are all that matters: policies
+are drawn multinomially from the mixture, start states from d1, and at every step, given how many
+users of policy m stand in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward
+bits depend on (x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). The noise on a counter is
+Binomial(n bits, p).
+This is the law of n single users, without approximation, as long as no report's noise overflows its
+padding (an event the accountant charges to beta, and at most beta likely).
+
+Draws are keyed by (seed, batch), never by order of evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.counters import CounterLayout, Families
+from common.noise import Noise, Padding
+from common.policy import Mixture
+from common.randomness import generator_for
+from coordinator.learning.counts import batch_counts
+from coordinator.learning.learner import (
+    BatchCounts,
+    Deployment,
+    FloatArray,
+    Learner,
+    LearnerSummary,
+    StageResult,
+)
+from experiments.regret import Regret, regret
+from node_client.environments.tabular import TabularMDP
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """Noise and padding of a batch, as calibrated; `noise` None means no privacy, no noise."""
+
+    noise: Noise | None
+    padding: Padding
+
+
+Calibrate = Callable[[CounterLayout, int], Mechanism]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished simulated run. `messages` counts sealed messages: the sum of n L over batches."""
+
+    deployments: list[Deployment]
+    stages: list[StageResult]
+    summary: LearnerSummary
+    regret: Regret
+    messages: int
+
+
+def joint_counts(
+    mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random.Generator
+) -> IntArray:
+    """True counts N_h(x, a, x', r) of n users under a mixture: (H, X, A, X, 2)."""
+    X, A, H = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H
+    users = generator.multinomial(n, mixture.probabilities)
+    standing = generator.multinomial(users, mdp.d1)
+    x = np.broadcast_to(np.arange(X), standing.shape)
+    N = np.zeros((H, X, A, X), dtype=np.int64)
+    for h in range(H):
+        actions = mixture.policies[:, h, :]
+        moves = generator.multinomial(standing, _rows(mdp.P[h], x, actions))
+        np.add.at(N[h], (x, actions), moves)
+        standing = moves.sum(axis=1)
+    ones = generator.binomial(N, mdp.r[..., None])
+    return np.stack([N - ones, ones], axis=-1)
+
+
+def counters(layout: CounterLayout, N: IntArray) -> IntArray:
+    """The counters (C,) of a layout from joint counts N (H, X, A, X, 2)."""
+    if layout.layer is not None:
+        N = N[layout.layer : layout.layer + 1]
+    families = {
+        "joint": N,
+        "transitions": N.sum(axis=-1),
+        "visits": N.sum(axis=(-2, -1)),
+        "rewards": N[..., 1].sum(axis=-1),
+    }
+    return np.concatenate([families[family].ravel() for family in layout.shapes])
+
+
+def private_counts(
+    mdp: TabularMDP,
+    deployment: Deployment,
+    layout: CounterLayout,
+    noise: Noise | None,
+    generator: np.random.Generator,
+) -> BatchCounts:
+    """Debiased private counts of one deployment, everybody honest."""
+    n = deployment.n
+    counts = counters(layout, joint_counts(mdp, deployment.mixture, n, generator))
+    if noise is None:
+        return batch_counts(layout, n, counts.astype(np.float64), 0.0)
+    noisy = counts + generator.binomial(n * noise.bits, noise.p, size=counts.shape)
+    debiased = noisy.astype(np.float64) - noise.mean(n)
+    return batch_counts(layout, n, debiased, noise.variance(n))
+
+
+def simulate(
+    mdp: TabularMDP, learner: Learner, families: Families, calibrate: Calibrate, seed: int
+) -> Run:
+    """Drive a learner to the end of its run; every draw is keyed by (seed, batch number)."""
+    deployments: list[Deployment] = []
+    stages: list[StageResult] = []
+    messages = 0
+    while (deployment := learner.next_deployment()) is not None:
+        layout = CounterLayout(mdp.sizes, families, deployment.layer)
+        mechanism = calibrate(layout, deployment.n)
+        generator = generator_for(seed, "batch", len(deployments))
+        counts = private_counts(mdp, deployment, layout, mechanism.noise, generator)
+        stage = learner.observe(counts)
+        stages.extend([stage] if stage is not None else [])
+        messages += deployment.n * mechanism.padding.messages
+        deployments.append(deployment)
+    return Run(deployments, stages, learner.summary(), regret(mdp, deployments), messages)
+
+
+def _rows(P: FloatArray, x: IntArray, actions: IntArray) -> FloatArray:
+    """P (X, A, X) at (x, a), renormalised so that rounding cannot upset the multinomial."""
+    rows: FloatArray = P[x, actions]
+    normalised: FloatArray = rows / rows.sum(axis=-1, keepdims=True)
+    return normalised

@@ -1,0 +1,25 @@
+"""Fixtures of the coordinator's tests."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.coordinator.api import Api
+from tests.coordinator.faults import outcome
+from tests.coordinator.world import FakeShuffler, desk, run_to_end, spec
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with ExitStack() as stack:
+        yield Api(tmp_path / "data", stack)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    run_to_end(desk(directory, FakeShuffler()), spec())
+    return outcome(directory)

@@ -1,0 +1,187 @@
+"""Batches that do not come about, dishonest reports, stops: how a run goes on or ends."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.descriptor import batch_id
+from common.errors import RemoteError
+from coordinator.runs import Coordinator
+from tests.coordinator.faults import Breaking, outcome, read
+from tests.coordinator.world import (
+    NOW,
+    RUN,
+    Clock,
+    FakeShuffler,
+    desk,
+    drivers_end,
+    play,
+    run_to_end,
+    spec,
+    until,
+)
+
+
+def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None:
+    shuffler = FakeShuffler()
+    shuffler.refusal = RemoteError("late", "the descriptor expired")
+    run_to_end(desk(tmp_path, shuffler), spec(reissues=2))
+    found = outcome(tmp_path)
+    assert [state for state, _, _ in found["states"]] == ["abandoned"] * 3
+    assert found["state"][0] == "failed"
+    assert "3 tries" in found["state"][1]
+
+
+def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Path) -> None:
+    shuffler, clock = FakeShuffler(), Clock()
+    shuffler.fills = False
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=1))
+        for batch in (batch_id(RUN, 0), batch_id(RUN, 1)):
+            await until(partial(is_open, shuffler, batch))
+            clock.now += 63
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler, clock), act)
+    found = outcome(tmp_path)
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "abandoned"]
+    assert found["state"][0] == "failed"
+    assert "2 tries" in found["state"][1]
+    assert found["ledger"] == []
+    rows = read(tmp_path, lambda store: store.deployments(RUN))
+    assert [(row.index, row.step, row.episodes_executed) for row in rows] == [(0, 0, 4), (1, 0, 4)]
+    assert rows[0].descriptor.mixture.same_as(rows[1].descriptor.mixture)
+    assert rows[1].descriptor.expires_at == int(NOW) + 63 + 60
+
+
+def test_a_reissued_batch_can_still_succeed(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    shuffler, clock = FakeShuffler(), Clock()
+    shuffler.fills = False
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(partial(is_open, shuffler, batch_id(RUN, 0)))
+        await shuffler.abandon(batch_id(RUN, 0))
+        shuffler.fills = True
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler, clock), act)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "finished"
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+    assert len(found["ledger"]) == 2
+
+
+def is_open(shuffler: FakeShuffler, batch: str) -> bool:
+    return shuffler.states.get(batch) == "open"
+
+
+def rejected_and_used(directory: Path, broken: int, reissues: int) -> dict[str, Any]:
+    shuffler = FakeShuffler()
+    shuffler.broken = {0: broken}
+    run_to_end(desk(directory, shuffler), spec(reissues=reissues))
+    found = outcome(directory)
+    assert len(shuffler.acknowledged) == len(found["ledger"])
+    return found
+
+
+def test_failures_within_the_promise_are_counted_away(tmp_path: Path) -> None:
+    found = rejected_and_used(tmp_path, broken=2, reissues=0)
+    first = found["ledger"][0]
+    assert (first.failed, first.spend.within_promise, first.spend.dishonest) == (2, True, 2)
+    assert first.spend.epsilon_upper <= 4.0
+    assert found["state"][0] == "finished"
+
+
+def test_failures_past_the_promise_weaken_the_ledger_and_are_not_used(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    L = read_messages(tmp_path / "probe")
+    found = rejected_and_used(tmp_path, broken=2 * L + 1, reissues=1)
+    first = found["ledger"][0]
+    assert first.spend.dishonest == 3
+    assert not first.spend.within_promise
+    assert first.spend.epsilon_upper > undisturbed["ledger"][0].spend.epsilon_upper
+    assert 0 not in found["histograms"]
+    assert [state for state, _, _ in found["states"]] == ["rejected", "counted", "counted"]
+    assert "batch_rejected" in [kind for _, kind in found["events"]]
+    assert found["state"][0] == "finished"
+
+
+def test_a_rejected_batch_without_reissues_fails_the_run(tmp_path: Path) -> None:
+    L = read_messages(tmp_path / "probe")
+    found = rejected_and_used(tmp_path, broken=20 * L, reissues=0)
+    assert found["state"][0] == "failed"
+    assert found["ledger"][0].spend.epsilon_upper == float("inf")
+    assert found["histograms"] == {}
+
+
+def read_messages(directory: Path) -> int:
+    """L of the small run's first batch."""
+    directory.mkdir()
+    shuffler = FakeShuffler()
+    run_to_end(desk(directory, shuffler), spec())
+    return shuffler.contexts[batch_id(RUN, 0)].descriptor.padding.messages
+
+
+def stop_when(directory: Path, fills: bool, ready: Callable[[FakeShuffler], bool]) -> Any:
+    shuffler = FakeShuffler()
+    shuffler.fills = fills
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: ready(shuffler))
+        await coordinator.stop(RUN)
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    play(desk(directory, shuffler), act)
+    return shuffler, outcome(directory)
+
+
+def test_stopping_abandons_the_open_batch(tmp_path: Path) -> None:
+    shuffler, found = stop_when(tmp_path, False, lambda s: "status" in s.calls)
+    assert found["state"][0] == "stopped"
+    assert found["states"][0][0] == "abandoned"
+    assert shuffler.states[batch_id(RUN, 0)] == "abandoned"
+
+
+def test_stopping_before_the_deposit_leaves_nothing(tmp_path: Path) -> None:
+    whole = desk(tmp_path, FakeShuffler())
+    whole.shuffler.down = 10**9  # type: ignore[attr-defined]
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: coordinator.trouble(RUN) is not None)
+        whole.shuffler.down = 0  # type: ignore[attr-defined]
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    play(whole, act)
+    found = outcome(tmp_path)
+    assert (found["state"][0], found["states"][0][0]) == ("stopped", "abandoned")
+
+
+def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
+    shuffler = FakeShuffler()
+    whole = desk(tmp_path, shuffler)
+    breaking: Any = Breaking(whole.store, "settle", 1, "before")
+    run_to_end(replace(whole, store=breaking), spec())
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    at = desk(tmp_path, shuffler)
+    at.store.end(RUN, "stopped", "", NOW)
+    play(at, act)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "stopped"
+    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(found["ledger"]) == 1
+    assert np.sum(found["histograms"][0]) == found["ledger"][0].opened

@@ -1,0 +1,53 @@
+"""Settings: every one documented, every fault named."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import LocalError
+from coordinator.app import create_app
+from coordinator.runs import prepare_directory
+from coordinator.settings import PREFIX, Settings
+from tests.coordinator.world import settings
+
+
+def test_every_setting_is_described() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_settings_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = settings(tmp_path).model_dump(exclude_none=True)
+    for name, value in known.items():
+        monkeypatch.setenv(PREFIX + name.upper(), str(value))
+    monkeypatch.setenv(f"{PREFIX}PORT", "9000")
+    assert Settings.load() == settings(tmp_path, port=9000)
+    assert Settings.load().url == f"sqlite:///{tmp_path / 'coordinator.sqlite'}"
+    monkeypatch.setenv(f"{PREFIX}WORKERS", "0")
+    with pytest.raises(LocalError, match="workers"):
+        Settings.load()
+
+
+@pytest.mark.parametrize(
+    "name", ["signing_key_file", "analyzer_key_file", "operator_token_hash_file"]
+)
+@pytest.mark.parametrize("text", ["", "00", "z" * 64])
+def test_a_key_that_is_not_one_is_named(tmp_path: Path, name: str, text: str) -> None:
+    known = settings(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(LocalError, match=name.upper()):
+        create_app(known)
+
+
+def test_a_missing_token_is_named(tmp_path: Path) -> None:
+    known = settings(tmp_path)
+    (tmp_path / "shuffler_token_file").unlink()
+    with pytest.raises(LocalError, match="SHUFFLER_TOKEN_FILE"):
+        create_app(known)
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match="data directory"):
+        prepare_directory(tmp_path / "file" / "data")

@@ -1,0 +1,116 @@
+"""What each answer of a shuffler means to the coordinator."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from common.errors import LocalError, RemoteError, RiffleError
+from common.wire import DIGEST_HEADER, SIGNATURE_HEADER
+from coordinator.shuffler_api import ShufflerApi
+
+BATCH = "ab" * 16
+Act = Callable[[ShufflerApi], Awaitable[Any]]
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def ask(handler: Handler, act: Act) -> Any:
+    async def whole() -> Any:
+        transport = httpx.MockTransport(handler)
+        api = ShufflerApi(httpx.AsyncClient(transport=transport, base_url="http://shuffler"))
+        try:
+            return await act(api)
+        finally:
+            await api.close()
+
+    return asyncio.run(whole())
+
+
+def refusal(status: int, slug: str, **headers: str) -> Handler:
+    document = {"type": f"urn:riffle:problem:{slug}", "detail": "because"}
+    return lambda _: httpx.Response(status, json=document, headers=headers)
+
+
+def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "slug"),
+    [
+        (refusal(422, "weak-guarantee"), RemoteError, "weak-guarantee"),
+        (refusal(409, "descriptor-conflict"), RemoteError, "descriptor-conflict"),
+        (refusal(410, "late"), RemoteError, "late"),
+        (refusal(404, "something-else"), RemoteError, "internal"),
+        (refusal(503, "unavailable"), LocalError, "unavailable"),
+        (refusal(500, "internal"), LocalError, "unavailable"),
+        (refusal(429, "too-many-requests"), LocalError, "unavailable"),
+        (refusal(401, "unauthorized"), LocalError, "unavailable"),
+        (unreachable, LocalError, "unavailable"),
+        (lambda _: httpx.Response(502, text="<html>"), LocalError, "unavailable"),
+    ],
+)
+def test_what_a_repetition_may_cure_is_local(
+    handler: Handler, kind: type[RiffleError], slug: str
+) -> None:
+    for act in (
+        lambda api: api.deposit(BATCH, b"{}", "00"),
+        lambda api: api.status(BATCH, 1.0),
+        lambda api: api.messages(BATCH, 10),
+        lambda api: api.acknowledge(BATCH, "0" * 64),
+        lambda api: api.abandon(BATCH),
+    ):
+        with pytest.raises(kind) as caught:
+            ask(handler, act)
+        assert caught.value.slug == slug
+
+
+def test_retry_after_is_kept() -> None:
+    with pytest.raises(LocalError) as caught:
+        ask(
+            refusal(429, "too-many-requests", **{"Retry-After": "7"}),
+            lambda api: api.status(BATCH, 0),
+        )
+    assert caught.value.retry_after == 7
+
+
+def test_a_deposit_sends_exact_bytes_and_signature() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        answer = {
+            "descriptor": "{}",
+            "coordinator_signature": "0" * 128,
+            "batch_key": "0" * 64,
+            "shuffler_signature": "0" * 128,
+        }
+        return httpx.Response(201, json=answer)
+
+    ask(handler, lambda api: api.deposit(BATCH, b'{"a": 1}', "0f"))
+    assert (seen[0].method, seen[0].url.path) == ("PUT", f"/v1/batches/{BATCH}")
+    assert seen[0].content == b'{"a": 1}'
+    assert seen[0].headers[SIGNATURE_HEADER] == "0f"
+
+
+def answering(data: bytes, digest: str) -> Handler:
+    return lambda _: httpx.Response(200, content=data, headers={DIGEST_HEADER: digest})
+
+
+def test_messages_are_checked_against_their_digest() -> None:
+    digest = hashlib.sha256(b"sealed").hexdigest()
+    found = ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 6))
+    assert (found.data, found.sha256) == (b"sealed", digest)
+    for data in (b"sEaled", b"seale", b""):
+        with pytest.raises(LocalError, match="incomplete or changed"):
+            ask(answering(data, digest), lambda api: api.messages(BATCH, 6))
+    with pytest.raises(RemoteError, match="more than 5 bytes"):
+        ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 5))
+
+
+def test_a_malformed_answer_is_the_shufflers_mistake() -> None:
+    with pytest.raises(RemoteError, match="BatchStatus is malformed"):
+        ask(lambda _: httpx.Response(200, json={}), lambda api: api.status(BATCH, 0))

@@ -1,0 +1,206 @@
+"""The store: one count a batch, refused transitions, budget, versions, damaged files."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from common.errors import LocalError, RemoteError
+from common.policy import Mixture
+from coordinator.learning.learner import Deployment
+from coordinator.ledger import Spend, planned
+from coordinator.planning import Issue, Party, issue
+from coordinator.records import Settlement
+from coordinator.states import DEPLOYMENT, RUN, check_deployment, check_run
+from coordinator.store import Store
+from tests.coordinator.world import NOW, SHUFFLER_ID, spec
+from tests.coordinator.world import RUN as RUN_ID
+
+MANUAL = spec(learner="manual")
+
+
+def issued(index: int, n: int = 20) -> Issue:
+    deployment = Deployment(index, "manual", Mixture.single([[0, 0], [0, 0]]), n, 0)
+    party = Party(SHUFFLER_ID, "0" * 64)
+    return issue(MANUAL, RUN_ID, party, deployment, index=index, step=index, expires_at=int(NOW))
+
+
+def settlement(index: int = 0, **changes: Any) -> Settlement:
+    plan = Settlement(
+        index=index,
+        spend=planned(issued(0).descriptor),
+        histogram=np.arange(9),
+        failed=1,
+        messages_sha256="0" * 64,
+        timings={"opening": 1.0},
+    )
+    return replace(plan, **changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    opened.create_run(RUN_ID, MANUAL, issued(0), NOW)
+    yield opened
+    opened.close()
+
+
+def to_sealed(store: Store, index: int = 0) -> None:
+    store.opened(RUN_ID, index, NOW)
+    store.sealed(RUN_ID, index, 21, {"waiting": 1.0}, NOW)
+
+
+def test_the_descriptors_bytes_are_kept_as_they_are(store: Store) -> None:
+    (row,) = store.deployments(RUN_ID)
+    assert row.data == issued(0).data
+    assert row.state == "issued"
+    assert store.next_work(RUN_ID)[1] == row
+
+
+def test_a_batch_is_counted_once(store: Store) -> None:
+    to_sealed(store)
+    store.settle(RUN_ID, settlement(), NOW)
+    with pytest.raises(LocalError, match="counted cannot become counted"):
+        store.settle(RUN_ID, settlement(), NOW)
+    assert len(store.ledger(RUN_ID)) == 1
+    assert store.histograms(RUN_ID)[0].tolist() == list(range(9))
+
+
+def test_a_batch_that_is_not_sealed_is_not_counted(store: Store) -> None:
+    with pytest.raises(LocalError, match="issued cannot become counted"):
+        store.settle(RUN_ID, settlement(), NOW)
+    assert store.ledger(RUN_ID) == []
+
+
+def test_a_deployment_beyond_the_budget_is_refused_with_all_that_came_with_it(
+    store: Store,
+) -> None:
+    to_sealed(store)
+    before = store.events(RUN_ID)
+    too_much = replace(issued(1), spend=Spend(4.0, 4.1, 0.01, 2, True))
+    with pytest.raises(LocalError, match="budget"):
+        store.settle(RUN_ID, settlement(following=too_much), NOW)
+    assert store.ledger(RUN_ID) == []
+    assert store.histograms(RUN_ID) == {}
+    assert store.events(RUN_ID) == before
+    assert [row.state for row in store.deployments(RUN_ID)] == ["sealed"]
+
+
+def test_a_first_deployment_beyond_the_budget_makes_no_run(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    too_much = replace(issued(0), spend=Spend(0.0, 1.0, 0.02, 2, True))
+    with pytest.raises(LocalError, match="budget"):
+        store.create_run(RUN_ID, MANUAL, too_much, NOW)
+    assert store.runs() == []
+    store.close()
+
+
+def test_a_manual_deployment_beyond_the_budget_is_refused(store: Store) -> None:
+    to_sealed(store)
+    store.settle(RUN_ID, settlement(), NOW)
+    too_much = replace(issued(1), spend=Spend(4.0, 4.1, 0.01, 2, True))
+    with pytest.raises(LocalError, match="budget"):
+        store.issue_manual(RUN_ID, too_much, NOW)
+    assert len(store.deployments(RUN_ID)) == 1
+
+
+def test_a_weaker_batch_is_recorded_without_counts(store: Store) -> None:
+    to_sealed(store)
+    weaker = Spend(5.0, 5.1, 0.01, 3, False)
+    store.settle(RUN_ID, settlement(spend=weaker, following=issued(1)), NOW)
+    (entry,) = store.ledger(RUN_ID)
+    assert entry.spend == weaker
+    assert store.histograms(RUN_ID) == {}
+    assert [row.state for row in store.deployments(RUN_ID)] == ["rejected", "issued"]
+
+
+def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
+    to_sealed(store)
+    store.end(RUN_ID, "stopped", "", NOW)
+    with pytest.raises(LocalError, match="is stopped"):
+        store.settle(RUN_ID, settlement(following=issued(1)), NOW)
+    store.settle(RUN_ID, settlement(), NOW)
+    assert [row.state for row in store.deployments(RUN_ID)] == ["counted"]
+    with pytest.raises(RemoteError, match="is stopped"):
+        store.issue_manual(RUN_ID, issued(1), NOW)
+
+
+def test_work_ends_with_the_acknowledgement(store: Store) -> None:
+    to_sealed(store)
+    store.settle(RUN_ID, settlement(finished=True), NOW)
+    assert store.with_work() == [RUN_ID]
+    store.acknowledged(RUN_ID, 0, {"storing": 1.0})
+    assert store.with_work() == []
+    assert store.next_work(RUN_ID)[1] is None
+
+
+def test_a_run_is_created_once(store: Store) -> None:
+    assert store.create_run(RUN_ID, MANUAL, issued(0), NOW) is False
+    with pytest.raises(RemoteError, match="another spec"):
+        store.create_run(RUN_ID, spec(), issued(0), NOW)
+
+
+def test_the_same_index_is_not_issued_twice(store: Store) -> None:
+    to_sealed(store)
+    with pytest.raises(IntegrityError):
+        store.settle(RUN_ID, settlement(following=issued(0)), NOW)
+    assert store.ledger(RUN_ID) == []
+
+
+def test_events_are_numbered_within_their_run(store: Store) -> None:
+    other = "f" * 32
+    store.create_run(other, spec(learner="manual", run_id=other), None, NOW)
+    to_sealed(store)
+    assert [event.id for event in store.events(RUN_ID)] == [1, 2, 3]
+    assert [event.id for event in store.events(other)] == [1]
+    assert [event.id for event in store.events(RUN_ID, after=2)] == [3]
+
+
+def test_sqlite_syncs_every_commit(store: Store) -> None:
+    with store._engine.connect() as connection:
+        pragma = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_a_newer_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    Store(f"sqlite:///{path}").close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE meta SET value = 2 WHERE key = 'schema'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(LocalError, match="schema version 2"):
+        Store(f"sqlite:///{path}")
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    path.write_bytes(b"not a database, " * 1000)
+    with pytest.raises(LocalError, match="cannot be used"):
+        Store(f"sqlite:///{path}")
+
+
+def test_a_missing_directory_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot be used"):
+        Store(f"sqlite:///{tmp_path / 'absent' / 'store.sqlite'}")
+
+
+def test_the_tables_of_transitions_end() -> None:
+    for state, targets in DEPLOYMENT.items():
+        for to in DEPLOYMENT:
+            if to in targets:
+                check_deployment(state, to)
+            else:
+                with pytest.raises(LocalError, match="cannot become"):
+                    check_deployment(state, to)
+    assert all(not RUN[end] for end in ("finished", "failed", "stopped"))
+    with pytest.raises(LocalError, match="finished cannot become running"):
+        check_run("finished", "running")

@@ -1,0 +1,344 @@
+"""A world for the coordinator: a shuffler in memory whose users are there at once, a tiny learner,
+keys, settings, and a way to run until something happens.
+
+Everything is deterministic: the same descriptor gets the same sealed messages, so that two runs of
+the same spec must end with the same counts.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.counters import Episode
+from common.descriptor import Context, SignedDescriptor, parse, verify_deposit
+from common.endpoint import hash_token
+from common.errors import LocalError, RemoteError
+from common.hpke import KeyPair, seal_indices
+from common.mechanism import encode
+from common.policy import Mixture
+from common.randomness import SeededRandomness, word
+from common.wire import BatchState, BatchStatus
+from coordinator.analyzer import Analyzer
+from coordinator.driver import Desk
+from coordinator.events import Bell
+from coordinator.learning.learner import (
+    BatchCounts,
+    Deployment,
+    Learner,
+    LearnerError,
+    LearnerSummary,
+    Problem,
+    StageResult,
+)
+from coordinator.planning import Party
+from coordinator.registry import Options, Registry
+from coordinator.runs import Coordinator
+from coordinator.settings import Settings
+from coordinator.shuffler_api import Messages
+from coordinator.specs import RunSpec
+from coordinator.store import Store
+
+SHUFFLER_ID = "shuffler-1"
+RUN = "0123456789abcdef0123456789abcdef"
+TOKEN = "operator"
+NOW = 1_700_000_000.0
+SIGNING = bytes(range(32))
+PUBLIC = Ed25519PrivateKey.from_private_bytes(SIGNING).public_key().public_bytes_raw()
+ANALYZER = KeyPair.from_private(bytes(range(1, 33)))
+
+SMALL: dict[str, Any] = {
+    "run_id": RUN,
+    "name": "small",
+    "learner": "tiny",
+    "environment": "Toy-v0",
+    "states": 2,
+    "actions": 2,
+    "horizon": 2,
+    "episodes": 40,
+    "epsilon": 4.0,
+    "beta": 0.01,
+    "dishonest_fraction": 0.1,
+    "batch_seconds": 60,
+}
+
+
+def spec(**changes: Any) -> RunSpec:
+    return RunSpec.model_validate({**SMALL, **changes})
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- learner ------------------------------------------------------------------------------------
+
+
+class Tiny:
+    """Two deployments of 20 episodes; what the second one is depends on the first one's counts."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.seen: list[BatchCounts] = []
+
+    def next_deployment(self) -> Deployment | None:
+        shape = (self.problem.sizes.H, self.problem.sizes.X)
+        if not self.seen:
+            both = [np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.int64)]
+            mixture = Mixture.from_probabilities(both, [0.5, 0.5])
+            return Deployment(1, "crude", mixture, 20, 0)
+        if len(self.seen) == 1:
+            visits = self.seen[0].visits[0]
+            policy = np.tile(visits.argmax(axis=1), (shape[0], 1))
+            return Deployment(1, "fine", Mixture.single(policy), 20, None)
+        return None
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        if len(self.seen) == 2:
+            raise LearnerError("the run is over")
+        self.seen.append(counts)
+        if len(self.seen) == 1:
+            return None
+        policy = np.zeros((self.problem.sizes.H, self.problem.sizes.X), dtype=np.int64)
+        return StageResult(
+            stage=1,
+            L_b=20,
+            episodes=40,
+            active_before=8,
+            active_after=1,
+            eliminated=7,
+            radius=0.5,
+            best_value=float(counts.transitions.sum()),
+            E=1.0,
+            infrequent=0.0,
+            coverage_gap=0.0,
+            coverage_iterations=1,
+            policy=policy,
+        )
+
+    def summary(self) -> LearnerSummary:
+        policy = np.zeros((self.problem.sizes.H, self.problem.sizes.X), dtype=np.int64)
+        used = sum(counts.n for counts in self.seen)
+        over = len(self.seen) == 2
+        return LearnerSummary(policy, 0.25, 1, len(self.seen), used, 40, over, {"name": "tiny"})
+
+
+def tiny(problem: Problem, _: str, options: Options) -> Learner:
+    if options:
+        raise LearnerError(f"there is no option {next(iter(options))!r}")
+    return Tiny(problem)
+
+
+# -- shuffler -----------------------------------------------------------------------------------
+
+
+def toy_episode(policy: np.ndarray[Any, Any], randomness: SeededRandomness) -> Episode:
+    H = policy.shape[0]
+    states, actions, rewards = np.zeros((3, H + 1), dtype=np.int64)
+    for h in range(H):
+        actions[h] = policy[h, states[h]]
+        states[h + 1] = (states[h] + actions[h] + word(randomness) % 2) % 2
+        rewards[h] = states[h + 1]
+    return Episode(states, actions[:H], rewards[:H])
+
+
+@cache
+def sealed_messages(data: bytes) -> bytes:
+    """What the users of a batch send, permuted; the same for the same descriptor."""
+    context = parse(data)
+    d = context.descriptor
+    reports = []
+    for slot in range(d.n):
+        randomness = SeededRandomness.keyed(1, d.batch_id, slot)
+        episode = toy_episode(d.mixture.pick(word(randomness)), randomness)
+        reports.append(encode(d.layout, d.to_noise(), d.padding, episode, randomness))
+    indices = np.sort(np.concatenate(reports))  # any order that does not depend on the users
+    key = bytes.fromhex(d.analyzer_key)
+    return seal_indices(key, context.message_info, indices, d.layout.width)
+
+
+class FakeShuffler:
+    """The shuffler's calls over memory. Batches fill at once, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, Context] = {}
+        self.data: dict[str, bytes] = {}
+        self.states: dict[str, BatchState] = {}
+        self.acknowledged: dict[str, str] = {}
+        self.calls: list[str] = []
+        self.fills = True
+        self.down = 0
+        self.broken: dict[int, int] = {}  # deployment index -> messages that do not open
+        self.refusal: RemoteError | None = None
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.down > 0:
+            self.down -= 1
+            raise LocalError("unavailable", "the shuffler does not answer (test)")
+
+    async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
+        self._called("deposit")
+        if self.refusal is not None:
+            raise self.refusal
+        verify_deposit(PUBLIC, data, signature)
+        if self.data.setdefault(batch_id, data) != data:
+            raise RemoteError("descriptor-conflict", "other bytes")
+        self.contexts[batch_id] = parse(data)
+        self.states.setdefault(batch_id, "open")
+        return SignedDescriptor(
+            descriptor=data.decode(),
+            coordinator_signature=signature,
+            batch_key="0" * 64,
+            shuffler_signature="0" * 128,
+        )
+
+    async def status(self, batch_id: str, wait: float) -> BatchStatus:
+        self._called("status")
+        if batch_id not in self.states:
+            raise RemoteError("unknown-batch", "no such batch")
+        if self.fills and self.states[batch_id] == "open":
+            self.states[batch_id] = "sealed"
+        if self.states[batch_id] == "open":
+            await asyncio.sleep(min(wait, 0.01))
+        n = self.contexts[batch_id].descriptor.n
+        held = 3 if self.states[batch_id] in ("open", "abandoned") else n
+        return BatchStatus(
+            batch_id=batch_id,
+            state=self.states[batch_id],
+            n=n,
+            reports=held,
+            leased=0,
+            episodes=held + 1,
+            dropped={},
+        )
+
+    async def messages(self, batch_id: str, size: int) -> Messages:
+        self._called("messages")
+        assert self.states[batch_id] in ("sealed", "forwarded")
+        self.states[batch_id] = "forwarded"
+        context = self.contexts[batch_id]
+        sealed = bytearray(sealed_messages(self.data[batch_id]))
+        for message in range(self.broken.get(context.descriptor.deployment, 0)):
+            sealed[message * context.descriptor.message_bytes + 40] ^= 1
+        assert len(sealed) == size
+        return Messages(bytes(sealed), hashlib.sha256(sealed).hexdigest())
+
+    async def acknowledge(self, batch_id: str, sha256: str) -> None:
+        self._called("acknowledge")
+        assert self.states[batch_id] in ("forwarded", "erased")
+        self.states[batch_id] = "erased"
+        assert self.acknowledged.setdefault(batch_id, sha256) == sha256
+
+    async def abandon(self, batch_id: str) -> None:
+        self._called("abandon")
+        if batch_id not in self.states:
+            raise RemoteError("unknown-batch", "no such batch")
+        if self.states[batch_id] not in ("open", "sealed", "abandoned"):
+            raise RemoteError("wrong-state", f"is {self.states[batch_id]}")
+        self.states[batch_id] = "abandoned"
+
+    async def ready(self) -> str:
+        self._called("ready")
+        return SHUFFLER_ID
+
+
+# -- the service --------------------------------------------------------------------------------
+
+
+def analyzer() -> Analyzer:
+    return Analyzer(ANALYZER, 1, ThreadPoolExecutor)
+
+
+def registry() -> Registry:
+    return Registry({"tiny": tiny})
+
+
+def settings(directory: Path, **changes: Any) -> Settings:
+    files = {
+        "signing_key_file": SIGNING.hex(),
+        "analyzer_key_file": ANALYZER.private.hex(),
+        "shuffler_token_file": "coordinator",
+        "operator_token_hash_file": hash_token(TOKEN),
+    }
+    directory.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text + "\n")
+    return Settings.model_validate(
+        {
+            "data_dir": directory,
+            "shuffler_url": "http://127.0.0.1:1",
+            "shuffler_id": SHUFFLER_ID,
+            **{name: directory / name for name in files},
+            **changes,
+        }
+    )
+
+
+def desk(directory: Path, shuffler: Any, clock: Clock | None = None) -> Desk:
+    return Desk(
+        store=Store(f"sqlite:///{directory / 'coordinator.sqlite'}"),
+        shuffler=shuffler,
+        analyzer=analyzer(),
+        registry=registry(),
+        bell=Bell(),
+        party=Party(SHUFFLER_ID, ANALYZER.public.hex()),
+        signing_key=SIGNING,
+        clock=clock or Clock(),
+    )
+
+
+def play(at: Desk, act: Callable[[Coordinator], Awaitable[None]]) -> None:
+    """Start a coordinator, act on it, stop it."""
+
+    async def whole() -> None:
+        coordinator = Coordinator(at, test_entry=True)
+        await coordinator.start()
+        try:
+            async with asyncio.timeout(30):
+                await act(coordinator)
+        finally:
+            await coordinator.close()
+
+    try:
+        asyncio.run(whole())
+    finally:
+        at.analyzer.close()
+        at.store.close()
+
+
+async def drivers_end() -> None:
+    """Wait until no run is driven: all are over, or crashed."""
+    while tasks := [t for t in asyncio.all_tasks() if t.get_name().startswith("run ")]:
+        await asyncio.wait(tasks)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll until something holds."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def run_to_end(at: Desk, wanted: RunSpec | None = None) -> None:
+    """Create a run when one is given, and drive all runs until they are over or crash."""
+
+    async def act(coordinator: Coordinator) -> None:
+        if wanted is not None:
+            await coordinator.create(wanted)
+        await drivers_end()
+
+    play(at, act)

@@ -1,0 +1,154 @@
+"""The command line: one document on stdout, one line on stderr, stated exit codes."""
+
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deploy.cli.main import app
+
+RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
+
+
+def riffle(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def document(result: Result) -> dict[str, float]:
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, float] = json.loads(result.stdout)
+    return found
+
+
+def test_account_states_what_a_guarantee_costs() -> None:
+    found = document(riffle("account", *RIVERSWIM, "--families", "paper", "--format", "json"))
+    assert found["counters"] == 288
+    assert found["expected_ones"] <= 510
+    assert found["epsilon_lower"] <= found["epsilon_upper"] <= 1
+    assert found["variance_over_gaussian"] <= 1.02
+    assert found["ones_of_the_paper_over_exact"] > 100
+
+
+def test_account_turned_around_gives_the_epsilon_of_a_noise() -> None:
+    made = document(riffle("account", *RIVERSWIM, "--format", "json"))
+    numerator, log2 = str(made["p_exact"]).split("/2^")
+    back = document(
+        riffle(
+            "account",
+            *RIVERSWIM,
+            "--bits",
+            str(made["bits_per_user"]),
+            "--p",
+            f"{numerator}/{2 ** int(log2)}",
+            "--noise-slots",
+            str(int(made["padded_messages"]) - 6),
+            "--format",
+            "json",
+        )
+    )
+    assert back["epsilon_upper"] == pytest.approx(made["epsilon_upper"])
+
+
+def test_fewer_honest_reports_need_more_noise_of_each() -> None:
+    everyone = document(riffle("account", *RIVERSWIM, "--format", "json"))
+    most = document(riffle("account", *RIVERSWIM, "--honest-fraction", "0.8", "--format", "json"))
+    assert most["honest_reports"] == 4096 - 819
+    assert most["expected_ones"] > everyone["expected_ones"] * 1.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["account", *RIVERSWIM, "--epsilon", "-1"], 3, "epsilon"),
+        (["account", *RIVERSWIM, "--honest-fraction", "0"], 3, "dishonest_fraction"),
+        (["account", *RIVERSWIM, "--bits", "3"], 3, "--bits and --p belong together"),
+        (["account", *RIVERSWIM, "--bits", "3", "--p", "1/3"], 3, "power of two"),
+        (["account", *RIVERSWIM, "--bits", "3", "--p", "x"], 3, "not a fraction"),
+        (["account", *RIVERSWIM, "--families", "all"], 2, "families"),
+        (["simulate", "--preset", "nothing"], 3, "known are demo, paper"),
+        (["simulate", "--env", "RiverSwin-v0"], 3, "did you mean 'RiverSwim-v0'"),
+        (["simulate", "--param", "states"], 3, "not NAME=VALUE"),
+        (["simulate", "--param", "colour=1"], 3, "no parameter 'colour'"),
+        (["simulate", "--option", "first_stag=64"], 3, "first_stag"),
+        (["simulate", "--episodes", "0"], 3, "episodes"),
+        (["run", "--network", "no/such/folder"], 4, "riffle network init"),
+        (["health", "http://127.0.0.1:1/readyz"], 4, "does not answer"),
+        (["nothing"], 2, "nothing"),
+    ],
+)
+def test_bad_input_has_one_line_and_a_code(
+    arguments: list[str], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = riffle(*arguments)
+    assert result.exit_code == code
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+    if code != 2:
+        assert result.stderr.strip().count("\n") == 0
+        assert result.stderr.startswith("riffle: ")
+
+
+def test_results_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    result = riffle("up", "--out", str(tmp_path))
+    assert result.exit_code == 3
+    assert "--force" in result.stderr
+    assert (tmp_path / "summary.json").read_text() == "{}"
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        result = riffle("up", "--out", str(tmp_path), "--shuffler-port", port)
+    assert result.exit_code == 4
+    assert port in result.stderr
+    assert "choose another port" in result.stderr
+
+
+def test_simulate_reports_the_documented_keys() -> None:
+    found = document(
+        riffle("simulate", "--episodes", "2000", "--seeds", "2", "--workers", "1", "--horizon", "3",
+               "--format", "json")
+    )  # fmt: skip
+    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
+    assert found["seeds"] == 2
+    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+
+
+def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> None:
+    assert riffle("network", "init", str(tmp_path)).exit_code == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert riffle("network", "init", str(tmp_path)).exit_code == 0
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert before == after
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in after)
+    private = {
+        (tmp_path / "shuffler" / "signing_key").read_bytes(),
+        (tmp_path / "coordinator" / "signing_key").read_bytes(),
+        (tmp_path / "coordinator" / "analyzer_key").read_bytes(),
+    }
+    assert not any(file.read_bytes() in private for file in (tmp_path / "nodes").iterdir())
+    shuffler = {file.read_bytes() for file in (tmp_path / "shuffler").iterdir()}
+    tokens = {file.read_bytes() for file in (tmp_path / "operator").glob("*_token")}
+    assert not shuffler & tokens, "the shuffler keeps hashes of tokens only"
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+    riffle("network", "init", str(tmp_path / "network"))
+    well = riffle("doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"))
+    assert well.exit_code == 0, well.stdout
+    (tmp_path / "network" / "nodes" / "ca.pem").chmod(0o644)
+    url = "http://127.0.0.1:1"
+    result = riffle(
+        "doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"), "--url", url,
+        "--format", "json",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    wrong = [f["check"] for f in json.loads(result.stdout)["findings"] if not f["ok"]]
+    assert wrong == ["secrets", "service"]
