@@ -4,13 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types lock clean
+.PHONY: demo test check lint types docs lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -32,6 +32,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	touch $@
+
+# Reference pages that are made from the code; a test compares them.
+docs: $(VENV)/.installed
+	$(BIN)/python -m deploy.reference
 
 # Names, versions and hashes only: no addresses.
 lock: $(VENV)/.installed-dev

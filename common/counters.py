@@ -14,7 +14,10 @@ Order of the counters: (family, h, x, a, x'), row-major (``joint``: h, x, a, x',
 the index after the last counter.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -76,23 +79,14 @@ class CounterLayout:
         return self.sizes.H if self.layer is None else 1
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Family -> shape of its block of counters, in the order of the formats."""
-        X, A, hs = self.sizes.X, self.sizes.A, self.layers
-        scope_all = self.layer is None
-        if self.families == "joint":
-            return {"joint": (hs, X, A, X, 2)} if scope_all else {"transitions": (hs, X, A, X)}
-        shapes: dict[str, tuple[int, ...]] = {"transitions": (hs, X, A, X)}
-        if self.families == "paper":
-            shapes["visits"] = (hs, X, A)
-        if scope_all:
-            shapes["rewards"] = (hs, X, A)
-        return shapes
+        return _shapes(self)
 
     @property
     def counters(self) -> int:
         """C, the number of counters."""
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def dummy(self) -> int:
@@ -141,7 +135,7 @@ class CounterLayout:
                 "rewards": (rows[r == 1], x[r == 1], a[r == 1]),
             }[family]
             parts.append(offset + np.ravel_multi_index(coordinates, shape).astype(np.int64))
-            offset += int(np.prod(shape))
+            offset += math.prod(shape)
         return np.concatenate(parts)
 
     def split(self, counts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
@@ -149,7 +143,7 @@ class CounterLayout:
         blocks: dict[str, npt.NDArray[np.float64]] = {}
         offset = 0
         for family, shape in self.shapes.items():
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             blocks[family] = counts[offset : offset + size].reshape(shape)
             offset += size
         return blocks
@@ -166,3 +160,17 @@ class CounterLayout:
         ):
             if values.min() < 0 or values.max() >= bound:
                 raise ValueError(f"a {name} of the episode is outside 0..{bound - 1}")
+
+
+@lru_cache(maxsize=1024)
+def _shapes(layout: CounterLayout) -> Mapping[str, tuple[int, ...]]:
+    X, A, hs = layout.sizes.X, layout.sizes.A, layout.layers
+    scope_all = layout.layer is None
+    if layout.families == "joint":
+        return {"joint": (hs, X, A, X, 2)} if scope_all else {"transitions": (hs, X, A, X)}
+    shapes: dict[str, tuple[int, ...]] = {"transitions": (hs, X, A, X)}
+    if layout.families == "paper":
+        shapes["visits"] = (hs, X, A)
+    if scope_all:
+        shapes["rewards"] = (hs, X, A)
+    return shapes

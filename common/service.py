@@ -144,6 +144,7 @@ def serve(
 def _config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
+        log_config=None,  # it would replace the handlers of the whole process
         log_level="warning",
         access_log=False,  # an access log would tell who sent when
         timeout_graceful_shutdown=GRACE_SECONDS,
@@ -153,8 +154,12 @@ def _config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
     )
     try:
         config.load()
-    except OSError as error:  # of reading the TLS files; SSLError is one
-        raise LocalError("invalid-spec", f"cannot use the files of {tls}: {error}") from error
+    except OSError as error:  # SSLError is one
+        if tls is None:
+            raise
+        files = f"{tls.certificate} and {tls.key}"
+        detail = f"cannot use the TLS files {files}: {error.strerror or error}"
+        raise LocalError("invalid-spec", detail) from error
     return config
 
 

@@ -42,6 +42,7 @@ class LocalConfig:
     shuffler_port: int = 0
     coordinator_port: int = 0
     workers: int = 2
+    lease_seconds: int = 120
     test_entry: bool = False
 
 
@@ -170,6 +171,7 @@ class LocalNetwork:
             COORDINATOR_KEY_FILE=files / "coordinator_key",
             COORDINATOR_TOKEN_HASH_FILE=files / "coordinator_token_hash",
             OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
+            LEASE_SECONDS=self.config.lease_seconds,
             **self._demands(),
         )
 

@@ -23,7 +23,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.endpoint import hash_token, trusted
-from common.errors import LocalError, slug_of
+from common.errors import LocalError, RemoteError, slug_of
 from common.hpke import KeyPair
 from common.wire import Enrolment, EnrolRequest
 from deploy.certificates import make_authority
@@ -55,7 +55,8 @@ def enrol(folder: Path, shuffler_url: str, nodes: int) -> None:
     """Enrol nodes at the shuffler until the network has ``nodes`` credentials.
 
     Raises:
-        LocalError: the shuffler refused, or does not answer.
+        RemoteError: the shuffler refused.
+        LocalError: ``unavailable``, it does not answer.
     """
     file = folder / "nodes" / "credentials.json"
     credentials = json.loads(file.read_text()) if file.exists() else []
@@ -74,14 +75,24 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     return httpx.Client(base_url=url, headers=headers, timeout=60, verify=verify)
 
 
+def refusal(answer: httpx.Response, who: str) -> RemoteError:
+    """The error that a service's refusal means, whether or not it is a problem document."""
+    try:
+        document = answer.json()
+    except ValueError:
+        document = None
+    document = document if isinstance(document, dict) else {}
+    detail = document.get("detail", f"status {answer.status_code}")
+    return RemoteError(slug_of(document), f"{who} refused: {detail}")
+
+
 def _enrol_one(client: httpx.Client, request: EnrolRequest) -> Enrolment:
     try:
         answer = client.post("/v1/nodes", content=request.model_dump_json())
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
     if answer.is_error:
-        document = answer.json()
-        raise LocalError(slug_of(document), f"enrolment refused: {document.get('detail')}")
+        raise refusal(answer, "the shuffler")
     return Enrolment.model_validate_json(answer.content)
 
 

@@ -1,26 +1,32 @@
 """The operator's client of the coordinator's REST API: the same words, one method a route."""
 
 import json
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from common.errors import LocalError, RemoteError, slug_of
+from common.errors import LocalError
 from coordinator.specs import ManualDeployment, RunSpec
+from deploy.network import refusal
 
-LONG_POLL_SECONDS = 25
+RETRY_SECONDS = 0.5
 LAST_EVENTS = {"run_finished", "run_failed", "run_stopped"}
 
 Answer = dict[str, Any]
 
 
 class Operator:
-    """Creates runs, watches them and deploys policies. Use as a context manager."""
+    """Creates runs, watches them and deploys policies. Use as a context manager.
 
-    def __init__(self, client: httpx.Client) -> None:
+    While it follows events a coordinator may be away for ``patience`` seconds.
+    """
+
+    def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
         self._client = client
+        self._patience = patience
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +99,7 @@ class Operator:
                     if event["kind"] in LAST_EVENTS:
                         return
             except httpx.HTTPError as error:
-                self._check_alive(error)
+                self._wait_alive(error)
 
     def _stream(self, run_id: str, last: int) -> Iterator[Answer]:
         headers = {"Last-Event-ID": str(last)}
@@ -101,7 +107,7 @@ class Operator:
         with self._client.stream("GET", path, headers=headers) as answer:
             if answer.is_error:
                 answer.read()
-                raise _refusal(answer)
+                raise refusal(answer, "the coordinator")
             fields: dict[str, str] = {}
             for line in answer.iter_lines():
                 name, _, value = line.partition(":")
@@ -115,11 +121,19 @@ class Operator:
                     }
                     fields = {}
 
-    def _check_alive(self, cause: httpx.HTTPError) -> None:
-        try:
-            self._client.get("/livez").raise_for_status()
-        except httpx.HTTPError as error:
-            raise LocalError("unavailable", f"the coordinator does not answer: {cause}") from error
+    def _wait_alive(self, cause: httpx.HTTPError) -> None:
+        """Wait while the coordinator is away, as when it is started again; not for ever."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                self._client.get("/livez").raise_for_status()
+            except httpx.HTTPError as error:
+                if time.monotonic() >= deadline:
+                    detail = f"the coordinator does not answer: {cause}"
+                    raise LocalError("unavailable", detail) from error
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
 
     def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
         try:
@@ -130,15 +144,6 @@ class Operator:
                 f"the coordinator at {self._client.base_url} does not answer: {error}",
             ) from error
         if answer.is_error:
-            raise _refusal(answer)
+            raise refusal(answer, "the coordinator")
         document: Answer = answer.json()
         return document
-
-
-def _refusal(answer: httpx.Response) -> RemoteError:
-    try:
-        document = answer.json()
-    except ValueError:
-        document = {}
-    detail = document.get("detail", f"status {answer.status_code}")
-    return RemoteError(slug_of(document), f"the coordinator refused: {detail}")

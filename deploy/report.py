@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def write(
     _write_json(folder / "summary.json", document)
     _write_csv(folder / "stages.csv", finished.stages, leave_out=("policy",))
     _write_csv(folder / "ledger.csv", finished.ledger["entries"], leave_out=("noise",))
-    _write_csv(folder / "deployments.csv", finished.deployments, leave_out=("mixture", "noise"))
+    deployments = [_flat(row) for row in finished.deployments]
+    _write_csv(folder / "deployments.csv", deployments, leave_out=("mixture", "noise", "timings"))
     plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))
     return document
@@ -146,8 +148,13 @@ def _write_json(file: Path, document: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(document, indent=2) + "\n")
 
 
+def _flat(row: Answer) -> Answer:
+    """A deployment's row with one column for each of its timings."""
+    return row | {f"seconds_{kind}": seconds for kind, seconds in row["timings"].items()}
+
+
 def _write_csv(file: Path, rows: Sequence[Answer], *, leave_out: tuple[str, ...]) -> None:
-    columns = [name for name in rows[0] if name not in leave_out] if rows else []
+    columns = [name for name in dict.fromkeys(chain(*rows)) if name not in leave_out]
     with file.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, columns, extrasaction="ignore")
         writer.writeheader()

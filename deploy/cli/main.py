@@ -1,16 +1,28 @@
 """The command ``riffle``."""
 
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
 import typer
 
-from deploy.cli import network, roles
-from deploy.cli.account import account_command
-from deploy.cli.doctor import doctor_command
-from deploy.cli.simulate import simulate_command
+# Module and name of each command. A module is loaded only when its command is asked for: what
+# `riffle simulate` needs takes seconds to load, and `riffle health` is asked every few seconds.
+COMMANDS = {
+    "up": ("deploy.cli.runs", "up_command"),
+    "run": ("deploy.cli.runs", "run_command"),
+    "simulate": ("deploy.cli.simulate", "simulate_command"),
+    "account": ("deploy.cli.account", "account_command"),
+    "audit": ("deploy.cli.audit", "audit_command"),
+    "shuffler": ("deploy.cli.roles", "shuffler_command"),
+    "coordinator": ("deploy.cli.roles", "coordinator_command"),
+    "node": ("deploy.cli.roles", "node_command"),
+    "doctor": ("deploy.cli.doctor", "doctor_command"),
+    "health": ("deploy.cli.health", "health_command"),
+    "network": ("deploy.cli.network", "network_app"),
+}
 
-app = typer.Typer(name="riffle", no_args_is_help=True, pretty_exceptions_enable=False)
 
-
-@app.callback()
 def riffle() -> None:
     """Reinforcement learning over people whose episodes stay private.
 
@@ -19,21 +31,24 @@ def riffle() -> None:
     """
 
 
-app.command("up")(network.up_command)
-app.command("run")(network.run_command)
-app.command("simulate")(simulate_command)
-app.command("account")(account_command)
-app.command("shuffler")(roles.shuffler_command)
-app.command("coordinator")(roles.coordinator_command)
-app.command("node")(roles.node_command)
-app.command("doctor")(doctor_command)
-app.command("health")(roles.health_command)
-app.add_typer(network.network_app, name="network")
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The command line with the command that these arguments begin with, or else with all."""
+    app = typer.Typer(name="riffle", no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(riffle)
+    asked = [name for name in arguments[:1] if name in COMMANDS]
+    for name in asked or COMMANDS:
+        module, attribute = COMMANDS[name]
+        command = getattr(import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def main() -> None:
     """Entry point of the command."""
-    app()
+    build(sys.argv[1:])()
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""``riffle shuffler | coordinator | node``: one role as a process, and ``health``.
+"""``riffle shuffler | coordinator | node``: one role as a process.
 
 Everything a role needs is in environment variables, ``RIFFLE_SHUFFLER_*`` and so on.
 """
 
-from typing import Annotated
+import logging
 
-import httpx
-import typer
+from deploy.cli.output import one_line_errors, progress
 
-from common.errors import LocalError
-from deploy.cli.output import Exit, fail, one_line_errors, progress
+
+def log_to_stderr() -> None:
+    """Show Riffle's own log lines, which name batches and counts, never a user, lease or episode.
+
+    Libraries log at WARNING only: an HTTP client's INFO lines would tell who sent when.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("riffle").setLevel(logging.INFO)
 
 
 @one_line_errors
@@ -18,6 +23,7 @@ def shuffler_command() -> None:
     from shuffler.main import run  # noqa: PLC0415  (each process loads its own role only)
     from shuffler.settings import Settings  # noqa: PLC0415
 
+    log_to_stderr()
     run(Settings.load(), on_start=lambda: progress.print("shuffler: serving"))
 
 
@@ -27,6 +33,7 @@ def coordinator_command() -> None:
     from coordinator.main import run  # noqa: PLC0415
     from coordinator.settings import Settings  # noqa: PLC0415
 
+    log_to_stderr()
     run(Settings.load(), on_start=lambda: progress.print("coordinator: serving"))
 
 
@@ -36,15 +43,5 @@ def node_command() -> None:
     from node_client.main import run  # noqa: PLC0415
     from node_client.settings import Settings  # noqa: PLC0415
 
+    log_to_stderr()
     run(Settings.load(), on_start=lambda: progress.print("nodes: serving"))
-
-
-@one_line_errors
-def health_command(url: Annotated[str, typer.Argument(help="as http://host:port/readyz")]) -> None:
-    """Ask a service whether it is ready: exit code 0 yes, 1 no, 4 no answer."""
-    try:
-        answer = httpx.get(url, timeout=5)
-    except httpx.HTTPError as error:
-        raise LocalError("unavailable", f"{url} does not answer: {error}") from error
-    if answer.is_error:
-        fail(f"{url} answers {answer.status_code}: {answer.text}", Exit.NO)

@@ -1,15 +1,22 @@
 """The coordinator as a process: it starts without a shuffler, says so, and leaves on SIGTERM."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
-from tests.coordinator.world import SMALL, TOKEN, settings
+from common.errors import LocalError
+from coordinator.main import run
+from tests.coordinator.world import RUN, SMALL, TOKEN, settings
 
 PROGRAM = """
 from coordinator.main import run
@@ -33,23 +40,60 @@ def answering(client: httpx.Client) -> bool:
         return False
 
 
-def test_a_process_starts_and_leaves(tmp_path: Path) -> None:
-    known = settings(tmp_path, port=free_port(), workers=1)
+@contextmanager
+def started(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    """A coordinator's process and its operator's client."""
+    known = settings(directory, port=free_port(), workers=1)
     fields = known.model_dump(exclude_none=True, mode="json")
     environment = {f"RIFFLE_COORDINATOR_{k.upper()}": str(v) for k, v in fields.items()}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=os.environ | environment)
     headers = {"Authorization": f"Bearer {TOKEN}"}
+    url = f"http://127.0.0.1:{known.port}"
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{known.port}", headers=headers) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=40) as client:
             deadline = time.monotonic() + 60
             while not answering(client):
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.05)
-            assert client.get("/readyz").status_code == 503
-            assert client.post("/v1/runs", json=MANUAL).status_code == 201
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+            yield process, client
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_process_starts_and_leaves(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, client):
+        assert client.get("/readyz").status_code == 503
+        assert client.post("/v1/runs", json=MANUAL).status_code == 201
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_streams_and_long_polls_end_when_it_leaves(tmp_path: Path) -> None:
+    answers: list[str | int] = []
+    with started(tmp_path) as (process, client):
+        assert client.post("/v1/runs", json=MANUAL).status_code == 201
+
+        def poll() -> None:
+            path = f"/v1/runs/{RUN}/deployment"
+            answers.append(client.get(path, params={"wait": 30}).status_code)
+
+        asking = threading.Thread(target=poll)
+        asking.start()
+        with client.stream("GET", f"/v1/runs/{RUN}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: run_started"
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            told = time.monotonic()
+            assert "run_finished" not in "".join(lines), "the stream ends, the run does not"
+        asking.join()
+        assert process.wait(20) == 0
+        assert time.monotonic() - told < 5
+    assert answers == [404]  # nothing is deployed yet
+
+
+def test_tls_is_mandatory_off_loopback(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="RIFFLE_COORDINATOR_TLS_CERT_FILE"):
+        run(settings(tmp_path, host="192.0.2.1"))

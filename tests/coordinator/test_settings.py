@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from common.errors import LocalError
 from coordinator.app import create_app
@@ -38,6 +39,28 @@ def test_a_key_that_is_not_one_is_named(tmp_path: Path, name: str, text: str) ->
     (tmp_path / name).write_text(text)
     with pytest.raises(LocalError, match=name.upper()):
         create_app(known)
+
+
+def test_tls_files_are_handed_on(tmp_path: Path) -> None:
+    assert settings(tmp_path).tls() is None
+    cert, key = tmp_path / "tls.pem", tmp_path / "tls.key"
+    tls = settings(tmp_path, host="coordinator", tls_cert_file=cert, tls_key_file=key).tls()
+    assert tls is not None
+    assert (tls.certificate, tls.key) == (cert, key)
+    with pytest.raises(LocalError, match="set both RIFFLE_COORDINATOR_TLS_CERT_FILE"):
+        settings(tmp_path, tls_cert_file=cert).tls()
+    with pytest.raises(LocalError, match="mandatory off loopback: set RIFFLE_COORDINATOR_TLS"):
+        settings(tmp_path, host="coordinator").tls()
+
+
+def test_a_token_is_never_sent_in_clear(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="TLS is mandatory off loopback"):
+        settings(tmp_path, shuffler_url="http://shuffler:8401")
+
+
+def test_a_private_ca_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match=r"cannot use CA file .*ca\.pem"):
+        create_app(settings(tmp_path, ca_file=tmp_path / "ca.pem"))
 
 
 def test_a_missing_token_is_named(tmp_path: Path) -> None:

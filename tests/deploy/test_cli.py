@@ -1,20 +1,26 @@
 """The command line: one document on stdout, one line on stderr, stated exit codes."""
 
 import json
+import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from deploy.cli.main import app
+from deploy.cli.main import build
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
 
 
+HEAVY = {"scipy", "fastapi", "uvicorn", "sqlalchemy", "matplotlib", "coordinator", "experiments"}
+
+
 def riffle(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(build(arguments), list(arguments))
 
 
 def document(result: Result) -> dict[str, float]:
@@ -152,3 +158,39 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert result.exit_code == 1
     wrong = [f["check"] for f in json.loads(result.stdout)["findings"] if not f["ok"]]
     assert wrong == ["secrets", "service"]
+
+
+@pytest.mark.parametrize(
+    ("command", "not_loaded"),
+    [
+        (["health", "http://127.0.0.1:1/readyz"], HEAVY | {"numpy", "shuffler", "node_client"}),
+        (["network", "init", "network"], HEAVY | {"shuffler"}),
+        (["doctor", "--out", "out"], HEAVY | {"shuffler"}),
+        # A role that checks guarantees loads the accountant, and so SciPy.
+        (["node"], HEAVY - {"scipy"} | {"shuffler"}),
+        (["shuffler"], HEAVY - {"scipy", "fastapi", "uvicorn", "sqlalchemy"} | {"node_client"}),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(
+    command: list[str], not_loaded: set[str], tmp_path: Path
+) -> None:
+    program = (
+        "import sys\n"
+        "from deploy.cli.main import main\n"
+        "sys.argv = ['riffle', *sys.argv[1:]]\n"
+        "try:\n    main()\n"
+        "finally:\n    print('\\nloaded', *{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RIFFLE_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "typer" in loaded
+    assert not loaded & not_loaded, done.stderr

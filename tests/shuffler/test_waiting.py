@@ -53,6 +53,24 @@ def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
     assert asyncio.run(scenario()) < 0.5
 
 
+def test_a_service_that_stops_lets_nobody_wait() -> None:
+    async def scenario() -> float:
+        changes = Changes()
+
+        async def look() -> int:
+            return 0
+
+        poll = asyncio.create_task(changes.poll(30, look, bool))
+        await asyncio.sleep(0.01)
+        started = time.perf_counter()
+        changes.close()
+        assert await poll == 0
+        assert await changes.poll(30, look, bool) == 0, "who comes later does not wait either"
+        return time.perf_counter() - started
+
+    assert asyncio.run(scenario()) < 0.5
+
+
 def test_a_poll_ends_in_time() -> None:
     async def scenario() -> float:
         async def look() -> int:

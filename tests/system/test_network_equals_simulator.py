@@ -1,71 +1,63 @@
 """Three live processes and the simulator's per-user path have the same private counts.
 
 Through the test entry point: noise, policy draws and environments are keyed by (run, batch, slot),
-so the equality is exact, batch by batch, although thousands of reports arrive in any order.
+so the equality is exact, batch by batch, although hundreds of reports arrive in any order. It holds
+as well when every process is killed (SIGKILL) in the middle of a batch and started again: nothing
+that was acknowledged is lost, nothing is counted twice, no batch is released short.
 """
 
 import math
 import time
 from pathlib import Path
 
-import numpy as np
-
-from coordinator.counts import private_counts
-from coordinator.specs import RunSpec
 from deploy.follow import run_to_end
-from deploy.local import LocalConfig, LocalNetwork
+from deploy.local import LocalNetwork
 from deploy.network import operator_client
 from deploy.operator import Operator
 from deploy.presets import Preset
-from experiments.per_user import run_per_user
-from node_client.environments.registry import Parameter, make
+from tests.system.agreement import (
+    PARAMETERS,
+    RUN_ID,
+    assert_equal_to_simulator,
+    seeded_network,
+    seeded_spec,
+)
 
-RUN_ID = "5e" * 16
-PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}
 
-
-def spec() -> RunSpec:
-    return RunSpec(
-        run_id=RUN_ID,
-        name="agreement",
-        environment="RiverSwim-v0",
-        states=3,
-        actions=2,
-        horizon=3,
-        episodes=600,
-        epsilon=4.0,
-        beta=1e-3,
-        options={"first_stage": 60},
-        test_seed=11,
-    )
+def operator_of(network: LocalNetwork) -> Operator:
+    client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
+    return Operator(client)
 
 
 def test_private_counts_are_equal_batch_by_batch(tmp_path: Path) -> None:
-    config = LocalConfig(
-        folder=tmp_path,
-        environment="RiverSwim-v0",
-        environment_parameters=PARAMETERS,
-        nodes=3,
-        max_epsilon=4.0,
-        max_beta=1e-3,
-        test_entry=True,
-    )
-    with LocalNetwork(config) as network:
-        client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
-        with Operator(client) as operator:
-            summary = run_to_end(operator, Preset(spec(), PARAMETERS), tmp_path, time.monotonic())
-            count = len(operator.deployments(RUN_ID))
-            live = [operator.deployment(RUN_ID, index) for index in range(count)]
-    batches, learned = run_per_user(spec(), RUN_ID, make("RiverSwim-v0", **PARAMETERS))
-    assert len(batches) == count > 3
-    for batch, detail in zip(batches, live, strict=True):
-        expected = private_counts(batch.descriptor, batch.histogram)
-        assert detail["batch_id"] == batch.descriptor.batch_id
-        np.testing.assert_array_equal(detail["counts"]["transitions"], expected.transitions)
-        np.testing.assert_array_equal(detail["counts"]["visits"], expected.visits)
-        if expected.rewards is not None:
-            np.testing.assert_array_equal(detail["counts"]["rewards"], expected.rewards)
-    assert summary["policy"] == learned.policy.tolist()
+    spec = seeded_spec(600)
+    with LocalNetwork(seeded_network(tmp_path)) as network, operator_of(network) as operator:
+        summary = run_to_end(operator, Preset(spec, PARAMETERS), tmp_path, time.monotonic())
+        assert_equal_to_simulator(operator, spec)
     assert summary["episodes"] == summary["reports_accepted"] == 600
-    assert summary["messages_forwarded"] == summary["messages_counted"]
     assert math.isinf(float(summary["epsilon"])), "seeded noise protects nobody, and says so"
+    files = {"summary.json", "stages.csv", "ledger.csv", "deployments.csv", "regret.png"}
+    assert files | {"manifest.json"} <= {file.name for file in tmp_path.iterdir()}
+
+
+def test_killing_every_process_changes_no_count(tmp_path: Path) -> None:
+    spec = seeded_spec(900)
+    victims = ["shuffler", "coordinator", "node", "shuffler", "coordinator"]
+    config = seeded_network(tmp_path, lease_seconds=3)
+    with LocalNetwork(config) as network, operator_of(network) as operator:
+        operator.create_run(spec)
+        killed = 0
+        for victim in victims:
+            if operator.run(RUN_ID)["state"] != "running":
+                break
+            killed += 1
+            time.sleep(1.0)
+            network.processes[victim].kill()
+            network.processes[victim].wait()
+            network.start(victim)
+            network.wait_ready("coordinator")
+        assert killed >= 3, "the run was too short to say anything"
+        events = [event["kind"] for event in operator.events(RUN_ID)]
+        assert events[-1] == "run_finished"
+        assert events.count("batch_counted") == len(operator.deployments(RUN_ID))
+        assert_equal_to_simulator(operator, spec)

@@ -1,0 +1,20 @@
+"""``riffle health``: is a service ready? Asked often, so little is loaded."""
+
+from typing import Annotated
+
+import httpx
+import typer
+
+from common.errors import LocalError
+from deploy.cli.output import Exit, fail, one_line_errors
+
+
+@one_line_errors
+def health_command(url: Annotated[str, typer.Argument(help="as http://host:port/readyz")]) -> None:
+    """Ask a service whether it is ready: exit code 0 yes, 1 no, 4 no answer."""
+    try:
+        answer = httpx.get(url, timeout=5)
+    except httpx.HTTPError as error:
+        raise LocalError("unavailable", f"{url} does not answer: {error}") from error
+    if answer.is_error:
+        fail(f"{url} answers {answer.status_code}: {answer.text}", Exit.NO)

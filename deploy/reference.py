@@ -1,0 +1,81 @@
+"""Reference pages made from the code: settings and commands. ``make docs`` writes them."""
+
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
+
+from coordinator.settings import Settings as CoordinatorSettings
+from deploy.cli.main import build
+from node_client.settings import Settings as NodeSettings
+from shuffler.settings import Settings as ShufflerSettings
+
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "Shuffler": ShufflerSettings,
+    "Coordinator": CoordinatorSettings,
+    "Nodes": NodeSettings,
+}
+
+
+def settings_page() -> str:
+    """Every setting of every role, as Markdown."""
+    parts = [
+        "# Settings",
+        "Made from the code by `make docs`. Every role is configured by environment variables and "
+        "checks all of them before it starts.",
+    ]
+    for role, settings in SETTINGS.items():
+        prefix = settings.model_config.get("env_prefix", "")
+        rows = [_row(prefix, name, field) for name, field in settings.model_fields.items()]
+        parts += [
+            f"## {role}",
+            "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows]),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Every command with its options, as Markdown."""
+    parts = ["# Commands", "Made from the code by `make docs`."]
+    for name, command in _leaves(get_command(build([])), "riffle"):
+        parts += [f"## {name}", " ".join((command.help or "").split())]
+        if rows := _options(command):
+            parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES = {"settings.md": settings_page, "commands.md": commands_page}
+
+
+def write(folder: Path) -> None:
+    """Write all pages."""
+    for name, page in PAGES.items():
+        (folder / name).write_text(page())
+
+
+def _row(prefix: str, name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        default = "must be given"
+    elif field.default_factory is not None:
+        default = "number of processors" if name == "workers" else "empty"
+    else:
+        default = "none" if field.default is None else f"`{field.default}`"
+    return f"| `{prefix}{name.upper()}` | {default} | {field.description or ''} |"
+
+
+def _leaves(command: object, name: str) -> list[tuple[str, TyperCommand]]:
+    if isinstance(command, TyperGroup):
+        children = sorted(command.commands.items())
+        return [leaf for child, sub in children for leaf in _leaves(sub, f"{name} {child}")]
+    return [(name, command)] if isinstance(command, TyperCommand) else []
+
+
+def _options(command: TyperCommand) -> list[str]:
+    options = [p for p in command.params if isinstance(p, TyperOption) and "--help" not in p.opts]
+    return [f"| `{o.opts[-1]}` | {(o.help or '').replace('|', '/')} |" for o in options]
+
+
+if __name__ == "__main__":
+    write(Path("docs"))

@@ -1,0 +1,168 @@
+"""Guessing users' data from what leaves their devices, without any key.
+
+An observer sees, for every report, its size, when it came, and its place in the order. Here he
+gets more than a network would show: the time of every single report's making, episode to frame, in
+the process itself. Each user has one of two episodes by a fair coin, as far apart as episodes can
+be: every reward 1 in the first state, or none in the last one. On the first third of the batch he
+is told the data and fits rules: for every feature the likelihood ratio of its tenths, and Fisher's
+linear rule on all of them. On the second third he picks the rule that guesses best, on the last
+third he is tested. Chance is 1/2 and the test exact (binomial).
+
+Real seals are used. With ``padded`` false the same code runs with the padding taken out, which is
+what tells whether this observer could see anything at all.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from common.counters import CounterLayout, Episode, Ints, Sizes
+from common.mechanism import noise_messages
+from common.noise import Noise, Padding
+from common.randomness import Randomness
+from common.wire import frame
+from experiments.audit.evidence import FloatArray
+from experiments.audit.world import Scripted, Setting, World, build, calibrated_noise
+from node_client import report as node_report
+from node_client.sealing import pack, seal_reports
+
+LEVEL = 1e-6
+"""Chance that an observer who knows nothing is called better than chance."""
+
+POPULATION = Setting(1.0, 1e-5, n=4096, sizes=Sizes(X=4, A=2, H=6), families="lean")
+"""Rewards of 0 send no message in ``lean``: without padding they would show in the length."""
+
+Bits = NDArray[np.bool_]
+Rule = Callable[[FloatArray], Bits]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What he saw, features (users, 4): size, seconds, seconds of the one before, place; data."""
+
+    features: FloatArray
+    data: Bits
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Right guesses among the users he was tested on."""
+
+    right: int
+    users: int
+    padded: bool
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right guesses; chance is 1/2."""
+        return self.right / self.users
+
+    @property
+    def p_value(self) -> float:
+        """Chance to guess so well knowing nothing."""
+        return float(stats.binom.sf(self.right - 1, self.users, 0.5))
+
+    @property
+    def better_than_chance(self) -> bool:
+        """At `LEVEL`."""
+        return self.p_value < LEVEL
+
+    def document(self) -> dict[str, Any]:
+        """What was found, under the keys that the command documents."""
+        return {
+            "padding": "on" if self.padded else "off (broken on purpose)",
+            "accuracy": self.accuracy,
+            "users_guessed": self.users,
+            "chance": 0.5,
+            "p_value": self.p_value,
+            "verdict": "better than chance" if self.better_than_chance else "chance",
+        }
+
+
+def observe(users: int, *, padded: bool) -> Guess:
+    """Make reports of ``users`` users and guess the data of a third of them."""
+    with _padding(padded):
+        traffic = _traffic(build(POPULATION, calibrated_noise(POPULATION)), users)
+    third = users // 3
+    train, pick, test = (slice(i * third, (i + 1) * third) for i in range(3))
+    rules = _rules(traffic.features[train], traffic.data[train])
+    best = max(rules, key=lambda rule: _right(rule, traffic, pick))
+    return Guess(_right(best, traffic, test), third, padded)
+
+
+def unpadded(
+    layout: CounterLayout,
+    noise: Noise,
+    padding: Padding,
+    episode: Episode | None,
+    randomness: Randomness,
+) -> Ints:
+    """`common.mechanism.encode` without its last step: data and noise, no dummies."""
+    del padding
+    data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
+    return np.concatenate([data, noise_messages(layout.counters, noise, randomness)])
+
+
+@contextmanager
+def _padding(padded: bool) -> Iterator[None]:
+    if padded:
+        yield
+        return
+    with patch.object(node_report, "encode", unpadded):
+        yield
+
+
+def _traffic(world: World, users: int) -> Traffic:
+    data = np.array([secrets.randbits(1) for _ in range(users)], dtype=np.bool_)
+    sizes, seconds = np.empty(users), np.empty(users)
+    for user in range(users):
+        before = time.perf_counter()
+        sizes[user] = len(_upload(world, user, bool(data[user])))
+        seconds[user] = time.perf_counter() - before
+    earlier = np.append(seconds[:1], seconds[:-1])
+    return Traffic(np.column_stack([sizes, seconds, earlier, np.arange(users)]), data)
+
+
+def _upload(world: World, user: int, rich: bool) -> bytes:
+    """One user's report as it leaves the device."""
+    X = world.setting.sizes.X
+    environment = Scripted(world.setting.sizes, 0 if rich else X - 1, reward=float(rich))
+    _, messages = node_report.slot_report(world.plan, environment, user)
+    keys = replace(world.seal_keys, messages=len(messages))
+    return frame(f"{user:032x}", seal_reports(keys, pack(messages)))
+
+
+def _rules(features: FloatArray, data: Bits) -> list[Rule]:
+    single = [_by_tenths(features, data, column) for column in range(features.shape[1])]
+    return [*single, _fisher(features, data)]
+
+
+def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
+    """Guess what was commoner in the tenth of the training values that a value falls into."""
+    edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
+    bins = np.searchsorted(edges, features[:, column])
+    balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)
+    return lambda seen: balance[np.searchsorted(edges, seen[:, column])] > 0
+
+
+def _fisher(features: FloatArray, data: Bits) -> Rule:
+    centre, scale = features.mean(axis=0), features.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    z = (features - centre) / scale
+    difference = z[data].mean(axis=0) - z[~data].mean(axis=0)
+    middle = (z[data].mean(axis=0) + z[~data].mean(axis=0)) / 2
+    within = np.cov(z.T) + 1e-3 * np.eye(z.shape[1])
+    weights = np.linalg.solve(within, difference)
+    return lambda seen: np.asarray(((seen - centre) / scale - middle) @ weights > 0)
+
+
+def _right(rule: Rule, traffic: Traffic, part: slice) -> int:
+    return int((rule(traffic.features[part]) == traffic.data[part]).sum())

@@ -1,0 +1,129 @@
+"""One trial: the product's code from a user's slot to the analyzer's count.
+
+Episode and encoding (`node_client.report.slot_report`), seals and frames (`node_client.sealing`,
+`common.wire`), the shuffle (`shuffler.permute.shuffle`) and the count (`open_histogram`, or the
+whole `coordinator.analyzer.Analyzer`) are called as they are deployed. Noise and permutation come
+from the system's CSPRNG unless the setting is seeded.
+"""
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from common.counters import Ints
+from common.hpke import open_histogram
+from common.randomness import SeededRandomness
+from common.wire import frame, frames
+from coordinator.analyzer import Analyzer
+from experiments.audit.world import World
+from node_client.report import slot_report
+from node_client.sealing import pack, seal_reports
+from shuffler.permute import shuffle
+from shuffler.vault import KEY_BYTES, BatchSecret
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """What the analyzer saw: counts (trials, C), and counts of the first data_slots messages.
+
+    The second would show the data of the first report if the shuffle did not move it.
+    """
+
+    counts: Ints
+    head: Ints
+
+
+def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
+    """Run ``trials`` batches; ``start`` numbers them, which matters to seeded settings only."""
+    C = world.plan.layout.counters
+    counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)
+    for i in range(trials):
+        released = release(world, reports(world, start + i, first=first), start + i)
+        head[i], counts[i] = _opened(world, released)
+    return Views(counts, head)
+
+
+def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
+    """The same, opened by `Analyzer.open` as in a deployed coordinator, in a thread."""
+    analyzer = Analyzer(world.analyzer, 1, pool=ThreadPoolExecutor)
+    C = world.plan.layout.counters
+
+    async def run() -> Views:
+        counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)
+        for i in range(trials):
+            released = release(world, reports(world, start + i, first=first), start + i)
+            opening = await analyzer.open(world.context, released)
+            counts[i] = opening.histogram[:C]
+            head[i] = _count(world, released[: _head_bytes(world)])
+        return Views(counts, head)
+
+    try:
+        return asyncio.run(run())
+    finally:
+        analyzer.close()
+
+
+def reports(world: World, number: int, *, first: bool) -> Ints:
+    """The users' half: messages (n, L) of one batch."""
+    n, seeded = world.setting.n, world.setting.seed is not None
+    rows = [
+        slot_report(
+            world.plan, world.environment(user, first), number * n + user, test_entry=seeded
+        )[1]
+        for user in range(n)
+    ]
+    return np.stack(rows)
+
+
+def release(world: World, messages: Ints, number: int) -> bytes:
+    """Seals, frames and the shuffle: the bytes that the analyzer is handed."""
+    descriptor, size = world.context.descriptor, world.context.descriptor.report_bytes
+    sealed = seal_reports(world.seal_keys, pack(messages))
+    body = b"".join(
+        frame(f"{user:032x}", sealed[user * size : (user + 1) * size])
+        for user in range(descriptor.n)
+    )
+    released = shuffle(
+        (report for _, report in frames(body, size)),
+        BatchSecret(world.outer, _permutation_key(world, number)),
+        world.context.report_info,
+        n=descriptor.n,
+        L=descriptor.padding.messages,
+        message_bytes=descriptor.message_bytes,
+    )
+    return released.messages.tobytes()
+
+
+def _permutation_key(world: World, number: int) -> bytes:
+    seed = world.setting.seed
+    if seed is None:
+        return os.urandom(KEY_BYTES)
+    return SeededRandomness.keyed(seed, "permutation", number).read(KEY_BYTES)
+
+
+def _opened(world: World, released: bytes) -> tuple[Ints, Ints]:
+    edge = _head_bytes(world)
+    head = _count(world, released[:edge])
+    return head, head + _count(world, released[edge:])
+
+
+def _head_bytes(world: World) -> int:
+    return world.plan.padding.data_slots * world.context.descriptor.message_bytes
+
+
+def _count(world: World, messages: bytes) -> npt.NDArray[np.int64]:
+    layout = world.plan.layout
+    histogram, failed = open_histogram(
+        world.analyzer.private,
+        world.context.message_info,
+        messages,
+        layout.width,
+        layout.counters,
+    )
+    if failed:
+        raise AssertionError("a message of the audit did not open")
+    return histogram[:-1]

@@ -1,0 +1,212 @@
+"""Two neighbouring populations, and the batch that both of them report in.
+
+User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
+e stays in state 0, e' in state X - 1, both with every reward bit 1, so that every family and step
+moves one counter up and one down: `CounterLayout.cells` pairs, the most that replacing one user can
+move.
+
+The batch is small on purpose. An audit can only show what some 1e5 trials can show: epsilon of
+order one at beta of order 1e-2, and its trials cost as many messages as the noise has 1-bits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.accounting import Account, calibrate
+from common.accounting.overflow import fewest_slots
+from common.accounting.search import needed_bits
+from common.counters import CounterLayout, Episode, Families, Ints, Sizes
+from common.descriptor import (
+    BatchDescriptor,
+    Context,
+    GuaranteeDocument,
+    NoiseDocument,
+    batch_id,
+    parse,
+    serialize,
+)
+from common.hpke import KeyPair
+from common.noise import Guarantee, Noise, Padding
+from common.policy import TOTAL_WEIGHT
+from common.randomness import Randomness
+from common.verification import check_guarantee
+from node_client.environments.environment import Step
+from node_client.report import BatchPlan
+from node_client.sealing import SealKeys
+
+RUN_ID = "00" * 16
+NEVER = 1 << 40
+
+P_LOG2 = 3
+"""p = 1/8: half the messages of fair bits, without the thousands of draws that a tiny p takes."""
+
+SMALLEST = Sizes(X=2, A=1, H=1)
+"""The default: eight counters in ``joint``, one of them up and one down."""
+
+MOST_EPSILON = 20.0
+"""No number of trials that anybody runs could tell such a claim from none."""
+
+OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
+"""As in calibration: beta's share for padding, and room for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is claimed, epsilon at beta, and the batch it is claimed of; ``seed`` None: CSPRNG."""
+
+    epsilon: float = 1.0
+    beta: float = 1e-2
+    n: int = 2
+    sizes: Sizes = SMALLEST
+    families: Families = "joint"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sizes.X < 2 or self.n < 1:
+            raise ValueError("an audit needs two states and at least one user")
+        if not 0.0 < self.epsilon <= MOST_EPSILON:
+            raise ValueError(f"epsilon must lie in (0, {MOST_EPSILON:g}], got {self.epsilon:g}")
+        if not 0.0 < self.beta < 1.0:
+            raise ValueError(f"beta must lie strictly between 0 and 1, got {self.beta:g}")
+
+    @property
+    def layout(self) -> CounterLayout:
+        """All counters of all steps."""
+        return CounterLayout(self.sizes, self.families)
+
+
+@dataclass(slots=True)
+class Scripted:
+    """An environment whose every episode stays in one state with one reward."""
+
+    sizes: Sizes
+    state: int
+    reward: float = 1.0
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    absorbing: int | None = None
+
+    def reset(self, randomness: Randomness) -> int:
+        """The state."""
+        del randomness
+        return self.state
+
+    def step(self, action: int, randomness: Randomness) -> Step:
+        """The state again, and the reward."""
+        del action, randomness
+        return self.state, self.reward, False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A batch ready to run: descriptor, keys of every role, and what the claim rests on."""
+
+    setting: Setting
+    context: Context
+    plan: BatchPlan
+    analyzer: KeyPair
+    outer: KeyPair
+    seal_keys: SealKeys
+
+    @property
+    def noise_bits(self) -> int:
+        """N, the bits that all users together put on a counter."""
+        return self.plan.noise.bits * self.setting.n
+
+    def environment(self, user: int, first: bool) -> Scripted:
+        """The world of one user; ``first``: the population in which user 0 has e."""
+        sizes = self.setting.sizes
+        return Scripted(sizes, 0 if user == 0 and first else sizes.X - 1)
+
+    def cells(self) -> tuple[Ints, Ints]:
+        """Counters (cells,) that e feeds, and those that e' feeds."""
+        return _cells(self.setting, 0), _cells(self.setting, self.setting.sizes.X - 1)
+
+
+def build(setting: Setting, noise: Noise | None = None) -> World:
+    """The batch of a setting.
+
+    The product's own check must accept it, unless ``noise`` is given: a fault planted to see
+    whether the audit finds it.
+
+    Raises:
+        RemoteError: ``weak-guarantee``, when the claim is not what the accountant gives.
+    """
+    analyzer, outer = KeyPair.generate(), KeyPair.generate()
+    descriptor = _descriptor(setting, noise or fitting_noise(setting), analyzer)
+    if noise is None:
+        claim(descriptor)
+    context = parse(serialize(descriptor))
+    keys = SealKeys.of(context, outer.public)
+    return World(setting, context, BatchPlan.of(descriptor), analyzer, outer, keys)
+
+
+def claim(descriptor: BatchDescriptor) -> Account:
+    """What every role of the product checks before it takes part."""
+    promised = descriptor.guarantee
+    return check_guarantee(descriptor, Guarantee(promised.epsilon, promised.beta))
+
+
+def fitting_noise(setting: Setting) -> Noise:
+    """The fewest bits of p = 1/8 a user with (epsilon, beta)-DP."""
+    p, target = 2.0**-P_LOG2, setting.epsilon * (1.0 - MARGIN)
+    composition = setting.beta * (1.0 - OVERFLOW_SHARE)
+    bits = needed_bits(p, setting.layout.cells, target, composition)
+    return Noise(-(-bits // setting.n), 1, P_LOG2)
+
+
+def calibrated_noise(setting: Setting) -> Noise:
+    """What the product itself would choose: the fewest 1-bits."""
+    layout = setting.layout
+    return calibrate(
+        n=setting.n,
+        dishonest_fraction=0.0,
+        cells=layout.cells,
+        counters=layout.counters,
+        data_slots=layout.data_slots,
+        epsilon=setting.epsilon,
+        beta=setting.beta,
+    ).noise
+
+
+def _cells(setting: Setting, state: int) -> Ints:
+    H = setting.sizes.H
+    rest, ones = np.zeros(H, dtype=np.int64), np.ones(H, dtype=np.int64)
+    return setting.layout.encode(Episode(np.full(H + 1, state), rest, ones))
+
+
+def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescriptor:
+    sizes, layout = setting.sizes, setting.layout
+    padding = _padding(setting, noise)
+    return BatchDescriptor(
+        run_id=RUN_ID,
+        batch_id=batch_id(RUN_ID, 0),
+        shuffler_id="audit",
+        deployment=0,
+        environment="audit",
+        n=setting.n,
+        expires_at=NEVER,
+        states=sizes.X,
+        actions=sizes.A,
+        horizon=sizes.H,
+        reward_low=0.0,
+        reward_high=1.0,
+        families=setting.families,
+        policies=(((0,) * sizes.X,) * sizes.H,),
+        weights=(TOTAL_WEIGHT,),
+        noise=NoiseDocument(bits=noise.bits, p_numerator=noise.p_numerator, p_log2=noise.p_log2),
+        data_slots=layout.data_slots,
+        noise_slots=padding.noise_slots,
+        guarantee=GuaranteeDocument(
+            epsilon=setting.epsilon, beta=setting.beta, dishonest_fraction=0.0
+        ),
+        analyzer_key=analyzer.public.hex(),
+        test_seed=setting.seed,
+    )
+
+
+def _padding(setting: Setting, noise: Noise) -> Padding:
+    draws = noise.bits * setting.layout.counters
+    spend = OVERFLOW_SHARE * setting.beta
+    slots = fewest_slots(setting.n, draws, noise.p, setting.epsilon, spend)
+    return Padding(setting.layout.data_slots, slots)

@@ -1,0 +1,150 @@
+"""The containers' files agree with the program: settings, secrets, commands, ports, folders."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.settings import Settings as CoordinatorSettings
+from deploy.cli.main import build
+from deploy.network import ROLES, SHUFFLER_ID, init_network
+from deploy.presets import preset
+from node_client.settings import Settings as NodeSettings
+from shuffler.settings import Settings as ShufflerSettings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = (DEPLOY / "compose.yaml").read_text()
+SETTINGS: dict[str, type[ShufflerSettings | CoordinatorSettings | NodeSettings]] = {
+    "shuffler": ShufflerSettings,
+    "coordinator": CoordinatorSettings,
+    "nodes": NodeSettings,
+}
+PREFIXES = {
+    "shuffler": "RIFFLE_SHUFFLER_",
+    "coordinator": "RIFFLE_COORDINATOR_",
+    "nodes": "RIFFLE_NODE_",
+}
+
+
+def anchors() -> dict[str, str]:
+    """Plain values that compose.yaml names with & and uses with *."""
+    return dict(re.findall(r"&([\w-]+) ([^\s\[{][^\n]*)$", COMPOSE, re.MULTILINE))
+
+
+def plain(value: str) -> str:
+    """A value as the container gets it."""
+    value = re.sub(r"&[\w-]+ ", "", value.strip())
+    value = re.sub(r"\*([\w-]+)", lambda found: anchors()[found[1]], value)
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value).strip('"')
+
+
+def section(name: str) -> str:
+    """The text of a top-level key."""
+    found = re.search(rf"^{name}:\n((?:[ #].*\n|\n)+)", COMPOSE, re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def environment(role: str) -> dict[str, str]:
+    """Environment variables of a role's container."""
+    block = re.search(rf"^  {role}: &.*\n((?:    .*\n)+)", section("x-settings"), re.MULTILINE)
+    assert block
+    pairs = re.findall(r"^    (\w+): (.*)$", block[1], re.MULTILINE)
+    return {name: plain(value) for name, value in pairs}
+
+
+def commands() -> list[list[str]]:
+    """Arguments of `riffle` in each container."""
+    lists = re.findall(r"&[\w-]+\s+\[(.*)\]$", section("x-commands"), re.MULTILINE)
+    return [[plain(word) for word in found.split(",")] for found in lists]
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    init_network(tmp_path)
+    return tmp_path
+
+
+def test_a_setting_that_does_not_exist_is_not_set() -> None:
+    for role, prefix in PREFIXES.items():
+        given = {name for name in environment(role) if name.startswith("RIFFLE_")}
+        known = {prefix + name.upper() for name in SETTINGS[role].model_fields}
+        assert given <= known
+
+
+def test_every_file_that_is_named_is_made(network: Path) -> None:
+    named = {Path(path) for path in re.findall(r"/network/(\w+/[\w.]+)", COMPOSE)}
+    made = {file.relative_to(network) for file in network.rglob("*") if file.is_file()}
+    assert len(named) > 12
+    assert named - made == {Path("nodes/credentials.json")}  # by `riffle network enrol`
+
+
+@pytest.mark.parametrize("role", [*SETTINGS])
+def test_a_role_starts_with_its_settings(
+    role: str, network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(role).items():
+        assert value.startswith(f"/network/{role}/") or not value.startswith("/network")
+        monkeypatch.setenv(name, value.replace("/network", str(network)))
+    settings = SETTINGS[role].load()
+    if isinstance(settings, NodeSettings):
+        settings.demands(settings.make_environment())
+        assert settings.shuffler_id == SHUFFLER_ID
+        assert settings.ca_file == network / "nodes" / "ca.pem"
+    if isinstance(settings, CoordinatorSettings):
+        assert settings.tls() is not None
+        assert settings.ca_file == network / "coordinator" / "ca.pem"
+        assert len(settings.signing_key()) == len(settings.analyzer_key()) == 32
+        assert settings.shuffler_token() and settings.operator_hash()
+    if isinstance(settings, ShufflerSettings):
+        assert settings.tls() is not None
+        assert settings.demands().shuffler_id == SHUFFLER_ID
+        assert settings.coordinator_hash() != settings.operator_hash()
+
+
+def test_the_nodes_have_what_the_demo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment("nodes").items():
+        monkeypatch.setenv(name, value)
+    nodes, spec = NodeSettings.load(), preset("demo").spec
+    environment_sizes = nodes.make_environment().sizes
+    assert nodes.environment == spec.environment
+    assert environment_sizes == spec.sizes
+    assert spec.epsilon <= nodes.max_epsilon
+    assert spec.beta <= nodes.max_beta
+    assert spec.dishonest_fraction >= nodes.min_dishonest_fraction
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_every_command_exists_with_its_options(arguments: list[str]) -> None:
+    result = CliRunner().invoke(build(arguments), [*arguments, "--help"])
+    assert result.exit_code == 0, result.stderr
+
+
+def test_there_are_all_commands() -> None:
+    names = [" ".join(arguments[:2]) for arguments in commands()]
+    assert names == [
+        "network init",
+        "shuffler",
+        "network enrol",
+        "coordinator",
+        "node",
+        "run demo",
+    ]
+
+
+def test_the_ports_are_the_same_everywhere() -> None:
+    script = (DEPLOY / "ci-compose.sh").read_text()
+    for role, port in (("shuffler", "8401"), ("coordinator", "8400")):
+        assert environment(role)[f"{PREFIXES[role]}PORT"] == port
+        assert SETTINGS[role].model_fields["port"].default == int(port)
+        assert f"https://{role}:{port}" in COMPOSE
+        assert f"https://localhost:{port}/readyz" in COMPOSE
+        assert f"{role.upper()}_PORT={port}" in script
+
+
+def test_every_role_has_its_folder() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    for role in ROLES:
+        assert f"/network/{role} " in dockerfile
+        assert f"{role}-secrets:/network/{role}" in COMPOSE

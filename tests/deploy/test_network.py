@@ -1,0 +1,203 @@
+"""Secrets, enrolment at a real shuffler over TLS, and a whole network on loopback."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+
+from common.endpoint import trusted
+from common.errors import LocalError, RemoteError
+from coordinator.shuffler_api import ShufflerApi
+from deploy.certificates import LOOPBACK
+from deploy.local import LocalConfig, LocalNetwork, free_port
+from deploy.network import SHUFFLER_ID, enrol, init_network, operator_client
+
+PREFIX = "RIFFLE_SHUFFLER_"
+
+
+def credentials(secrets: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((secrets / "nodes" / "credentials.json").read_text())
+    return found
+
+
+def accepted(client: httpx.Client, token: str) -> int:
+    """Status of a node's question for open batches."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return client.get("/v1/batches", headers=headers).status_code
+
+
+# -- a shuffler over TLS ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shuffler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Secrets, and the URL of a shuffler that runs with them over TLS."""
+    secrets, port = tmp_path_factory.mktemp("network"), free_port()
+    init_network(secrets)
+    mine = secrets / "shuffler"
+    settings = {
+        "PORT": port,
+        "DATA_DIR": tmp_path_factory.mktemp("data"),
+        "SHUFFLER_ID": SHUFFLER_ID,
+        "SIGNING_KEY_FILE": mine / "signing_key",
+        "COORDINATOR_KEY_FILE": mine / "coordinator_key",
+        "COORDINATOR_TOKEN_HASH_FILE": mine / "coordinator_token_hash",
+        "OPERATOR_TOKEN_HASH_FILE": mine / "operator_token_hash",
+        "TLS_CERT_FILE": mine / "tls.pem",
+        "TLS_KEY_FILE": mine / "tls.key",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.cli.main", "shuffler"],
+        env=os.environ | {PREFIX + name: str(value) for name, value in settings.items()},
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"https://{LOOPBACK}:{port}"
+    try:
+        with operator_client(secrets, url, "none") as client:
+            wait_for(client, process)
+        yield secrets, url
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert process.poll() is None
+        try:
+            if client.get("/readyz").is_success:
+                return
+        except (httpx.ConnectError, httpx.ReadError):
+            time.sleep(0.05)
+    raise AssertionError("the shuffler does not start")
+
+
+def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> None:
+    secrets, url = shuffler
+    enrol(secrets, url, 2)
+    first = credentials(secrets)
+    enrol(secrets, url, 2)
+    assert credentials(secrets) == first
+    enrol(secrets, url, 3)
+    assert credentials(secrets)[:2] == first
+    assert len({node["token"] for node in credentials(secrets)}) == 3
+    assert (secrets / "nodes" / "credentials.json").stat().st_mode & 0o777 == 0o600
+    with operator_client(secrets, url, "none") as client:
+        assert [accepted(client, node["token"]) for node in credentials(secrets)] == [200] * 3
+        assert accepted(client, "another") == 401
+
+
+def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Path, str]) -> None:
+    secrets, url = shuffler
+    token = (secrets / "coordinator" / "shuffler_token").read_text()
+
+    async def ready(ca_file: Path | None) -> str:
+        api = ShufflerApi.connect(url, token, trusted(ca_file))
+        try:
+            return await api.ready()
+        finally:
+            await api.close()
+
+    assert asyncio.run(ready(secrets / "coordinator" / "ca.pem")) == SHUFFLER_ID
+    with pytest.raises(LocalError, match="does not answer"):
+        asyncio.run(ready(None))
+
+
+def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
+    shuffler: tuple[Path, str], tmp_path: Path
+) -> None:
+    secrets, url = shuffler
+    init_network(tmp_path)  # another network's operator
+    (tmp_path / "operator" / "ca.pem").write_text((secrets / "operator" / "ca.pem").read_text())
+    with pytest.raises(RemoteError, match=r"the shuffler refused: .*token") as caught:
+        enrol(tmp_path, url, 1)
+    assert caught.value.slug == "unauthorized"
+    assert not (tmp_path / "nodes" / "credentials.json").exists()
+
+
+def test_a_shuffler_that_is_away_is_told(tmp_path: Path) -> None:
+    init_network(tmp_path)
+    with pytest.raises(LocalError, match="the shuffler does not answer") as caught:
+        enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1)
+    assert caught.value.slug == "unavailable"
+
+
+# -- a network on loopback -------------------------------------------------------------------------
+
+
+def config(folder: Path, **changes: Any) -> LocalConfig:
+    small: dict[str, Any] = {
+        "environment": "RiverSwim-v0",
+        "environment_parameters": {"states": 3, "horizon": 2},
+        "nodes": 2,
+        "workers": 1,
+    }
+    return LocalConfig(folder=folder, **small | changes)
+
+
+@contextmanager
+def long_poll(network: LocalNetwork) -> Iterator[None]:
+    """Somebody who waits for a batch of the shuffler's, and is answered before the end."""
+    token, found = credentials(network.secrets)[0]["token"], []
+
+    def wait() -> None:
+        with operator_client(network.secrets, network.shuffler_url, token) as client:
+            answer = client.get("/v1/batches", params={"wait": 30, "accepting": 1})
+            found.append(answer.json())
+
+    thread = Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    yield
+    thread.join()
+    assert found == [{"batches": []}]
+
+
+def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
+    with LocalNetwork(config(tmp_path)) as network:
+        network.check_alive()
+        assert set(network.processes) == {"shuffler", "coordinator", "node"}
+        url, token = network.coordinator_url, network.operator_token
+        with operator_client(network.secrets, url, token) as operator:
+            assert operator.get("/v1/runs").json() == {"runs": []}
+            assert operator.get("/readyz").json() == {"store": "ok", "shuffler": "ok"}
+        with operator_client(network.secrets, network.shuffler_url, "none") as client:
+            assert [accepted(client, node["token"]) for node in credentials(network.secrets)] == [
+                200,
+                200,
+            ]
+        assert "serving" in network.last_line("node")
+        with long_poll(network):
+            started = time.monotonic()
+            network.stop()
+            assert time.monotonic() - started < 10
+    assert [process.returncode for process in network.processes.values()] == [0, 0, 0]
+    for role in network.processes:
+        assert "Traceback" not in (tmp_path / "logs" / f"{role}.log").read_text()
+
+
+def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    network = LocalNetwork(config(tmp_path, environment="RiverSwin-v0"))
+    init_network(network.secrets)
+    (tmp_path / "logs").mkdir()
+    enrolled = [{"node_id": "ab" * 16, "token": "t"}]
+    (network.secrets / "nodes" / "credentials.json").write_text(json.dumps(enrolled))
+    network.start("node")
+    network.processes["node"].wait(60)
+    with pytest.raises(LocalError, match=r"the node ended with code 3: .*did you mean") as caught:
+        network.check_alive()
+    assert caught.value.slug == "unavailable"
+    network.stop()

@@ -1,0 +1,156 @@
+"""The operator's client: events over broken connections, refusals, a coordinator that is away."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from common.errors import URN, LocalError, RemoteError
+from coordinator.specs import ManualDeployment
+from deploy.operator import Operator
+from deploy.presets import preset
+
+RUN = "ab" * 16
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def operator(handler: Handler) -> Operator:
+    transport = httpx.MockTransport(handler)
+    return Operator(httpx.Client(transport=transport, base_url="http://coordinator"), patience=0)
+
+
+def event(number: int, kind: str) -> str:
+    return f'event: {kind}\ndata: {{"run": "{RUN}"}}\nid: {number}\n\n'
+
+
+class Broken(httpx.SyncByteStream):
+    """A body whose connection breaks after these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            yield line.encode()
+        raise httpx.ReadError("the connection broke")
+
+
+def away(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+def test_events_go_on_where_a_connection_broke() -> None:
+    asked: list[str] = []
+
+    def coordinator(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/livez":
+            return httpx.Response(200, json={})
+        asked.append(request.headers["Last-Event-ID"])
+        if len(asked) == 1:  # breaks inside the second event
+            whole = event(1, "run_started") + ": ping\n\n"
+            return httpx.Response(200, stream=Broken(whole, event(2, "deployment_issued")[:-9]))
+        if len(asked) == 2:  # the service was stopped: a stream that ends in good order
+            return httpx.Response(200, text=event(2, "deployment_issued"))
+        return httpx.Response(200, text=event(3, "batch_counted") + event(4, "run_finished"))
+
+    with operator(coordinator) as client:
+        events = list(client.events(RUN))
+    assert asked == ["0", "1", "2"]
+    assert [found["kind"] for found in events] == [
+        "run_started",
+        "deployment_issued",
+        "batch_counted",
+        "run_finished",
+    ]
+    assert events[0]["data"] == {"run": RUN}
+
+
+def test_events_wait_while_the_coordinator_is_started_again() -> None:
+    pings: list[float] = []
+
+    def restarting(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/livez":
+            pings.append(0)
+            return httpx.Response(200) if len(pings) > 1 else away(request)
+        if not pings:
+            return httpx.Response(200, stream=Broken(event(1, "run_started")))
+        return httpx.Response(200, text=event(2, "run_finished"))
+
+    client = httpx.Client(transport=httpx.MockTransport(restarting), base_url="http://coordinator")
+    with Operator(client, patience=30) as patient:
+        kinds = [found["kind"] for found in patient.events(RUN)]
+    assert kinds == ["run_started", "run_finished"]
+
+
+def test_events_end_when_the_coordinator_is_away() -> None:
+    def dies(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/livez":
+            away(request)
+        return httpx.Response(200, stream=Broken(event(1, "run_started")))
+
+    with operator(dies) as client:
+        events = client.events(RUN)
+        assert next(events)["kind"] == "run_started"
+        with pytest.raises(LocalError, match="does not answer: the connection broke") as caught:
+            next(events)
+    assert caught.value.slug == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("answer", "slug", "told"),
+    [
+        (
+            httpx.Response(404, json={"type": f"{URN}unknown-run", "detail": "there is no run ab"}),
+            "unknown-run",
+            "the coordinator refused: there is no run ab",
+        ),
+        (httpx.Response(502, text="<html>"), "internal", "the coordinator refused: status 502"),
+        (httpx.Response(400, json=["odd"]), "internal", "the coordinator refused: status 400"),
+    ],
+)
+def test_a_refusal_is_told(answer: httpx.Response, slug: str, told: str) -> None:
+    with operator(lambda _: answer) as client:
+        for ask in (client.run, client.stop, lambda run: next(client.events(run))):
+            with pytest.raises(RemoteError) as caught:
+                ask(RUN)
+            assert (caught.value.slug, caught.value.detail) == (slug, told)
+
+
+def test_a_coordinator_that_does_not_answer_is_named() -> None:
+    with operator(away) as client:
+        for ask in (client.runs, lambda: client.create_run(preset("demo").spec)):
+            with pytest.raises(LocalError, match=r"http://coordinator.* does not answer") as caught:
+                ask()
+            assert caught.value.slug == "unavailable"
+
+
+def test_every_method_has_its_route() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def coordinator(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.url.path))
+        if request.method == "POST" and request.content:
+            json.loads(request.content)
+        lists = {name: [{"of": name}] for name in ("runs", "deployments", "stages")}
+        return httpx.Response(200, json=lists)
+
+    with operator(coordinator) as client:
+        client.create_run(preset("demo").spec)
+        client.deploy(RUN, ManualDeployment(policy=((0,),), episodes=1))
+        client.deployment(RUN, 2)
+        client.ledger(RUN)
+        client.result(RUN)
+        lists = [*client.runs(), *client.deployments(RUN), *client.stages(RUN)]
+    assert lists == [{"of": "runs"}, {"of": "deployments"}, {"of": "stages"}]
+    one = f"/v1/runs/{RUN}"
+    assert seen == [
+        ("POST", "/v1/runs"),
+        ("POST", f"{one}/deployments"),
+        ("GET", f"{one}/deployments/2"),
+        ("GET", f"{one}/ledger"),
+        ("GET", f"{one}/result"),
+        ("GET", "/v1/runs"),
+        ("GET", f"{one}/deployments"),
+        ("GET", f"{one}/stages"),
+    ]

@@ -1,0 +1,135 @@
+"""What a run leaves behind, from a small run of a real coordinator over a shuffler in memory."""
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.counters import Sizes
+from deploy.report import Finished, manifest, plot_regret, summary, write
+from node_client.environments.random_mdp import random_mdp
+from tests.coordinator.api import Api
+from tests.coordinator.world import RUN, SMALL
+
+MDP = random_mdp(Sizes(2, 2, 2), seed=3)
+ALL_POLICIES = [np.reshape(actions, (2, 2)) for actions in product((0, 1), repeat=4)]
+SEEDS = {"learner": 0, "test": None}
+
+
+@pytest.fixture(scope="module")
+def canned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    with ExitStack() as stack:
+        api = Api(tmp_path_factory.mktemp("data"), stack)
+        api.finish()
+        yield Finished(
+            run=api.get(f"/{RUN}"),
+            result=api.get(f"/{RUN}/result"),
+            deployments=api.get(f"/{RUN}/deployments")["deployments"],
+            stages=api.get(f"/{RUN}/stages")["stages"],
+            ledger=api.get(f"/{RUN}/ledger"),
+        )
+
+
+def value_of(policy: Any) -> float:
+    """V^pi by adding up all trajectories' probabilities, forwards: no planning is trusted here."""
+    d, total = MDP.d1, 0.0
+    for h in range(2):
+        total += sum(d[x] * MDP.r[h, x, policy[h][x]] for x in range(2))
+        d = np.array([sum(d[x] * MDP.P[h, x, policy[h][x], y] for x in range(2)) for y in range(2)])
+    return float(total)
+
+
+def loss_of(deployment: dict[str, Any]) -> float:
+    """V* - V of a deployed mixture, an episode."""
+    mixture = deployment["mixture"]
+    values = [value_of(policy) for policy in mixture["policies"]]
+    return max(map(value_of, ALL_POLICIES)) - float(np.dot(mixture["probabilities"], values))
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_summary(canned: Finished) -> None:
+    found = summary(canned, MDP, wall_seconds=1.5)
+    crude, fine = canned.deployments
+    assert found["state"] == "finished"
+    assert (found["episodes"], found["reports_accepted"]) == (42, 40)
+    assert found["messages_forwarded"] == found["messages_counted"] > 0
+    assert found["regret"] == pytest.approx(21 * loss_of(crude) + 21 * loss_of(fine))
+    assert found["regret"] > 0
+    assert found["optimal_value"] == pytest.approx(max(map(value_of, ALL_POLICIES)))
+    assert found["policy_value"] == pytest.approx(value_of(found["policy"]))
+    share = found["policy_value"] / found["optimal_value"]
+    assert found["policy_value_share"] == pytest.approx(share)
+    assert (found["epsilon"], found["beta"]) == (canned.ledger["epsilon"], 0.01)
+    assert (found["policy_switches"], found["wall_seconds"]) == (1, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("state", "executed", "episodes"),
+    [("abandoned", 0, 0), ("abandoned", 5, 5), ("rejected", 0, 20), ("rejected", 30, 30)],
+)
+def test_episodes_of_batches_that_failed_count_too(
+    canned: Finished, state: str, executed: int, episodes: int
+) -> None:
+    crude, fine = canned.deployments
+    changed = crude | {"state": state, "episodes_executed": executed}
+    found = replace(canned, deployments=[changed, fine]).regret(MDP)
+    assert found.total == pytest.approx(episodes * loss_of(crude) + 21 * loss_of(fine))
+
+
+def test_all_files_are_written(canned: Finished, tmp_path: Path) -> None:
+    document = write(tmp_path, canned, MDP, 1.0, SEEDS)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "summary.json",
+        "stages.csv",
+        "ledger.csv",
+        "deployments.csv",
+        "regret.png",
+        "manifest.json",
+    }
+    assert json.loads((tmp_path / "summary.json").read_text()) == document
+    assert [
+        (row["index"], row["n"], row["state"]) for row in rows(tmp_path / "deployments.csv")
+    ] == [
+        ("0", "20", "counted"),
+        ("1", "20", "counted"),
+    ]
+    (stage,) = rows(tmp_path / "stages.csv")
+    assert (stage["L_b"], stage["active_after"]) == ("20", "1")
+    spent = rows(tmp_path / "ledger.csv")
+    assert [float(row["epsilon_upper"]) for row in spent] == [
+        entry["epsilon_upper"] for entry in canned.ledger["entries"]
+    ]
+    picture = (tmp_path / "regret.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n")
+    assert len(picture) > 10_000
+
+
+def test_a_run_without_stages_has_an_empty_table(canned: Finished, tmp_path: Path) -> None:
+    write(tmp_path, replace(canned, stages=[]), MDP, 1.0, SEEDS)
+    assert rows(tmp_path / "stages.csv") == []
+
+
+def test_the_manifest_is_enough_to_run_it_again(canned: Finished) -> None:
+    found = json.loads(json.dumps(manifest(canned, SEEDS)))
+    assert found["seeds"] == SEEDS
+    assert found["constants"] == {"name": "tiny"}
+    assert {"riffle-rl", "numpy", "cryptography"} <= found["versions"].keys()
+    given = {key: value for key, value in SMALL.items() if key != "run_id"}
+    assert given.items() <= found["spec"].items()
+
+
+def test_an_epsilon_without_bound_is_drawn_too(canned: Finished, tmp_path: Path) -> None:
+    document = summary(canned, MDP, 1.0) | {"epsilon": "Infinity"}
+    plot_regret(tmp_path / "regret.png", canned.regret(MDP), document)
+    assert (tmp_path / "regret.png").stat().st_size > 0

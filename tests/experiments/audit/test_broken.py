@@ -1,0 +1,55 @@
+"""Encodings that do not protect are shown not to: epsilon above 5 x the claim or beta above 10 x.
+
+Bounds have a family-wise error of 1e-6. The attacks' true rates are far from the limits: 1/4 a cell
+against 10 beta = 0.01 for sums, about 0.5 against 0.1 for envelopes.
+"""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from common.accounting.paper import paper_noise
+from experiments.audit import one_envelope, paper_sums
+from experiments.audit.attack import Attack
+from experiments.audit.paper_sums import LiteralBatch
+from experiments.audit.world import Setting, build
+
+ERROR = 1e-6
+
+
+def shown_broken(found: Attack) -> bool:
+    return found.bounds.epsilon > 5 * found.epsilon or found.bounds.beta > 10 * found.beta
+
+
+@pytest.mark.parametrize("beta", [1e-3, 1e-5])
+def test_sums_sent_as_numbers_are_broken_in_both_regimes(beta: float) -> None:
+    found = paper_sums.attacks(Setting(1.0, beta), 20_000, ERROR)
+    assert len(found) == 2
+    for attack in found:
+        assert shown_broken(attack), attack.document()
+        assert attack.bounds.beta > 10 * beta
+        assert attack.bounds.beta < 0.26  # tau / 2n = 2^-m = 1/4, and no more
+
+
+def test_one_envelope_a_report_is_broken() -> None:
+    found = one_envelope.attack(Setting(1.0, 1e-2, n=16), 500, ERROR)
+    assert shown_broken(found), found.document()
+    assert found.bounds.beta > 10 * found.beta
+
+
+@pytest.mark.parametrize(("n", "bits"), [(2_000, 1), (500, 2)])
+def test_literal_numbers_follow_their_law(n: int, bits: int) -> None:
+    """Share of trials with a number m + 1: n = 2 tau gives tau / 2n, n = tau / 2 gives 2^-m."""
+    batch = LiteralBatch(n, paper_noise(n, 1_000), cells=1)
+    assert batch.noise.bits == bits
+    scores = paper_sums._cells(batch, 20_000, 1, np.random.default_rng(1))
+    given_away = int((scores >= 1e3).sum())
+    assert stats.binomtest(given_away, 20_000, 0.25).pvalue > ERROR
+    assert (paper_sums._cells(batch, 20_000, 0, np.random.default_rng(2)) < 1e3).all()
+
+
+def test_envelopes_do_not_depend_on_their_order() -> None:
+    world = build(Setting(n=5, seed=3))
+    v = one_envelope.vectors(world, 20, first=True, start=0)
+    turned = one_envelope._log_mean(world, v[:, ::-1])
+    assert one_envelope._log_mean(world, v) == pytest.approx(turned)

@@ -1,0 +1,84 @@
+"""One trial is the product's: sealed or not the same counts, every message once, sizes as sent."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common import hpke
+from common.counters import Families, Sizes
+from common.errors import RemoteError
+from common.mechanism import count
+from common.noise import Noise
+from experiments.audit import pipeline, world
+from experiments.audit.seals import identity_seals
+from experiments.audit.world import SMALLEST, Setting
+
+SEEDED = Setting(epsilon=2.0, families="lean", seed=11)
+
+
+def test_sealed_and_identity_trials_are_equal_draw_by_draw() -> None:
+    batch = world.build(SEEDED)
+    with identity_seals():
+        plain = pipeline.views(batch, 6, first=True)
+    sealed = pipeline.views_of_the_analyzer(batch, 6, first=True)
+    assert np.array_equal(plain.counts, sealed.counts)
+    assert np.array_equal(plain.head, sealed.head)
+
+
+def test_counts_are_those_of_the_reports() -> None:
+    batch = world.build(SEEDED)
+    with identity_seals():
+        seen = pipeline.views(batch, 5, first=False, start=3)
+    for i in range(5):
+        sent = pipeline.reports(batch, 3 + i, first=False)
+        assert np.array_equal(seen.counts[i], count(batch.plan.layout, sent.ravel()))
+
+
+def test_identity_seals_have_a_seals_size_and_end_with_the_context() -> None:
+    pair = hpke.KeyPair.generate()
+    with identity_seals():
+        fake = hpke.seal(pair.public, b"info", b"ab")
+        assert hpke.open_sealed(pair.private, b"info", fake) == b"ab"
+    real = hpke.seal(pair.public, b"info", b"ab")
+    assert len(real) == len(fake)
+    assert b"ab" not in real
+    with pytest.raises(hpke.SealBroken):
+        hpke.open_sealed(pair.private, b"info", fake)
+
+
+def test_the_neighbours_move_every_cell() -> None:
+    every: tuple[Families, ...] = ("paper", "lean", "joint")
+    for families in every:
+        setting = Setting(sizes=Sizes(X=3, A=1, H=2), families=families)
+        up, down = world.build(setting).cells()
+        assert len({*up.tolist(), *down.tolist()}) == 2 * setting.layout.cells
+
+
+def test_only_user_0_differs() -> None:
+    batch = world.build(replace(SEEDED, n=3))
+    first, second = (pipeline.reports(batch, 0, first=first) for first in (True, False))
+    assert not np.array_equal(first[0], second[0])
+    assert np.array_equal(first[1:], second[1:])
+
+
+def test_a_claim_that_the_accountant_does_not_give_is_refused() -> None:
+    weak = world.build(SEEDED, Noise(2, 1, 3))
+    with pytest.raises(RemoteError, match="gives"):
+        world.claim(weak.context.descriptor)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": 50.0},
+        {"beta": 1.0},
+        {"n": 0},
+        {"sizes": replace(SMALLEST, X=1)},
+    ],
+)
+def test_settings_that_cannot_be_audited_are_named(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must lie|needs two states"):
+        replace(SEEDED, **changes)

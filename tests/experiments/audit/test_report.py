@@ -1,0 +1,87 @@
+"""`riffle audit`: one document, verdict and exit code; a seed repeats it."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deploy.cli.main import build
+from experiments.audit.report import Effort, run
+from experiments.audit.world import Setting
+
+QUICK = ["--sealed", "0", "--users", "0", "--format", "json"]
+KEYS = {
+    "encoding",
+    "epsilon_claimed",
+    "epsilon_lower_bound",
+    "beta_claimed",
+    "beta_lower_bound",
+    "trials_a_side",
+    "threshold_epsilon",
+    "threshold_beta",
+    "confidence",
+    "verdict",
+}
+
+
+def audit(*arguments: str) -> Result:
+    return CliRunner().invoke(build(["audit"]), ["audit", *arguments])
+
+
+def document(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_riffle_is_not_refuted() -> None:
+    result = audit(
+        "--trials", "200", "--seed", "5", "--sealed", "20", "--users", "30", "--format", "json"
+    )
+    assert result.exit_code == 0, result.stderr
+    found = document(result)
+    assert found.keys() >= KEYS
+    assert found["verdict"] == "not refuted"
+    assert found["sealed_trials"] == 40
+    assert found["observer"]["padding"] == "on"
+    assert found["observer_without_padding"]["padding"].startswith("off")
+    assert "seeded (5)" in found["randomness"]
+
+
+def test_broken_encodings_end_with_exit_code_1() -> None:
+    result = audit("--encoding", "paper-sums", "--trials", "2000", *QUICK)
+    assert result.exit_code == 1
+    found = document(result)
+    assert found["verdict"] == "violated"
+    assert len(found["attacks"]) == 2
+    assert audit("--encoding", "one-envelope", "--trials", "200", *QUICK).exit_code == 1
+
+
+def test_text_has_a_row_a_number() -> None:
+    result = audit("--encoding", "paper-sums", "--trials", "500")
+    assert result.exit_code == 1
+    assert "attacks.1.verdict" in result.stdout
+
+
+def test_a_seed_repeats_an_audit() -> None:
+    setting, effort = Setting(seed=7), Effort(150, sealed=0, users=0)
+    one, other = (run("riffle", setting, effort) for _ in range(2))
+    assert {k: v for k, v in one.items() if k != "seconds"} == {
+        k: v for k, v in other.items() if k != "seconds"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--epsilon", "0"], 3, "epsilon must lie"),
+        (["--beta", "1"], 3, "beta must lie"),
+        (["--trials", "5"], 3, "at least 100 trials"),
+        (["--sealed", "-1"], 3, "must not be negative"),
+        (["--encoding", "sums"], 2, "encoding"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: list[str], code: int, says: str) -> None:
+    result = audit(*arguments)
+    assert result.exit_code == code
+    assert says in result.stderr

@@ -1,0 +1,122 @@
+"""Bar 5's last third, beside `test_report`: past trust, past the types, and in the source."""
+
+import ast
+import asyncio
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import node_client
+from common import noise
+from common.descriptor import parse, serialize
+from common.wire import Lease
+from node_client.environments.registry import make
+from node_client.pipeline import Job, Pipeline, Totals
+from node_client.report import BatchPlan, slot_report
+from node_client.sealing import SealKeys
+from tests.node_client import world
+
+PACKAGE = Path(node_client.__file__).parent
+COMMON = Path(noise.__file__).parent
+SEEDED_NAMES = {"SeededRandomness", "generator_for"}
+MAY_NAME_THEM = {"report.py"}
+GENERATORS = ("random.", "np.random.", "numpy.random.")
+
+
+class NoUsers:
+    def mark_asked(self, users: Any) -> None:
+        del users
+
+
+async def never(*_: Any) -> Any:
+    raise AssertionError("a seeded report was sealed or sent")
+
+
+def forged_job() -> Job:
+    """A seeded batch as if trust had let it in."""
+    context = parse(serialize(world.descriptor(test_seed=7)))
+    keys = SealKeys.of(context, world.BATCH.public)
+    return Job(context.descriptor.batch_id, BatchPlan.of(context.descriptor), keys)
+
+
+def test_a_seeded_job_that_got_past_trust_stops_in_the_pipeline() -> None:
+    pipeline = Pipeline(
+        environment=make("RiverSwim-v0", states=4, horizon=2),
+        seal=never,
+        api=object(),  # type: ignore[arg-type]
+        users=NoUsers(),  # type: ignore[arg-type]
+        totals=Totals(),
+        room=asyncio.Semaphore(1),
+        test_entry=False,
+    )
+    lease = Lease(user="00" * 16, slot=0, lease="11" * 16, expires_at=world.EXPIRES)
+    with pytest.raises(Exception, match="seeded"):
+        asyncio.run(pipeline.submit(forged_job(), None, [lease]))  # type: ignore[arg-type]
+    assert pipeline.totals.episodes == 0
+
+
+def test_seeding_every_global_generator_changes_nothing() -> None:
+    """Two reports after the same global seeds are equal with probability below 2^-40."""
+    plan, environment = BatchPlan.of(world.descriptor()), make("RiverSwim-v0", states=4, horizon=2)
+
+    def drawn() -> bytes:
+        random.seed(1)
+        np.random.seed(1)
+        rows = [slot_report(plan, environment, 0)[1] for _ in range(20)]
+        return np.concatenate(rows).tobytes()
+
+    assert drawn() != drawn()
+
+
+def test_noise_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With os.urandom fixed everything a node draws is fixed: there is no other source."""
+    monkeypatch.setattr(os, "urandom", lambda size: b"\x5a" * size)
+    plan, environment = BatchPlan.of(world.descriptor()), make("RiverSwim-v0", states=4, horizon=2)
+    first, second = (slot_report(plan, environment, slot)[1].tolist() for slot in (0, 1))
+    assert first == second
+
+
+def dotted(path: Path) -> set[str]:
+    """Every name, dotted name and ``from`` import (as module.name) that a file mentions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute):
+            found.add(ast.unparse(node))
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def seeded(path: Path) -> set[str]:
+    """What a file mentions that draws from a seed; `random.SystemRandom` does not."""
+    return {
+        name
+        for name in dotted(path)
+        if name.rsplit(".", 1)[-1] in SEEDED_NAMES
+        or (name.startswith(GENERATORS) and not name.startswith("random.SystemRandom"))
+    }
+
+
+def test_only_the_report_names_a_seeded_generator() -> None:
+    """Environments may seed the making of an MDP (`random_mdp`), never a person's draws."""
+    for path in PACKAGE.glob("*.py"):
+        assert path.name in MAY_NAME_THEM or not seeded(path), path
+    assert seeded(PACKAGE / "report.py") >= {"SeededRandomness"}
+
+
+def test_the_mechanism_names_no_seeded_generator() -> None:
+    for name in ("mechanism.py", "noise.py", "counters.py", "hpke.py"):
+        assert not seeded(COMMON / name), name
+
+
+def test_the_scan_sees_what_it_looks_for(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    for text in ("np.random.default_rng()", "random.random()", "from random import choice"):
+        file.write_text(text)
+        assert seeded(file), text
+    file.write_text("random.SystemRandom().random()")
+    assert not seeded(file)

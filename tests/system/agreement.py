@@ -1,0 +1,64 @@
+"""A small seeded run, and the check that live processes got the simulator's counts exactly."""
+
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.counts import private_counts
+from coordinator.specs import RunSpec
+from deploy.local import LocalConfig
+from deploy.operator import Operator
+from experiments.per_user import run_per_user
+from node_client.environments.registry import Parameter, make
+
+RUN_ID = "5e" * 16
+PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}
+
+
+def seeded_spec(episodes: int) -> RunSpec:
+    return RunSpec(
+        run_id=RUN_ID,
+        name="agreement",
+        environment="RiverSwim-v0",
+        states=3,
+        actions=2,
+        horizon=3,
+        episodes=episodes,
+        epsilon=4.0,
+        beta=1e-3,
+        options={"first_stage": 60},
+        test_seed=11,
+    )
+
+
+def seeded_network(folder: Path, **changes: int) -> LocalConfig:
+    return LocalConfig(
+        folder=folder,
+        environment="RiverSwim-v0",
+        environment_parameters=PARAMETERS,
+        nodes=3,
+        max_epsilon=4.0,
+        max_beta=1e-3,
+        test_entry=True,
+        **changes,
+    )
+
+
+def assert_equal_to_simulator(operator: Operator, spec: RunSpec) -> None:
+    """Private counts equal, batch by batch, and the same policy learned."""
+    count = len(operator.deployments(RUN_ID))
+    live = [operator.deployment(RUN_ID, index) for index in range(count)]
+    batches, learned = run_per_user(spec, RUN_ID, make("RiverSwim-v0", **PARAMETERS))
+    assert len(batches) == count > 3
+    for batch, detail in zip(batches, live, strict=True):
+        expected = private_counts(batch.descriptor, batch.histogram)
+        assert detail["batch_id"] == batch.descriptor.batch_id
+        np.testing.assert_array_equal(detail["counts"]["transitions"], expected.transitions)
+        np.testing.assert_array_equal(detail["counts"]["visits"], expected.visits)
+        if expected.rewards is not None:
+            np.testing.assert_array_equal(detail["counts"]["rewards"], expected.rewards)
+    result = operator.result(RUN_ID)
+    assert result["policy"] == learned.policy.tolist()
+    assert result["episodes"] == result["reports"] == spec.episodes
+    assert result["messages_forwarded"] == result["messages_counted"]
+    assert result["failed"] == 0
