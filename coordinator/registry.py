@@ -6,7 +6,7 @@ an entry point in the group ``riffle.learners``; its name is then a run's ``lear
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint, entry_points
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +17,7 @@ from coordinator.learning.learner import Learner, LearnerError, Problem
 from coordinator.learning.presets import PRESETS, Constants
 from coordinator.learning.schedule import Schedule
 from coordinator.learning.sdp_pe import SDPPE
+from coordinator.learning.sdp_pe_conference import ConferenceSDPPE
 from coordinator.manual import ManualLearner
 from coordinator.planning import PlannedNoise
 from coordinator.specs import MANUAL, Option, RunSpec
@@ -31,7 +32,7 @@ class Registry:
     """Learners that this coordinator can run."""
 
     def __init__(self, extra: Mapping[str, Factory] | None = None) -> None:
-        self._built_in: dict[str, Factory] = {"sdp-pe": sdp_pe, MANUAL: manual, **(extra or {})}
+        self._built_in: dict[str, Factory] = {**BUILT_IN, **(extra or {})}
         self._offered: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
 
     @property
@@ -79,6 +80,32 @@ def problem(spec: RunSpec) -> Problem:
 
 def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
     """SDP-PE with a preset's constants, some of them replaced."""
+    learner = SDPPE(problem, _constants(preset, options))
+    _check_batches(problem, learner.schedule)
+    return learner
+
+
+def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learner:
+    """The conference variant of SDP-PE (003)."""
+    learner = ConferenceSDPPE(problem, _constants(preset, options))
+    _check_batches(problem, learner.schedule)
+    return learner
+
+
+def pe(problem: Problem, preset: str, options: Options) -> Learner:
+    """Policy elimination that expects no noise: SDP-PE for a population that is not protected.
+
+    For the simulator (`experiments.per_episode.run`). Nodes add noise all the same: on the services
+    it is as private as its batches, and merely wrong about how much noise there is.
+    """
+    return SDPPE(replace(problem, noise=_no_noise), _constants(preset, options))
+
+
+def _no_noise(n: int, layer: int | None) -> float:
+    return 0.0
+
+
+def _constants(preset: str, options: Options) -> Constants:
     constants = asdict(PRESETS[preset])
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
@@ -87,12 +114,9 @@ def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
         raise LearnerError(f"there is no option {unknown[0]!r}; known are {known}")
     try:
         document = json.dumps({**constants, **options})
-        chosen = TypeAdapter(Constants).validate_json(document, strict=True)
+        return TypeAdapter(Constants).validate_json(document, strict=True)
     except ValidationError as error:
         raise LearnerError(f"option {first_fault(error)}") from error
-    learner = SDPPE(problem, chosen)
-    _check_batches(problem, learner.schedule)
-    return learner
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
@@ -109,3 +133,11 @@ def manual(problem: Problem, _: str, options: Options) -> Learner:
     if options:
         raise LearnerError("manual mode has no options")
     return ManualLearner(problem)
+
+
+BUILT_IN: dict[str, Factory] = {
+    "sdp-pe": sdp_pe,
+    "sdp-pe-conference": sdp_pe_conference,
+    "pe": pe,
+    MANUAL: manual,
+}

@@ -19,7 +19,7 @@ from coordinator.learning.learner import FloatArray
 BoolArray = NDArray[np.bool_]
 
 
-def infrequent(transitions: FloatArray, threshold: float) -> BoolArray:
+def infrequent(transitions: FloatArray, threshold: FloatArray | float) -> BoolArray:
     """W of Algorithm 2, line 9: tuples whose private count is at most `threshold` (in counts)."""
     return transitions <= threshold
 

@@ -131,6 +131,19 @@ class ActivePolicies:
         keep = active & ((values > best - radius) | (values == best))
         return replace(self, active=None if keep.all() else keep), best
 
+    @property
+    def actions(self) -> BoolArray:
+        """Which actions some active policy takes at (h, x): (H, X, A)."""
+        counts = [len(step) for step in self.step_actions]
+        alive = self.active if self.active is None else self.active.reshape(counts)
+        A = 1 + max(int(step.max()) for step in self.step_actions)
+        taken = np.zeros((*self._policy_shape, A), dtype=np.bool_)
+        for h, step in enumerate(self.step_actions):
+            others = tuple(i for i in range(len(counts)) if i != h)
+            rows = step if alive is None else step[alive.any(axis=others)]
+            taken[h] = (rows[..., None] == np.arange(A)).any(axis=0)
+        return taken
+
     def contains(self, policy: PolicyArray) -> bool:
         """Whether a policy (H, X), or the class it belongs to, is active."""
         return self.active is None or bool(self.active.flat[self.index(policy)])

@@ -4,16 +4,17 @@ The literal radius is worst case: 2C (sqrt(X A H^3 iota / L_b) + X^3 A H^5 E iot
 
 The bootstrap asks directly what must not happen: that the optimal policy seems worse than another
 by the radius. In the estimated model, whose optimal policy pi^ is known, it draws the counts again
-(sampling error and privacy noise, both as Gaussians around the post-processed counts), runs the
-same estimator on each draw, and takes a high quantile of the apparent gap. The sampling variance
-of a count is taken as at least one, so that what was never seen does not pass for known:
+(sampling error and privacy noise, both Gaussian, around the post-processed counts), runs
+the same estimator on each draw, and takes a high quantile of the apparent gap. The sampling
+variance of a count is taken as at least one, so that what was never seen does not pass for known:
 
     max_mu V^mu(draw) - V^pi^(draw).
 
-The maximum runs over all policies, of which the active ones are a part, so the quantile is on the
-safe side. W is kept: the bias of the absorbing MDP is not in it (tests state how often the optimal
-policy survives). It is post-processing: it sees private counts only. Its draws come from a
-generator that is given, seeded by the run.
+The maximum runs over the policies that take, at every (h, x), an action of some active policy; the
+active ones are among them, so the quantile is on the safe side. W is kept: the bias of the
+absorbing MDP is not in it (tests state how often the optimal policy survives). It is
+post-processing: it sees private counts only. Its draws come from a generator that is given, seeded
+by the run.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def bootstrap_radius(
     best = active.best(model).policy
     drawn = [_resample(generator, part, model.r, summed_visits=summed_visits) for part in parts]
     P, r = estimator.model(drawn)
-    gaps = plan(P, r, active.d1).value - value(P, r, active.d1, best)
+    # An action that no active policy takes costs more than a run can earn, so none is planned.
+    rewards = np.where(active.actions, r, -float(estimator.H + 1))
+    gaps = plan(P, rewards, active.d1).value - value(P, r, active.d1, best)
     return float(np.quantile(gaps, level))
 
 

@@ -1,12 +1,15 @@
 """How K episodes are cut into stages and batches, to the last episode.
 
 Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
-of 2 L_b. L_b / H is rarely whole and in the first stages below one, so this is what is rounded:
+of 2 L_b. The crude ones' share, a third there, is `crude_share` (003: one half, so
+half as much again); without `crude_every_stage` only
+the first stage has any. L_b / H is rarely whole and in the first stages below one, so this is what
+is rounded:
 
-- the L_b crude episodes are spread as evenly as possible, the first layers taking one more;
+- the crude episodes are spread as evenly as possible, the first layers taking one more;
 - a crude or fine batch below `smallest_n` is rounded up to it (the stage runs more than 3 L_b);
-- line 3's last stage gets all that is left: a third of it crude, the rest fine; when that is too
-  little for a stage's smallest batches, the fine batch of the stage before takes it instead.
+- line 3's last stage gets all that is left, divided alike; when that is too little for a stage's
+  smallest batches, the fine batch of the stage before takes it instead.
 
 The sum in lines 2-3 runs to b - 1: the stages already over.
 """
@@ -21,7 +24,7 @@ from coordinator.learning.presets import Constants
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage b: crude batch sizes, one a layer, and the size of the fine batch."""
+    """Stage b: crude batch sizes, one a layer (or none), and the size of the fine batch."""
 
     b: int
     L_b: int
@@ -47,8 +50,10 @@ class Schedule:
         return sum(stage.episodes for stage in self.stages) + self.exploit
 
 
-def schedule(K: int, H: int, constants: Constants, first_stage: int) -> Schedule:
+def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int = 2) -> Schedule:
     """Cut K episodes of horizon H into stages, the first of length `first_stage`.
+
+    A stage has 1 + `fine` times L_b episodes: 3 L_b in 000, 2 L_b in 003.
 
     Raises LearnerError when K is too small for one stage.
     """
@@ -60,50 +65,54 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int) -> Schedule
             f"{H} crude batches and a fine one of smallest_n={constants.smallest_n}. Raise K."
         )
     if constants.schedule == "fill":
-        lengths = _filling(K - exploit, first_stage, constants.growth)
+        lengths = _filling(K - exploit, first_stage, constants.growth, 1 + fine)
     else:
-        lengths = _literal(K - exploit, first_stage, constants.growth)
-    return Schedule(tuple(_stages(K - exploit, H, lengths, constants.smallest_n)), exploit)
+        lengths = _literal(K - exploit, first_stage, constants.growth, 1 + fine)
+    return Schedule(tuple(_stages(K - exploit, H, lengths, constants, 1 + fine)), exploit)
 
 
-def _literal(K: int, L: int, growth: float) -> list[int]:
-    """L_b of Algorithm 1 until 3 sum L_b reaches K; the last one is cut by `_stages`."""
+def _literal(K: int, L: int, growth: float, batches: int) -> list[int]:
+    """L_b of Algorithm 1 until `batches` sum L_b reaches K; the last one is cut by `_stages`."""
     lengths = [L]
-    while 3 * sum(lengths) < K:
+    while batches * sum(lengths) < K:
         lengths.append(round(L * growth ** len(lengths)))
     return lengths
 
 
-def _filling(K: int, least: int, growth: float) -> list[int]:
-    """As many lengths as fit with the first at least `least`, stretched to 3 sum L_b = K."""
+def _filling(K: int, least: int, growth: float, batches: int) -> list[int]:
+    """As many lengths as fit, the first at least `least`, stretched to `batches` sum L_b = K."""
     B, total = 1, 1.0
-    while 3 * least * (total + growth**B) <= K:
+    while batches * least * (total + growth**B) <= K:
         total += growth**B
         B += 1
-    first = K / (3 * total)
+    first = K / (batches * total)
     lengths = [round(first * growth**b) for b in range(B - 1)]
-    return [*lengths, K // 3 - sum(lengths)]
+    return [*lengths, K // batches - sum(lengths)]
 
 
-def _stages(K: int, H: int, lengths: list[int], smallest_n: int) -> list[Stage]:
+def _stages(K: int, H: int, lengths: list[int], constants: Constants, batches: int) -> list[Stage]:
     stages: list[Stage] = []
     left = K
     for b, L in enumerate(lengths, start=1):
-        stage = _stage(b, L, H, smallest_n)
+        stage = _stage(b, batches * L, H, constants, batches)
         last = b == len(lengths) or stage.episodes >= left
         if not last:
             stages.append(stage)
             left -= stage.episodes
             continue
-        if stages and left < (H + 1) * smallest_n:
+        if stages and left < (H + 1) * constants.smallest_n:
             stages[-1] = replace(stages[-1], fine=stages[-1].fine + left)
         else:
-            final = _stage(b, left // 3, H, smallest_n)
+            final = _stage(b, left, H, constants, batches)
             stages.append(replace(final, fine=left - sum(final.crude)))
         break
     return stages
 
 
-def _stage(b: int, L: int, H: int, smallest_n: int) -> Stage:
-    crude = tuple(max(L // H + (h < L % H), smallest_n) for h in range(H))
-    return Stage(b, L, crude, max(2 * L, smallest_n))
+def _stage(b: int, episodes: int, H: int, constants: Constants, batches: int) -> Stage:
+    """A stage of `batches` L_b episodes; the crude ones as evenly over layers as can be."""
+    n = int(episodes * constants.crude_share * 3 / batches + 1e-9)
+    crude = [max(n // H + (h < n % H), constants.smallest_n) for h in range(H)]
+    if b > 1 and not constants.crude_every_stage:
+        n, crude = 0, []
+    return Stage(b, episodes // batches, tuple(crude), max(episodes - n, constants.smallest_n))

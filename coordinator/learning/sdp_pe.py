@@ -12,8 +12,8 @@ Departures from the document are fields of `Constants` with a name; see `presets
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,16 @@ from common.randomness import generator_for
 from coordinator.learning.absorbing import BoolArray, estimate_transition, infrequent
 from coordinator.learning.coverage import Design, design
 from coordinator.learning.enumeration import ActivePolicies, Model
-from coordinator.learning.estimation import Estimator, Evidence, of_batches, pooled
+from coordinator.learning.estimation import (
+    Counts,
+    Estimator,
+    Evidence,
+    Weights,
+    batch_weights,
+    of_batches,
+    pooled,
+    visit_weights,
+)
 from coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -44,12 +53,15 @@ Steps = Generator[Deployment, BatchCounts, None]
 
 @dataclass(frozen=True, slots=True)
 class Crude:
-    """What Algorithm 2 returns: W, P~cru (H, X, A, X), the atoms (M, H, X) of pi_0, its counts."""
+    """What Algorithm 2 returns: W, P~cru (H, X, A, X), the atoms (M, H, X) of pi_0, its counts.
+
+    `counts` is None when the stage had no crude batches and W and P~cru come from memory.
+    """
 
     W: BoolArray
     P: FloatArray
     pi_0: PolicyArray
-    counts: Evidence
+    counts: Evidence | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +78,19 @@ class SDPPE:
     """One run of SDP-PE over a `Problem`; a `Learner`.
 
     Raises EnumerationTooLarge when the policies are too many to enumerate, and LearnerError when K
-    is too small for a stage.
+    is too small for a stage. Subclasses may change `fine_batches` (the fine batch has so many times
+    L_b episodes), the coverage design and the worst-case radius.
     """
 
+    fine_batches = 2
+
     def __init__(self, problem: Problem, constants: Constants = PRACTICAL) -> None:
+        if not (constants.crude_every_stage or constants.memory):
+            raise LearnerError("a stage without crude batches needs memory: set memory to true")
         self.problem = problem
         self.constants = constants
         self.phi = ActivePolicies.everything(problem.sizes, problem.d1)
-        self.schedule: Schedule = schedule(
-            problem.K, problem.sizes.H, constants, _first_stage(problem, constants)
-        )
+        self.schedule: Schedule = _schedule(problem, constants, self.fine_batches)
         X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
         self.iota = math.log(2 * H * A * problem.K / problem.delta)
         self._model = Model(np.zeros((H, X, A, X)), np.zeros((H, X, A)))
@@ -133,7 +148,10 @@ class SDPPE:
 
     def _sdp_pe(self) -> Steps:
         for stage in self.schedule.stages:
-            crude = yield from self._crude_exploration(stage)
+            if stage.crude:
+                crude = yield from self._crude_exploration(stage)
+            else:
+                crude = self._remembered(stage)
             fine = yield from self._fine_exploration(stage, crude)
             self._eliminate(stage, crude, fine)
         if self.schedule.exploit > 0:
@@ -169,13 +187,18 @@ class SDPPE:
         scale = self.constants.radius_scale
         if self.constants.radius == "paper":
             E = self._precision(fine.counts[0].transition_variance)
-            return literal_radius(self.problem.sizes, stage.L_b, E, self.iota, scale)
+            return self._worst_case(stage.L_b, E)
         level = 1 - self.problem.delta / len(self.schedule.stages)
         generator = generator_for(self.problem.seed, "bootstrap", stage.b)
         shared = self.problem.families != "paper"
         return scale * bootstrap_radius(
             generator, fine.counts, fine.estimator, self.phi, level=level, summed_visits=shared
         )
+
+    def _worst_case(self, L_b: int, E: float) -> float:
+        """The radius of line 9 times C."""
+        scale = self.constants.radius_scale
+        return literal_radius(self.problem.sizes, L_b, E, self.iota, scale)
 
     # -- Algorithm 2 ---------------------------------------------------------------------------
 
@@ -184,16 +207,28 @@ class SDPPE:
         P_cru = np.zeros((H, X, A, X))
         W = np.ones((H, X, A, X), dtype=np.bool_)
         atoms: list[PolicyArray] = []
+        mixtures: list[Mixture] = []
         batches: list[BatchCounts] = []
         for h in range(H):
             pi_h = self._best_visits(P_cru, h, stage.crude[h])
-            mixture = Mixture.from_probabilities(pi_h, np.ones(len(pi_h)))
-            counts = yield Deployment(stage.b, "crude", mixture, stage.crude[h], h)
+            mixtures.append(Mixture.from_probabilities(pi_h, np.ones(len(pi_h))))
+            counts = yield Deployment(stage.b, "crude", mixtures[-1], stage.crude[h], h)
             atoms.append(pi_h)
             batches.append(counts)
             steps = slice(None) if self.constants.homogeneous else slice(h, h + 1)
-            W[steps], P_cru[steps] = self._estimate_layer(h, of_batches(batches))
-        return Crude(W, P_cru, np.concatenate(atoms), of_batches(batches))
+            W[steps], P_cru[steps] = self._estimate_layer(h, of_batches(batches, mixtures), P_cru)
+        return Crude(W, P_cru, np.concatenate(atoms), of_batches(batches, mixtures))
+
+    def _remembered(self, stage: Stage) -> Crude:
+        """What Algorithm 2 would return, from the counts of the stages before alone."""
+        H = self.problem.sizes.H
+        weights = self._weights(self._memory, self._model.P)
+        counts = pooled(self._memory, weights, alike=self.constants.homogeneous)
+        W, P = self._estimate_rows(counts)
+        shape = (H, *W.shape[1:])
+        P = np.broadcast_to(P, shape)
+        atoms = [self._best_visits(P, h, stage.fine) for h in range(H)]
+        return Crude(np.broadcast_to(W, shape), P, np.concatenate(atoms), None)
 
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
         """pi^cru_{h,x,a} (M, H, X) of every pair (x, a) that n episodes are expected to visit.
@@ -208,17 +243,31 @@ class SDPPE:
         policies: PolicyArray = found.policy[reached]
         return policies
 
-    def _estimate_layer(self, h: int, crude: Evidence) -> tuple[BoolArray, FloatArray]:
+    def _estimate_layer(
+        self, h: int, crude: Evidence, P_cru: FloatArray
+    ) -> tuple[BoolArray, FloatArray]:
         """Lines 9-10: W and P~cru of layer h, or of all steps when they are alike."""
         parts = (crude, *self._memory)
-        alike = self.constants.homogeneous
-        counts = pooled([part.over_steps() if alike else part.step(h) for part in parts])
-        variance = counts.transition_variance
-        add_on = self.constants.add_on
-        N = counts.consistent(self._tolerance(variance), add_on=add_on).transitions
-        N = N + self.constants.crude_add_on * math.sqrt(1 + variance)
+        weights = self._weights(parts, P_cru)
+        if self.constants.homogeneous:
+            return self._estimate_rows(pooled(parts, weights, alike=True))
+        at_h = pooled([part.step(h) for part in parts], [_step(w, h) for w in weights])
+        return self._estimate_rows(at_h)
+
+    def _estimate_rows(self, counts: Counts) -> tuple[BoolArray, FloatArray]:
+        """W and P~cru of pooled counts."""
+        variance = counts.transition_variance[..., None]
+        E = self._tolerance(float(variance.max()))
+        N = counts.consistent(E, add_on=self.constants.add_on).transitions
+        N = N + self.constants.crude_add_on * np.sqrt(1 + variance)
         W = infrequent(N, self._threshold(variance))
         return W, estimate_transition(N, W)
+
+    def _weights(self, parts: Sequence[Evidence], P: FloatArray) -> Weights:
+        """How parts are added, see `estimation`; P predicts how often they visit (h, x, a)."""
+        if self.constants.weights == "batch":
+            return batch_weights(parts)
+        return visit_weights(parts, P, self.problem.d1)
 
     # -- Algorithm 3 ---------------------------------------------------------------------------
 
@@ -226,25 +275,29 @@ class SDPPE:
         self, stage: Stage, crude: Crude
     ) -> Generator[Deployment, BatchCounts, Fine]:
         pi_ref = self._coverage_design(stage, crude)
-        policies = np.concatenate([pi_ref.policies, crude.pi_0])
-        share = self.constants.auxiliary_share
-        uniform = np.full(len(crude.pi_0), share / len(crude.pi_0))
-        mixture = Mixture.from_probabilities(
-            policies, np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
-        )
+        mixture = self._mixture(pi_ref, crude)
         batch = yield Deployment(stage.b, "fine", mixture, stage.fine, None)
-        counts = self._evidence(of_batches([batch]), crude.counts)
-        estimator = self._estimator(crude.W, counts)
+        counts = self._evidence(of_batches([batch], [mixture]), crude.counts)
+        estimator = self._estimator(crude, counts)
         return Fine(estimator.model(counts), counts, estimator, pi_ref)
 
-    def _evidence(self, fine: Evidence, crude: Evidence) -> tuple[Evidence, ...]:
+    def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
+        """pi^ref and pi_0 in their shares and, once there is a model, its best policy in its."""
+        best = self.constants.best_share if self._results else 0.0
+        share = self.constants.auxiliary_share
+        policies = [pi_ref.policies, crude.pi_0, self.phi.best(self._model).policy[None]]
+        uniform = np.full(len(crude.pi_0), share / len(crude.pi_0))
+        explore = np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
+        return Mixture.from_probabilities(
+            np.concatenate(policies), np.append((1 - best) * explore, best)
+        )
+
+    def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
         """The counts a stage's model is made of; kept for later stages only with `memory`."""
-        parts = (fine, crude) if self.constants.pool else (fine,)
+        parts = (fine, crude) if self.constants.pool and crude is not None else (fine,)
         parts = (*parts, *self._memory)
         if self.constants.memory:
             self._memory = parts
-        if self.constants.homogeneous:
-            return tuple(part.over_steps() for part in parts)
         return parts
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
@@ -255,14 +308,25 @@ class SDPPE:
         tolerance = self.constants.coverage_tolerance
         return design(self.phi, crude.P, atoms, floor=1 / stage.fine, tolerance=tolerance)
 
-    def _estimator(self, W: BoolArray, counts: tuple[Evidence, ...]) -> Estimator:
-        variances = pooled(counts)
+    def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
+        """The estimator of a stage; its weights follow from the crude model, then from its own."""
+        estimator = self._weighted(crude.W, counts, crude.P)
+        if self.constants.weights == "batch":
+            return estimator
+        return self._weighted(crude.W, counts, estimator.model(counts).P)
+
+    def _weighted(self, W: BoolArray, counts: tuple[Evidence, ...], P: FloatArray) -> Estimator:
+        weights, alike = self._weights(counts, P), self.constants.homogeneous
+        variance = pooled(counts, weights, alike=alike).transition_variance
         return Estimator(
             H=self.problem.sizes.H,
             W=W,
-            E=self._tolerance(variances.transition_variance),
+            E=self._tolerance(float(variance.max())),
             add_on=self.constants.add_on,
-            least_visits=self.constants.least_visits * math.sqrt(variances.visit_variance),
+            least_visits=self.constants.least_visits,
+            weights=weights,
+            alike=alike,
+            flow=self.constants.flow,
         )
 
     # -- levels --------------------------------------------------------------------------------
@@ -277,12 +341,24 @@ class SDPPE:
         """E as Eq. 7 and the add-on use it."""
         return self._precision(variance) if self.constants.levels == "paper" else 0.0
 
-    def _threshold(self, variance: float) -> float:
+    def _threshold(self, variance: FloatArray) -> FloatArray | float:
         """Counts at or below it are infrequent (Algorithm 2, line 9)."""
         scale = self.constants.threshold_scale
         if self.constants.levels == "noise":
-            return scale * math.sqrt(variance)
-        return scale * self._precision(variance) * self.problem.sizes.H**2 * self.iota
+            return scale * np.sqrt(variance)
+        return scale * self._precision(float(variance.max())) * self.problem.sizes.H**2 * self.iota
+
+
+def _step(weight: FloatArray, h: int) -> FloatArray:
+    return weight[h : h + 1] if weight.ndim else weight
+
+
+def _schedule(problem: Problem, constants: Constants, fine: int) -> Schedule:
+    """The run's stages; with one state no transitions are to learn: stages of 2 L_b, all fine."""
+    first = _first_stage(problem, constants)
+    if problem.sizes.X == 1 and constants.levels == "noise":
+        constants, first = replace(constants, crude_share=0.0), math.ceil(first * 2 / 3)
+    return schedule(problem.K, problem.sizes.H, constants, first, fine)
 
 
 def _first_stage(problem: Problem, constants: Constants) -> int:

@@ -16,14 +16,14 @@ def test_another_packages_learner_is_found_by_its_entry_point(
     offered = EntryPoint("outside", "tests.coordinator.world:tiny", GROUP)
     monkeypatch.setattr("coordinator.registry.entry_points", lambda group: [offered])
     registry = Registry()
-    assert registry.names == ["manual", "outside", "sdp-pe"]
+    assert registry.names == ["manual", "outside", "pe", "sdp-pe", "sdp-pe-conference"]
     assert isinstance(registry.build(spec(learner="outside")), Tiny)
     with pytest.raises(RemoteError, match="no option 'size'"):
         registry.build(spec(learner="outside", options={"size": 1}))
 
 
 def test_an_unknown_learner_is_told_which_are_known() -> None:
-    with pytest.raises(RemoteError, match="known are manual, sdp-pe"):
+    with pytest.raises(RemoteError, match="known are manual, pe, sdp-pe, sdp-pe-conference"):
         Registry().build(spec(learner="nobody"))
 
 

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 
 from common.counters import Sizes
-from coordinator.learning.enumeration import ActivePolicies
-from coordinator.learning.estimation import Estimator, Evidence, pooled
+from common.policy import Mixture
+from coordinator.learning.enumeration import ActivePolicies, Model
+from coordinator.learning.estimation import (
+    Estimator,
+    Evidence,
+    batch_weights,
+    pooled,
+    visit_weights,
+)
 from coordinator.learning.planning import plan, value
 from coordinator.learning.radius import bootstrap_radius, literal_radius
 from tests.coordinator.learning.worlds import random_model
 
 SIZES = Sizes(2, 2, 2)
+_POLICIES = np.array(list(product(range(2), repeat=4))).reshape(16, 2, 2)
+EVERYTHING = Mixture.from_probabilities(_POLICIES, np.full(16, 1 / 16))
 
 
 def _evidence(n: float, variance: float, seed: int, world: int = 1) -> Evidence:
@@ -21,12 +33,14 @@ def _evidence(n: float, variance: float, seed: int, world: int = 1) -> Evidence:
     noisy = transitions + generator.normal(size=transitions.shape) * np.sqrt(transitions + variance)
     R = n / 4 * model.r
     rewards = R + generator.normal(size=R.shape) * np.sqrt(R + variance)
-    return Evidence(n, noisy, noisy.sum(-1), rewards, variance, 2 * variance, variance)
+    mixtures = (EVERYTHING,)
+    return Evidence(n, noisy, noisy.sum(-1), rewards, variance, 2 * variance, variance, mixtures)
 
 
 def _estimator() -> Estimator:
     W = np.zeros((SIZES.H, SIZES.X, SIZES.A, SIZES.X), dtype=np.bool_)
-    return Estimator(H=SIZES.H, W=W, E=0.0, add_on=False, least_visits=0.0)
+    weights = (np.ones(()),)
+    return Estimator(H=SIZES.H, W=W, E=0.0, add_on=False, least_visits=0.0, weights=weights)
 
 
 def test_literal_radius_is_line_9() -> None:
@@ -74,9 +88,43 @@ def test_weights_favour_the_batch_with_more_signal() -> None:
     large, noisy = _evidence(10_000, 50.0, 1), _evidence(10, 50.0, 2)
     assert large.weight > 0.9
     assert noisy.weight < 0.1
-    both = pooled((large, noisy))
+    both = pooled((large, noisy), batch_weights((large, noisy)))
     w = (large.weight, noisy.weight)
     assert np.allclose(both.transitions, w[0] * large.transitions + w[1] * noisy.transitions)
-    assert both.transition_variance == pytest.approx(50 * (w[0] ** 2 + w[1] ** 2))
-    assert pooled((noisy,)).transitions is not None
-    assert pooled((noisy,)).transition_variance == 50
+    assert np.allclose(both.transition_variance, 50 * (w[0] ** 2 + w[1] ** 2))
+    alone = pooled((noisy,), batch_weights((noisy,)))
+    assert alone.transitions is not None
+    assert np.all(alone.transition_variance == 50)
+
+
+def test_a_batch_that_never_goes_there_adds_no_noise_there() -> None:
+    """One policy leaves the pairs it does not take to the other batch alone."""
+    model, d1 = random_model(SIZES, 1)
+    one = Mixture.single(np.zeros((2, 2), dtype=np.int64))
+    everywhere = _evidence(1000, 50.0, 1)
+    narrow = replace(_evidence(1000, 50.0, 2), mixtures=(one,))
+    weights = visit_weights((everywhere, narrow), model.P, d1)
+    assert np.all(weights[1][..., 1] == 0)
+    assert np.all(weights[1][0, 0, 0] > weights[0][0, 0, 0])
+    both = pooled((everywhere, narrow), weights)
+    expected = (weights[0][..., None] * everywhere.transitions)[:, :, 1]
+    assert np.allclose(both.transitions[:, :, 1], expected)
+
+
+def test_actions_that_no_active_policy_takes_do_not_widen_the_radius() -> None:
+    """A bandit whose second arm is eliminated: only one policy is left, so nothing can beat it."""
+    active = ActivePolicies.everything(Sizes(1, 2, 1), np.ones(1))
+    left, _ = active.eliminate(Model(np.ones((1, 1, 2, 1)), np.array([[[0.9, 0.1]]])), 0.5)
+    both = Mixture.from_probabilities(np.array([[[0]], [[1]]]), np.array([0.5, 0.5]))
+    counts = np.array([[[[50.0], [50.0]]]])
+    part = Evidence(100, counts, counts.sum(-1), counts[..., 0] / 2, 9.0, 9.0, 9.0, (both,))
+    W = np.zeros((1, 1, 2, 1), dtype=np.bool_)
+    estimator = Estimator(1, W, E=0.0, add_on=False, least_visits=1.0, weights=(np.ones(()),))
+    radii = [
+        bootstrap_radius(
+            np.random.default_rng(1), (part,), estimator, phi, level=0.99, summed_visits=True
+        )
+        for phi in (active, left)
+    ]
+    assert radii[0] > 0.05
+    assert radii[1] == 0

@@ -40,8 +40,9 @@ def test_stages_use_exactly_K_episodes_in_allowed_batches(
     assert plan.episodes == K
     assert [stage.b for stage in plan.stages] == list(range(1, len(plan.stages) + 1))
     for stage in plan.stages:
-        assert len(stage.crude) == H
-        assert min(*stage.crude, stage.fine) >= smallest
+        crude = H if stage.b == 1 or constants.crude_every_stage else 0
+        assert len(stage.crude) == crude
+        assert min([*stage.crude, stage.fine]) >= smallest
 
 
 def test_the_papers_stages_are_powers_of_two() -> None:
@@ -66,6 +67,14 @@ def test_a_rest_too_small_for_a_stage_joins_the_stage_before() -> None:
 
 
 def test_filling_stretches_whole_stages() -> None:
-    plan = schedule(20_000, 6, replace(PRACTICAL, exploit_share=0.4), 500)
+    plan = schedule(20_000, 6, replace(PRACTICAL, exploit_share=0.4, growth=2.0), 500)
     assert [stage.L_b for stage in plan.stages] == [571, 1143, 2286]
     assert plan.exploit == 8000
+
+
+def test_only_the_first_stage_explores_crudely_when_told_so() -> None:
+    constants = replace(PRACTICAL, exploit_share=0.4, growth=2.0)
+    first, *later = schedule(20_000, 6, constants, 500).stages
+    assert sum(first.crude) == int(first.episodes * constants.crude_share)
+    assert [stage.crude for stage in later] == [(), ()]
+    assert [stage.fine for stage in later] == [3 * 1143, 20_000 - 8000 - 3 * 571 - 3 * 1143]

@@ -77,8 +77,9 @@ def test_every_episode_is_accounted_for(constants: Constants, families: Families
     assert sum(s.episodes for s in stages) + learner.schedule.exploit == 1501
     for stage in stages:
         batches = [d for d in deployments if d.stage == stage.stage]
-        assert [d.layer for d in batches] == [0, 1, 2, None]
-        assert [d.purpose for d in batches] == ["crude"] * 3 + ["fine"]
+        crude = 3 if stage.stage == 1 or constants.crude_every_stage else 0
+        assert [d.layer for d in batches] == [*range(crude), None]
+        assert [d.purpose for d in batches] == ["crude"] * crude + ["fine"]
         assert stage.coverage_gap <= constants.coverage_tolerance
 
 
@@ -173,6 +174,28 @@ def test_the_bandit_is_a_special_case() -> None:
     _, stages = drive(mdp, learner, "joint", honest, 9)
     assert int(learner.summary().policy[0, 0]) == 19
     assert stages[-1].active_after < 10
+
+
+def test_with_one_state_all_exploration_is_fine() -> None:
+    mdp = TabularMDP(np.ones((1, 1, 20, 1)), np.linspace(0, 1, 20)[None, None], np.ones(1))
+    learner = SDPPE(problem(mdp, 20_000, honest))
+    assert [stage.crude for stage in learner.schedule.stages][:2] == [(16,), ()]
+
+
+def test_the_best_policy_takes_its_share_of_later_fine_batches() -> None:
+    mdp = riverswim(3, 3)
+    learner = SDPPE(problem(mdp, 20_000, light))
+    deployments, stages = drive(mdp, learner, "joint", light, 1)
+    fine = [d for d in deployments if d.purpose == "fine"]
+    for before, deployment in zip(stages, fine[1:], strict=False):
+        same = (deployment.mixture.policies == before.policy).all(axis=(1, 2))
+        share = float(deployment.mixture.probabilities[same].sum())
+        assert share >= PRACTICAL.best_share - 1e-9
+
+
+def test_forgetting_needs_crude_batches_in_every_stage() -> None:
+    with pytest.raises(LearnerError, match="memory"):
+        SDPPE(problem(riverswim(), 20_000, light), replace(PRACTICAL, memory=False))
 
 
 def test_K_too_small_says_so() -> None:

@@ -1,0 +1,148 @@
+"""The UC-O-REPS step (Eq. 3.2 of 004) beside cvxpy, and a run's time an episode.
+
+Run `python -m benchmarks.bench_ocoreps`. Layers 1-3-3-3-1, A=2, K=2,000 with the theorem's eta; the
+instances are the steps of a run without privacy and of one under central privacy, at residual 1e-7
+(cvxpy: Clarabel's own default, 1e-8). `warm` starts at the last step's dual values, as the learner
+does. cvxpy is optional: without it only our side is timed. Milliseconds of CPU time: the least of
+five calls, and of that the median over 60 instances.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import get_args
+
+import numpy as np
+
+from coordinator.learning.adversarial.confidence import Box, box
+from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.adversarial.omd import Step, ftrl_step
+from coordinator.learning.learner import FloatArray
+from experiments.adversarial import Algorithm, run
+from experiments.adversarial_privacy import Privacy
+from node_client.environments.layered import layered_mdp
+
+LAYERS = Layers((1, 3, 3, 3, 1), 2)
+K = 2000
+ETA = float(np.sqrt(np.log(LAYERS.X * LAYERS.A / LAYERS.H) / K))
+
+
+def milliseconds(call: Callable[[], object], times: int = 5) -> float:
+    """Least CPU time of `times` calls: what the call takes when nobody disturbs it."""
+    seconds = []
+    for _ in range(times):
+        started = time.process_time()
+        call()
+        seconds.append(time.process_time() - started)
+    return 1e3 * min(seconds)
+
+
+def instances(count: int, noise: float) -> list[tuple[Box, FloatArray]]:
+    """Consecutive steps late in a run: losses add up, the set shrinks, sums carry fresh noise."""
+    generator = np.random.default_rng(0)
+    P = layered_mdp(LAYERS.widths, LAYERS.A, 0).P * LAYERS.cells
+    means = generator.uniform(0, 1, LAYERS.pairs.shape)
+    made = []
+    for k in range(K - count, K):
+        width = np.sqrt(2 * P * (1 - P) * 15 / (k / 6)) + 106 / (k / 6)
+        L = k * means + generator.normal(0, noise, means.shape)
+        made.append((box(LAYERS, P, width), ETA * L * LAYERS.pairs))
+    return made
+
+
+def our_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, Step]:
+    """Cold and warm milliseconds, and the last answer."""
+    cold = [milliseconds(partial(ftrl_step, LAYERS, b, c)) for b, c in steps]
+    warm, last = [], ftrl_step(LAYERS, *steps[0])
+    for b, c in steps:
+        warm.append(milliseconds(partial(ftrl_step, LAYERS, b, c, last.v)))
+        last = ftrl_step(LAYERS, b, c, last.v)
+    return float(np.median(cold)), float(np.median(warm)), last
+
+
+class Cvxpy:
+    """Eq. 3.2 with the box and the cost as parameters, compiled once, solved with Clarabel."""
+
+    def __init__(self, cp: ModuleType) -> None:
+        cells = np.argwhere(LAYERS.cells)
+        self._cells = tuple(cells.T)
+        n = len(cells)
+        rows = (cells[:, None, :3] == cells[None, :, :3]).all(axis=2).astype(float)
+        self._cp, self.q = cp, cp.Variable(n)
+        self._lower, self._upper = cp.Parameter((n, n)), cp.Parameter((n, n))
+        self._cost = cp.Parameter(n)
+        self._rows = rows
+        A, b = self._flow(cells)
+        objective = self._cost @ self.q - cp.sum(cp.entr(self.q))
+        constraints = [
+            A @ self.q == b,
+            self.q <= self._upper @ self.q,
+            self.q >= self._lower @ self.q,
+        ]
+        self.problem = cp.Problem(cp.Minimize(objective), constraints)
+
+    @staticmethod
+    def _flow(cells: np.ndarray) -> tuple[FloatArray, FloatArray]:
+        states = np.argwhere(LAYERS.states)
+        out = (cells[None, :, :2] == states[:, None, :]).all(axis=2) * 1.0
+        entered = (
+            (cells[None, :, 0] + 1 == states[:, None, 0])
+            & (cells[None, :, 3] == states[:, None, 1])
+        ) * 1.0
+        b = np.zeros(len(states))
+        b[0] = 1.0
+        return out - entered, b
+
+    def __call__(self, bounds: Box, cost: FloatArray) -> FloatArray:
+        self._lower.value = bounds.lower[self._cells][:, None] * self._rows
+        self._upper.value = bounds.upper[self._cells][:, None] * self._rows
+        self._cost.value = cost[self._cells[:3]]
+        self.problem.solve(solver=self._cp.CLARABEL)
+        answer = np.zeros(LAYERS.cells.shape)
+        answer[self._cells] = self.q.value
+        return answer
+
+
+def cvxpy_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, FloatArray] | None:
+    """Milliseconds parametrised and rebuilt, and the last answer; None without cvxpy."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            cp = import_module("cvxpy")
+        except ImportError:
+            return None
+        solver = Cvxpy(cp)
+        solver(*steps[0])
+        times = [milliseconds(partial(solver, b, c)) for b, c in steps]
+        rebuilt = milliseconds(lambda: Cvxpy(cp)(*steps[-1]), 3)
+        return float(np.median(times)), rebuilt, solver(*steps[-1])
+
+
+def main() -> None:
+    for label, noise in (("no noise", 0.0), ("noise of 690 on sums (central)", 690.0)):
+        steps = instances(60, noise)
+        our_times(steps[:5])
+        cold, warm, last = our_times(steps)
+        print(f"{label}: ours cold {cold:.3f} ms, warm {warm:.3f} ms", end="; ")
+        print(f"residual {last.residual:.1e}, gap {last.gap:.1e}, {last.iterations} iterations")
+        theirs = cvxpy_times(steps)
+        if theirs is None:
+            print("  cvxpy is not installed")
+            continue
+        once, rebuilt, answer = theirs
+        apart = np.abs(answer - last.q).max()
+        print(f"  cvxpy {once:.2f} ms parametrised, {rebuilt:.1f} ms rebuilt; ", end="")
+        print(f"{once / warm:.0f} and {rebuilt / warm:.0f} times ours; answers differ {apart:.1e}")
+    for name in get_args(Algorithm):
+        for privacy in get_args(Privacy):
+            result = run(name, 300, 1.0, 1e-5, privacy, "correct", 0)
+            print(f"{name} {privacy}: {1e3 * result.seconds / 300:.2f} ms an episode, wall clock")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Private-UC-O-REPS (004, Algorithms 1 and 2): full information.
+
+    pi_1 = pi^{q_1}, q_1 uniform on every layer
+    for k = 1..K:
+        execute pi_k; the Privatizer releases N_{k+1}, L_{k+1}                       (lines 2-3)
+        P~_{k+1} from N~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1            (lines 4-5)
+        q_{k+1} = argmin over Delta(P_{k+1}) of <L~_{k+1}, q> + psi(q) / eta         (line 6)
+        pi_{k+1} = pi^{q_{k+1}}                                                      (line 7)
+
+with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. The step is
+solved by `omd.ftrl_step`, started from the last dual values. The learner sees private sums only:
+whatever the Privatizer, this is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coordinator.learning.adversarial.confidence import (
+    Box,
+    confidence_set,
+    log_iota,
+    post_process,
+)
+from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.adversarial.occupancy import induced_policy, uniform
+from coordinator.learning.adversarial.omd import Step, ftrl_step
+from coordinator.learning.learner import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What both algorithms of 004 are told: eta, delta, and the factor on beta (1: Eq. 3.1)."""
+
+    layers: Layers
+    K: int
+    eta: float
+    delta: float
+    scale: float = 1.0
+
+    def confidence_set(self, transitions: FloatArray, visits: FloatArray, E: float) -> Box:
+        """P_k from noisy sums N(x,a,x') (H, W, A, W), N(x,a) (H, W, A) of precision E."""
+        counts = post_process(self.layers, transitions, visits, E)
+        ln_iota = log_iota(self.layers, self.K, self.delta)
+        return confidence_set(self.layers, counts, ln_iota, self.scale)
+
+
+def confidence_delta(layers: Layers, K: int) -> float:
+    """delta = XA / K of Theorems 3.3 and 4.2; one half where that is no probability."""
+    return min(layers.X * layers.A / K, 0.5)
+
+
+def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:
+    """The constants of Theorem 3.3, unless given."""
+    chosen = math.sqrt(math.log(layers.X * layers.A / layers.H) / K) if eta is None else eta
+    return Settings(layers, K, chosen, confidence_delta(layers, K), scale)
+
+
+class PrivateUCOREPS:
+    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.policy = induced_policy(settings.layers, uniform(settings.layers))
+        self.step: Step | None = None
+
+    def observe(
+        self, transitions: FloatArray, visits: FloatArray, losses: FloatArray, E: float
+    ) -> Step:
+        """Lines 3-7 from noisy sums N(x,a,x'), N(x,a), L(x,a), (H, W, A[, W]); E of the counts."""
+        s = self.settings
+        box = s.confidence_set(transitions, visits, E)
+        start = None if self.step is None else self.step.v
+        self.step = ftrl_step(s.layers, box, s.eta * losses * s.layers.pairs, start)
+        self.policy = self.step.policy
+        return self.step

@@ -1,0 +1,73 @@
+"""Private UOB-LBPS (004, Algorithm 3): bandit feedback.
+
+    pi_1 = pi^{q_1}, q_1 uniform on every layer, P_1 everything
+    for k = 1..K:
+        execute pi_k; the Privatizer releases N_{k+1} and the noisy loss l~_k        (lines 2-3)
+        l"_k = (l~_k + E') / (2 E' + 1)                                              (line 4)
+        l^_k = l"_k / u_k,   u_k(x, a) = max over P_k of q^{P, pi_k}(x, a)           (line 5)
+        P~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1                          (lines 6-7)
+        q_{k+1} = argmin over Delta(P_{k+1}) of <l^_k, q> + D_psi(q || q_k) / eta    (line 8)
+        pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
+
+with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K. E' bounds the noise
+of all losses with probability 1 - delta (Assumption 4.1), so that l" is in [0, 1]; where noise is
+larger all the same, l" is clipped to it, which is post-processing and keeps the step defined.
+Without noise E' = 0 and l" = l.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from coordinator.learning.adversarial.confidence import everything
+from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.adversarial.log_barrier import log_barrier_step
+from coordinator.learning.adversarial.occupancy import induced_policy, uniform
+from coordinator.learning.adversarial.omd import Step
+from coordinator.learning.adversarial.uc_o_reps import Settings, confidence_delta
+from coordinator.learning.adversarial.upper_occupancy import upper_occupancy
+from coordinator.learning.learner import FloatArray
+
+
+def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:
+    """The constants of Theorem 4.2, unless given."""
+    chosen = math.sqrt(layers.X / K) if eta is None else eta
+    return Settings(layers, K, chosen, confidence_delta(layers, K), scale)
+
+
+def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArray:
+    """l^ (H, W, A) of Eq. 4.1-4.2 from l~ and u; zero where u is (padding)."""
+    scaled = np.clip((noisy + E_loss) / (2 * E_loss + 1), 0.0, 1.0)
+    return np.divide(scaled, u, out=np.zeros(u.shape), where=u > 0)
+
+
+class PrivateUOBLBPS:
+    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.q = uniform(settings.layers)
+        self.policy = induced_policy(settings.layers, self.q)
+        self.box = everything(settings.layers)
+
+    def upper_bound(self) -> FloatArray:
+        """u_k (H, W, A)."""
+        return upper_occupancy(self.settings.layers, self.box, self.policy)
+
+    def observe(
+        self,
+        transitions: FloatArray,
+        visits: FloatArray,
+        loss: FloatArray,
+        E: float,
+        E_loss: float,
+    ) -> Step:
+        """Lines 3-9 from noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
+        s = self.settings
+        estimate = optimistic_loss(loss, E_loss, self.upper_bound())
+        self.box = s.confidence_set(transitions, visits, E)
+        step = log_barrier_step(s.layers, self.box, s.eta * estimate, self.q)
+        self.q, self.policy = step.q, step.policy
+        return step

@@ -1,0 +1,1 @@
+"""Privatizers: private running sums of what users contribute. One file, one mechanism."""

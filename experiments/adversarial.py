@@ -1,0 +1,248 @@
+"""Document 004's two algorithms against oblivious adversaries: `run`.
+
+An adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
+learner gets private sums: of visits and transitions, and of all losses (UC-O-REPS, full
+information) or the episode's noisy losses alone (UOB-LBPS, bandit feedback). Regret is exact
+(Eq. 2.2): at every checkpoint k, sum_{i<=k} <q^{P,pi_i}, l_i> minus the least value of one fixed
+policy on l_1 + ... + l_k, found by backward induction; no realised loss enters.
+
+Privacy and its calibrations are those of `adversarial_privacy`. Draws are keyed by (seed, purpose):
+"LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from common.errors import LocalError
+from common.randomness import generator_for
+from coordinator.learning.adversarial import uc_o_reps, uob_lbps
+from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.adversarial.occupancy import best_policy, state_action, uniform_policy
+from coordinator.learning.adversarial.uc_o_reps import PrivateUCOREPS, Settings
+from coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
+from coordinator.learning.learner import FloatArray
+from experiments.adversarial_privacy import Calibration, Channel, Privacy, Protection, guarantee
+from node_client.environments.layered import layered_mdp
+
+Algorithm = Literal["uc-o-reps", "uob-lbps"]
+Adversary = Literal["stochastic", "switching", "drifting"]
+Constant = str | int | float | bool
+
+WIDTHS = (1, 3, 3, 3, 1)
+CHECKPOINTS = 50
+PHASES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: algorithm, K episodes, guarantee, and the world it meets; all of it recorded.
+
+    scale multiplies beta of Eq. 3.1 (1 is the document's); eta None is the theorem's.
+    """
+
+    name: Algorithm
+    K: int
+    epsilon: float
+    beta: float
+    privacy: Privacy
+    calibration: Calibration
+    seed: int
+    adversary: Adversary = "switching"
+    widths: tuple[int, ...] = WIDTHS
+    actions: int = 2
+    scale: float = 1.0
+    eta: float | None = None
+
+    def __post_init__(self) -> None:
+        for value, allowed in (
+            (self.name, Algorithm),
+            (self.privacy, Privacy),
+            (self.calibration, Calibration),
+            (self.adversary, Adversary),
+        ):
+            if value not in get_args(allowed):
+                known = ", ".join(get_args(allowed))
+                raise LocalError("invalid-spec", f"{value!r} is unknown here; known: {known}")
+        if self.K < 2 or self.epsilon <= 0 or not 0 < self.beta < 1:
+            raise LocalError("invalid-spec", "need K >= 2, epsilon > 0 and 0 < beta < 1")
+
+
+@dataclass(frozen=True, slots=True)
+class AdversarialResult:
+    """episodes (C,) the checkpoints, regret (C,) there; seconds of the run; every constant used.
+
+    uniform_regret: what always choosing actions at random would have lost by K; a learner that is
+    not below it learned nothing.
+    """
+
+    episodes: FloatArray
+    regret: FloatArray
+    uniform_regret: float
+    seconds: float
+    constants: dict[str, Constant]
+
+    @property
+    def total(self) -> float:
+        """Regret after K episodes."""
+        return float(self.regret[-1])
+
+
+def run(
+    name: Algorithm,
+    K: int,
+    epsilon: float,
+    beta: float,
+    privacy: Privacy,
+    calibration: Calibration,
+    seed: int,
+    *,
+    adversary: Adversary = "switching",
+    widths: tuple[int, ...] = WIDTHS,
+    actions: int = 2,
+    scale: float = 1.0,
+    eta: float | None = None,
+) -> AdversarialResult:
+    """Run one algorithm for K episodes.
+
+    Raises:
+        LocalError: ``invalid-spec``: a name is unknown or a number out of range.
+    """
+    case = Case(
+        name, K, epsilon, beta, privacy, calibration, seed, adversary, widths, actions, scale, eta
+    )
+    started = time.perf_counter()
+    layers, P = world(case)
+    losses = adversary_losses(case, layers)
+    policies, constants = learn(case, layers, P, losses)
+    seconds = time.perf_counter() - started
+    episodes, regret = regret_curve(layers, P, policies, losses)
+    at_random = np.broadcast_to(uniform_policy(layers), losses.shape)
+    _, uniform = regret_curve(layers, P, at_random, losses)
+    return AdversarialResult(episodes, regret, float(uniform[-1]), seconds, constants)
+
+
+def world(case: Case) -> tuple[Layers, FloatArray]:
+    """The layers and the true P (H, W, A, W) of a case's seed."""
+    layers = Layers(case.widths, case.actions)
+    return layers, layered_mdp(case.widths, case.actions, case.seed).P * layers.cells
+
+
+def adversary_losses(case: Case, layers: Layers) -> FloatArray:
+    """l_1..l_K (K, H, W, A) in [0, 1], Bernoulli draws of the adversary's means.
+
+    stochastic: means fixed; switching: drawn anew in each of PHASES equal phases; drifting: every
+    mean a sine of its own phase, two periods in K.
+    """
+    generator = generator_for(case.seed, "losses", case.adversary, case.K)
+    shape = (case.K, *layers.pairs.shape)
+    drawn = generator.random(shape) < _means(case, shape, generator)
+    return (drawn & layers.pairs).astype(np.float64)
+
+
+def _means(case: Case, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
+    k = np.arange(case.K)
+    if case.adversary == "drifting":
+        turn = 4 * math.pi * k[:, None, None, None] / case.K
+        return np.asarray(0.5 + 0.5 * np.sin(turn + generator.uniform(0, 2 * math.pi, shape[1:])))
+    phases = PHASES if case.adversary == "switching" else 1
+    return generator.uniform(0, 1, (phases, *shape[1:]))[k * phases // case.K]
+
+
+def regret_curve(
+    layers: Layers, P: FloatArray, policies: FloatArray, losses: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Checkpoints and exact regret there, of policies (K, H, W, A) on losses of the same shape."""
+    K = len(policies)
+    suffered = np.cumsum((state_action(P, policies) * losses).sum(axis=(1, 2, 3)))
+    totals = np.cumsum(losses, axis=0)
+    episodes = np.unique(np.linspace(1, K, min(K, CHECKPOINTS)).astype(np.int64))
+    best = np.array([best_policy(layers, P, totals[k - 1])[1] for k in episodes])
+    return episodes.astype(np.float64), suffered[episodes - 1] - best
+
+
+def learn(
+    case: Case, layers: Layers, P: FloatArray, losses: FloatArray
+) -> tuple[FloatArray, dict[str, Constant]]:
+    """Policies pi_1..pi_K (K, H, W, A) and every constant that shaped them."""
+    full = case.name == "uc-o-reps"
+    make = uc_o_reps.settings if full else uob_lbps.settings
+    settings = make(layers, case.K, eta=case.eta, scale=case.scale)
+    protection = Protection(case.privacy, case.calibration, case.epsilon, case.beta, case.K, full)
+    draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
+    channel = Channel(protection, layers, settings.delta, *draws)
+    player = Player(layers, P, generator_for(case.seed, "episodes"))
+    policies = _episodes(_learner(settings, channel, full), player, losses)
+    return policies, _constants(case, settings, channel)
+
+
+Update = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+def _learner(settings: Settings, channel: Channel, full: bool) -> tuple[FloatArray, Update]:
+    """pi_1, and what makes pi_{k+1} of episode k's transitions and losses."""
+    uc, uob = PrivateUCOREPS(settings), PrivateUOBLBPS(settings)
+
+    def with_all_losses(visited: FloatArray, loss: FloatArray) -> FloatArray:
+        transitions, visits, E = channel.counts(visited)
+        return uc.observe(transitions, visits, channel.loss_sums(loss), E).policy
+
+    def with_visited_losses(visited: FloatArray, loss: FloatArray) -> FloatArray:
+        transitions, visits, E = channel.counts(visited)
+        noisy = channel.visited_losses(loss * visited.sum(axis=-1))
+        return uob.observe(transitions, visits, noisy, E, channel.E_loss).policy
+
+    return (uc.policy, with_all_losses) if full else (uob.policy, with_visited_losses)
+
+
+def _episodes(learner: tuple[FloatArray, Update], player: Player, losses: FloatArray) -> FloatArray:
+    policy, update = learner
+    policies = np.empty(losses.shape)
+    policies[0] = policy
+    for k, loss in enumerate(losses[:-1]):
+        policies[k + 1] = update(player.play(policies[k]), loss)
+    return policies
+
+
+def _constants(case: Case, settings: Settings, channel: Channel) -> dict[str, Constant]:
+    layers, full = settings.layers, case.name == "uc-o-reps"
+    recorded = {key: value for key, value in asdict(case).items() if key not in ("widths", "eta")}
+    return recorded | {
+        "widths": "-".join(map(str, case.widths)),
+        "eta": settings.eta,
+        "delta": settings.delta,
+        "E_counts": channel.E(case.K - 1),
+        "E_losses": 0.0 if full else channel.E_loss,
+        "count_noise": f"{channel.count_noise.kind} {channel.count_noise.scale:.6g}",
+        "loss_noise": f"{channel.loss_noise.kind} {channel.loss_noise.scale:.6g}",
+        "epsilon_given": math.inf
+        if case.privacy == "none"
+        else guarantee(full, layers, case.calibration, case.epsilon),
+    }
+
+
+class Player:
+    """Episodes of the true P: transitions visited, as an array (H, W, A, W) of zeros and ones."""
+
+    def __init__(self, layers: Layers, P: FloatArray, generator: np.random.Generator) -> None:
+        self._shape = layers.cells.shape
+        self._next = np.cumsum(P, axis=-1)
+        self._generator = generator
+
+    def play(self, policy: FloatArray) -> FloatArray:
+        """One episode; two uniforms a step."""
+        visited = np.zeros(self._shape)
+        acts = np.cumsum(policy, axis=-1)
+        x = 0
+        for h, (u, w) in enumerate(self._generator.random((len(acts), 2))):
+            a = int((acts[h, x, :-1] <= u).sum())
+            y = int((self._next[h, x, a, :-1] <= w).sum())
+            visited[h, x, a, y] = 1.0
+            x = y
+        return visited

@@ -1,0 +1,150 @@
+"""The Privatizers of document 004 for its two algorithms, put together: counts and losses.
+
+Privacy: `none`, `central` (JDP: Binary Mechanism; the variant of Algorithm 4 for full-information
+losses; plain noise for bandit losses, Lemma 5.6) and `local` (LDP). Two calibrations.
+
+`paper` is 004 literally: Lap(3H/epsilon) a family, times the levels of the tree. It does not keep
+what it says. Replacing one user changes, in L1: each visit family, N(x,a) and N(x,a,x'), by 2H (one
+entry down and one up in every layer); bandit losses by up to 2H, likewise; and under full
+information all XA losses (XA counts the pairs), since the new user may bring any l_k in [0, 1]. The
+epsilon really given is Delta_1 / (3H) times the stated one, with Delta_1 = 6H, or 4H + XA.
+
+`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses, each with the least
+noise for its sensitivity (Laplace or analytic Gaussian); they compose to (epsilon, beta)-DP.
+
+Noise is seeded: this is a simulation of the mechanisms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.learner import FloatArray
+from coordinator.learning.privatizers.central import (
+    BinaryMechanism,
+    central_noise,
+    paper_guarantee,
+)
+from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
+from coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
+
+Privacy = Literal["none", "central", "local"]
+Calibration = Literal["paper", "correct"]
+
+COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """How a run is to be private: K episodes, full information or bandit feedback."""
+
+    privacy: Privacy
+    calibration: Calibration
+    epsilon: float
+    beta: float
+    K: int
+    full: bool
+
+    def noise(self, sensitivity: Sensitivity, H: int, share: float, summed: bool) -> AdditiveNoise:
+        """Noise of one release; `summed`: running sums, for which the central agent has a tree."""
+        if self.privacy == "none":
+            return NO_NOISE
+        name: Literal["paper", "tight"] = "paper"
+        epsilon, beta = self.epsilon, self.beta
+        if self.calibration == "correct":
+            name, epsilon, beta = "tight", share * epsilon, share * beta
+        if self.privacy == "central" and summed:
+            return central_noise(
+                name, sensitivity=sensitivity, H=H, T=self.K - 1, epsilon=epsilon, beta=beta
+            )
+        return local_noise(name, sensitivity=sensitivity, H=H, epsilon=epsilon, beta=beta)
+
+    def sums(
+        self, size: int, noise: AdditiveNoise, generator: np.random.Generator, variant: bool
+    ) -> BinaryMechanism | LocalPrivatizer:
+        """Running sums of K - 1 arrays of this size."""
+        if self.privacy == "central":
+            return BinaryMechanism(self.K - 1, (size,), noise, generator, variant=variant)
+        return LocalPrivatizer((size,), noise, generator)
+
+
+class Channel:
+    """The Privatizer of a case: noise on what is there (no padding), and its precision.
+
+    Counts: N(x,a) and N(x,a,x') in one stream of T = K - 1 contributions. Losses: a stream of sums
+    under full information; noise on every episode's own losses under bandit feedback.
+    """
+
+    def __init__(
+        self,
+        protection: Protection,
+        layers: Layers,
+        delta: float,
+        count_draws: np.random.Generator,
+        loss_draws: np.random.Generator,
+    ) -> None:
+        self._layers, self._delta, self._K = layers, delta, protection.K
+        pairs, H, full = layers.pair_count, layers.H, protection.full
+        sensitivity = _loss_sensitivity(full, layers)
+        self.count_noise = protection.noise(Sensitivity.of_cells(2 * H), H, COUNT_SHARE, True)
+        self.loss_noise = protection.noise(sensitivity, H, 1 - COUNT_SHARE, full)
+        size = pairs + layers.cell_count
+        self._counts = protection.sums(size, self.count_noise, count_draws, variant=False)
+        self._sums = protection.sums(pairs, self.loss_noise, loss_draws, variant=True)
+        self._bandit = LocalPrivatizer((pairs,), self.loss_noise, loss_draws)
+        self._t = 0
+        self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
+
+    def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        """Noisy sums N(x,a,x'), N(x,a) after one more episode, and E."""
+        layers, pairs = self._layers, self._layers.pair_count
+        self._t += 1
+        sigma = np.concatenate((visited.sum(axis=-1)[layers.pairs], visited[layers.cells]))
+        released = self._counts.add(sigma)
+        transitions, visits = np.zeros(layers.cells.shape), np.zeros(layers.pairs.shape)
+        visits[layers.pairs], transitions[layers.cells] = released[:pairs], released[pairs:]
+        return transitions, visits, self.E(self._t)
+
+    def E(self, t: int) -> float:
+        """E of Assumption 2.3 after t contributions; all of a run's hold with 1 - 2 delta."""
+        terms = self._counts.terms(t) if isinstance(self._counts, BinaryMechanism) else t
+        counters = self._layers.pair_count + self._layers.cell_count
+        return 4 * _deviation(self.count_noise, terms, counters * self._K / self._delta)
+
+    def loss_sums(self, loss: FloatArray) -> FloatArray:
+        """Noisy L(x,a) after one more episode's losses, all of them shown."""
+        return self._unpacked(self._sums.add(loss[self._layers.pairs]))
+
+    def visited_losses(self, loss: FloatArray) -> FloatArray:
+        """l~ of one episode from its losses at visited pairs, zero elsewhere."""
+        return self._unpacked(self._bandit.privatize(loss[self._layers.pairs]))
+
+    def _unpacked(self, values: FloatArray) -> FloatArray:
+        array = np.zeros(self._layers.pairs.shape)
+        array[self._layers.pairs] = values
+        return array
+
+
+def guarantee(full: bool, layers: Layers, calibration: Calibration, epsilon: float) -> float:
+    """The epsilon that a calibration really gives for replacing one user."""
+    if calibration == "correct":
+        return epsilon
+    total = Sensitivity.of_cells(2 * layers.H) + _loss_sensitivity(full, layers)
+    return paper_guarantee(total, layers.H, epsilon)
+
+
+def _loss_sensitivity(full: bool, layers: Layers) -> Sensitivity:
+    if full:
+        return Sensitivity.of_losses(layers.pair_count)
+    return Sensitivity.of_cells(layers.H)
+
+
+@lru_cache(maxsize=1 << 16)
+def _deviation(noise: AdditiveNoise, terms: int, ratio: float) -> float:
+    return noise.deviation(terms, math.log(ratio))

@@ -1,0 +1,357 @@
+"""One simulated run of any learner by name, with its regret curve: `run`.
+
+Learners that plan before every episode (UCBVI, private UCB-VI) take the per-user path: one user is
+one episode and one update, so nothing can be simulated by population. `run` drives the compiled
+loops of `kernels`; `run_reference` drives the learners of `coordinator.learning` with the same
+draws and is what the loops are tested against. Batched learners (`pe`, `sdp-pe`,
+`sdp-pe-conference`) take the population-level path of `simulator`. Regret is exact pseudo-regret.
+
+Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer, (seed,
+"batch", number) for batches. All noise here is seeded, a simulation of the mechanisms: it protects
+nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from common.counters import CounterLayout, Episode
+from common.descriptor import first_fault
+from common.errors import LocalError
+from common.noise import Padding
+from common.randomness import generator_for
+from coordinator.learning.learner import FloatArray, PolicyArray
+from coordinator.learning.presets import PRESETS
+from coordinator.learning.private_ucbvi import (
+    PrivateUCBVI,
+    Trust,
+    layout_of,
+    noise_of,
+    privatizer_of,
+)
+from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
+from coordinator.learning.ucbvi import UCBVI, Bonus, Confidence
+from coordinator.planning import calibrated
+from coordinator.registry import Registry
+from coordinator.specs import Option, RunSpec
+from experiments.regret import optimal_value, policy_value
+from experiments.simulator import Mechanism, simulate
+from node_client.environments.tabular import TabularMDP
+
+PER_EPISODE: dict[str, Trust | None] = {
+    "ucbvi": None,
+    "ucbvi-jdp": "central",
+    "ucbvi-ldp": "local",
+}
+BATCHED = ("pe", "sdp-pe", "sdp-pe-conference")
+KINDS = {"none": 0, "laplace": 1, "gaussian": 2}
+DELTA = 0.05
+
+IntArray = NDArray[np.int64]
+Constant = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished run.
+
+    episodes (c,) are the checkpoints and cumulative (c,) the pseudo-regret at them; switches counts
+    changes of the deployed policy (or mixture); policy (H, X) is the last one deployed (batched:
+    the one learned); constants says what shaped the run, to be printed beside it. seconds is
+    process time, without compilation when the kernels are warm.
+    """
+
+    learner: str
+    episodes: IntArray
+    cumulative: FloatArray
+    switches: int
+    seconds: float
+    policy: PolicyArray
+    constants: dict[str, Constant] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Regret of the whole run."""
+        return float(self.cumulative[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run: learner by name (`LEARNERS`), K, guarantee, noise levels, bonus, seed."""
+
+    name: str
+    mdp: TabularMDP
+    K: int
+    epsilon: float
+    beta: float
+    seed: int
+    calibration: NoiseLevels
+    bonus: Bonus
+
+    @property
+    def trust(self) -> Trust | None:
+        """Who sees the data: nobody is protected (None), a central agent, nobody (local)."""
+        return PER_EPISODE[self.name]
+
+    @property
+    def noise(self) -> AdditiveNoise:
+        """One draw of the Privatizer's noise."""
+        if self.trust is None:
+            return NO_NOISE
+        return noise_of(
+            self.trust, self.calibration, self.mdp.sizes, self.K, self.epsilon, self.beta
+        )
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """Everything that shaped the run, by name."""
+        known: dict[str, Constant] = {**self.bonus.as_dict(), "delta": DELTA, "seed": self.seed}
+        if self.trust is None:
+            return known
+        noise = self.noise
+        return known | {
+            "epsilon": self.epsilon,
+            "beta": self.beta,
+            "calibration": self.calibration,
+            "families": layout_of(self.mdp.sizes, self.calibration).families,
+            "noise": noise.kind,
+            "noise_parameter": noise.scale,
+        }
+
+
+def run(
+    name: str,
+    mdp: TabularMDP,
+    K: int,
+    epsilon: float = 1.0,
+    beta: float = 1e-5,
+    seed: int = 0,
+    calibration: NoiseLevels = "tight",
+    constants: str = "practical",
+    options: Mapping[str, Option] | None = None,
+    checkpoints: Sequence[int] | None = None,
+) -> Result:
+    """Run a learner (a key of `PER_EPISODE`, or one of `BATCHED`) for K episodes.
+
+    `calibration` is `paper` (the documents' noise) or `tight` (the least that is proved; for the
+    shuffle model the exact accountant). `constants` names a set (`practical`, `paper`), and
+    `options` replace some of it by name: the fields of `Bonus` or of `presets.Constants`.
+    Checkpoints are episode numbers in 1..K, K added; default: K / 100 apart.
+
+    Raises:
+        LocalError: ``invalid-spec`` for an unknown learner, set or option, K below one or a
+            checkpoint outside 1..K; ``unavailable`` when numba is not installed.
+        RemoteError: ``invalid-spec``, ``batch-too-small`` as the coordinator would (batched).
+    """
+    points = _checkpoints(K, checkpoints)
+    if constants not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
+    if name in BATCHED:
+        spec = _spec(name, mdp, K, epsilon, beta, seed, calibration, constants, options or {})
+        return _run_batched(spec, mdp, seed, points)
+    if name not in PER_EPISODE:
+        known = ", ".join((*PER_EPISODE, *BATCHED))
+        raise LocalError("invalid-spec", f"there is no learner {name!r}; known: {known}")
+    bonus = _bonus(constants, options or {})
+    return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, calibration, bonus), points)
+
+
+# -- batched learners, by population ---------------------------------------------------------------
+
+
+def _spec(
+    name: str,
+    mdp: TabularMDP,
+    K: int,
+    epsilon: float,
+    beta: float,
+    seed: int,
+    calibration: NoiseLevels,
+    preset: str,
+    options: Mapping[str, Option],
+) -> RunSpec:
+    try:
+        return RunSpec.model_validate(
+            {
+                "name": "simulation",
+                "learner": name,
+                "environment": "MDP",
+                "states": mdp.sizes.X,
+                "actions": mdp.sizes.A,
+                "horizon": mdp.sizes.H,
+                "start": tuple(mdp.d1.tolist()),
+                "episodes": K,
+                "epsilon": epsilon,
+                "beta": beta,
+                "calibration": "exact" if calibration == "tight" else "paper",
+                "preset": preset,
+                "options": dict(options),
+                "seed": seed,
+            }
+        )
+    except ValidationError as error:
+        raise LocalError("invalid-spec", first_fault(error)) from error
+
+
+def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) -> Result:
+    def mechanism(layout: CounterLayout, n: int) -> Mechanism:
+        if spec.learner == "pe":
+            return Mechanism(None, Padding(layout.data_slots, 0))
+        made = calibrated(spec, n, layout.layer)
+        return Mechanism(made.noise, made.padding)
+
+    started = time.process_time()
+    done = simulate(mdp, Registry().build(spec), spec.families, mechanism, seed)
+    seconds = time.process_time() - started
+    # Within a deployment every episode loses the same, so the curve between them is a line.
+    curve = np.interp(
+        points, np.append(0.0, done.regret.episodes), np.append(0.0, done.regret.cumulative)
+    )
+    known: dict[str, Constant] = {**done.summary.constants, "delta": spec.delta}
+    known |= {"families": spec.families, "seed": seed}
+    if spec.learner != "pe":
+        known |= {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": spec.calibration}
+    switches, policy = done.regret.switches, done.summary.policy
+    return Result(spec.learner, points, curve, switches, seconds, policy, known)
+
+
+# -- learners that plan before every episode, compiled ---------------------------------------------
+
+
+def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
+    unknown = sorted(set(options) - {"bonus_scale", "noise_scale", "least_visits"})
+    if unknown:
+        raise LocalError(
+            "invalid-spec",
+            f"there is no option {unknown[0]!r}; known: bonus_scale, noise_scale, least_visits",
+        )
+    try:
+        return TypeAdapter(Bonus).validate_python({"name": name, **options})
+    except ValidationError as error:
+        raise LocalError("invalid-spec", f"option {first_fault(error)}") from error
+
+
+def _run_per_episode(setting: Setting, points: IntArray) -> Result:
+    policy = np.zeros((setting.mdp.sizes.H, setting.mdp.sizes.X), dtype=np.int64)
+    noise = setting.noise
+    started = time.process_time()
+    cumulative, switches = _compiled(setting, noise, points, policy)
+    seconds = time.process_time() - started
+    return Result(setting.name, points, cumulative, switches, seconds, policy, setting.constants)
+
+
+def _compiled(
+    setting: Setting, noise: AdditiveNoise, points: IntArray, policy: PolicyArray
+) -> tuple[FloatArray, int]:
+    try:
+        # Here, not above: numba is an optional dependency.
+        from experiments import kernels  # noqa: PLC0415
+    except ImportError as error:
+        raise LocalError(
+            "unavailable",
+            "learners that plan before every episode need numba: install riffle-rl[experiments]",
+        ) from error
+    mdp = setting.mdp
+    world = kernels.World(
+        P=np.ascontiguousarray(mdp.P),
+        r=np.ascontiguousarray(mdp.r),
+        d1=mdp.d1,
+        optimum=optimal_value(mdp),
+        start=np.cumsum(mdp.d1),
+        following=np.cumsum(mdp.P, axis=-1),
+    )
+    given, (kind, iota) = setting.bonus, _exploration(setting)
+    least = given.least_visits if given.name == "practical" else 0.0
+    bonus = kernels.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
+    episodes = generator_for(setting.seed, "episodes")
+    if setting.trust is None:
+        return kernels.run_ucbvi(episodes, world, bonus, points, policy)
+    privacy = kernels.Privacy(
+        local=setting.trust == "local",
+        separate_visits=setting.calibration == "paper",
+        kind=KINDS[noise.kind],
+        scale=noise.scale,
+        variance=noise.variance,
+        log_term=_log_term(setting),
+    )
+    generator = generator_for(setting.seed, "noise")
+    return kernels.run_private(episodes, generator, world, privacy, bonus, points, policy)
+
+
+def _exploration(setting: Setting) -> tuple[int, float]:
+    """Kind of bonus as `kernels` names them, and its logarithm."""
+    confidence = Confidence(setting.mdp.sizes, setting.K, DELTA)
+    if setting.bonus.name == "practical":
+        return 0, confidence.iota
+    return (1, confidence.azar) if setting.trust is None else (2, confidence.qiao)
+
+
+def _log_term(setting: Setting) -> float:
+    """The logarithm in E (`privatizers.interface.precision`), 0 when no E is needed."""
+    if setting.bonus.name != "paper":
+        return 0.0
+    counters = layout_of(setting.mdp.sizes, setting.calibration).counters
+    return math.log(2.0 * counters * setting.K / DELTA)
+
+
+def _checkpoints(K: int, given: Sequence[int] | None) -> IntArray:
+    if K < 1:
+        raise LocalError("invalid-spec", f"K is {K}; it must be at least 1")
+    wanted = np.linspace(K / 100, K, 100).astype(np.int64) if given is None else np.array(given)
+    points = np.unique(np.append(wanted[wanted > 0], K)).astype(np.int64)
+    if given is not None and (min(given, default=1) < 1 or points[-1] > K):
+        raise LocalError("invalid-spec", f"checkpoints must lie in 1..{K}, got {list(given)}")
+    return points
+
+
+# -- the reference, episode by episode in plain numpy ----------------------------------------------
+
+
+def learner_of(setting: Setting) -> UCBVI:
+    """The reference learner of a setting."""
+    sizes, trust = setting.mdp.sizes, setting.trust
+    if trust is None:
+        return UCBVI(sizes, setting.K, DELTA, setting.bonus)
+    layout = layout_of(sizes, setting.calibration)
+    noise = generator_for(setting.seed, "noise")
+    privatizer = privatizer_of(trust, setting.noise, layout, setting.K, noise)
+    return PrivateUCBVI(sizes, setting.K, layout, privatizer, DELTA, setting.bonus)
+
+
+def run_reference(setting: Setting) -> tuple[list[PolicyArray], FloatArray]:
+    """The policy of every episode, and the cumulative regret after it (K,)."""
+    learner = learner_of(setting)
+    generator = generator_for(setting.seed, "episodes")
+    best = optimal_value(setting.mdp)
+    policies: list[PolicyArray] = []
+    for _ in range(setting.K):
+        policies.append(learner.policy())
+        learner.observe(sample_episode(setting.mdp, policies[-1], generator))
+    return policies, np.cumsum([best - policy_value(setting.mdp, policy) for policy in policies])
+
+
+def sample_episode(mdp: TabularMDP, policy: PolicyArray, generator: np.random.Generator) -> Episode:
+    """One user's episode: uniforms for the start, then next state and reward bit of each step."""
+    H = mdp.sizes.H
+    states, rewards = np.zeros(H + 1, dtype=np.int64), np.zeros(H, dtype=np.int64)
+    actions = np.zeros(H, dtype=np.int64)
+    states[0] = _pick(mdp.d1, generator)
+    for h in range(H):
+        x, a = states[h], policy[h, states[h]]
+        actions[h], states[h + 1] = a, _pick(mdp.P[h, x, a], generator)
+        rewards[h] = generator.random() < mdp.r[h, x, a]
+    return Episode(states, actions, rewards)
+
+
+def _pick(probabilities: FloatArray, generator: np.random.Generator) -> int:
+    cumulative = np.cumsum(probabilities)
+    found = np.searchsorted(cumulative, generator.random(), side="right")
+    return min(int(found), len(cumulative) - 1)

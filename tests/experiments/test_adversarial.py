@@ -1,0 +1,129 @@
+"""Runs of 004's algorithms: exact regret, learning, privacy's price, calibrations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from common.errors import LocalError
+from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.adversarial.occupancy import state_action
+from experiments.adversarial import (
+    Algorithm,
+    Case,
+    adversary_losses,
+    learn,
+    regret_curve,
+    run,
+    world,
+)
+from experiments.adversarial_privacy import guarantee
+
+SMALL = (1, 2, 2, 1)
+BETA = 1e-5
+
+
+def test_regret_is_brute_force_over_all_policies() -> None:
+    case = Case("uc-o-reps", 30, 1.0, BETA, "none", "paper", 1, widths=SMALL)
+    layers, P = world(case)
+    losses = adversary_losses(case, layers)
+    policies, _ = learn(case, layers, P, losses)
+    episodes, regret = regret_curve(layers, P, policies, losses)
+    states = [tuple(state) for state in np.argwhere(layers.states)]
+    fixed = []
+    for actions in itertools.product(range(layers.A), repeat=len(states)):
+        policy = np.zeros(layers.pairs.shape)
+        for (h, x), a in zip(states, actions, strict=True):
+            policy[h, x, a] = 1.0
+        fixed.append((state_action(P, policy) * losses).sum(axis=(1, 2, 3)))
+    suffered = (state_action(P, policies) * losses).sum(axis=(1, 2, 3))
+    for k, value in zip(episodes.astype(int), regret, strict=True):
+        best = min(series[:k].sum() for series in fixed)
+        assert value == pytest.approx(suffered[:k].sum() - best, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
+def test_regret_of_an_episode_falls(name: Algorithm) -> None:
+    """Mean over four seeds: the last third loses less an episode than the first."""
+    early, late = [], []
+    for seed in range(4):
+        result = run(
+            name, 600, 1.0, BETA, "none", "paper", seed, adversary="stochastic", widths=SMALL
+        )
+        third = len(result.regret) // 3
+        early.append(result.regret[third] / result.episodes[third])
+        late.append(
+            (result.regret[-1] - result.regret[-third])
+            / (result.episodes[-1] - result.episodes[-third])
+        )
+    assert np.mean(late) < 0.8 * np.mean(early)
+
+
+@pytest.mark.parametrize("privacy", ["central", "local"])
+def test_privacy_costs_regret(privacy: str) -> None:
+    def mean(kind: str) -> float:
+        totals = [
+            run("uc-o-reps", 400, 1.0, BETA, kind, "correct", s, adversary="stochastic").total  # type: ignore[arg-type]
+            for s in range(4)
+        ]
+        return float(np.mean(totals))
+
+    assert mean("none") < 0.8 * mean(privacy)
+
+
+def test_learning_beats_chance() -> None:
+    result = run("uc-o-reps", 400, 1.0, BETA, "none", "paper", 0, adversary="stochastic")
+    assert result.total < 0.7 * result.uniform_regret
+
+
+def test_little_privacy_is_as_good_as_none() -> None:
+    loose = run("uc-o-reps", 200, 1e7, BETA, "central", "paper", 2, widths=SMALL)
+    none = run("uc-o-reps", 200, 1.0, BETA, "none", "correct", 2, widths=SMALL)
+    assert loose.total == pytest.approx(none.total, rel=0.02, abs=0.2)
+
+
+@pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
+@pytest.mark.parametrize("privacy", ["none", "central", "local"])
+@pytest.mark.parametrize("calibration", ["paper", "correct"])
+def test_every_combination_runs_and_reproduces(name: str, privacy: str, calibration: str) -> None:
+    first = run(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
+    again = run(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(first.regret, again.regret)
+    assert first.constants == again.constants
+    assert first.constants["calibration"] == calibration
+    assert first.episodes[-1] == 16
+
+
+def test_the_papers_calibration_states_what_it_gives() -> None:
+    layers = Layers((1, 3, 3, 3, 1), 2)  # H = 4, XA = 20 pairs
+    assert guarantee(False, layers, "paper", 1.0) == pytest.approx(2.0)
+    assert guarantee(True, layers, "paper", 1.0) == pytest.approx((4 * 4 + 20) / 12)
+    assert guarantee(True, layers, "correct", 1.0) == 1.0
+    result = run("uc-o-reps", 4, 1.0, BETA, "none", "paper", 0)
+    assert result.constants["epsilon_given"] == math.inf
+
+
+def test_noise_scales_are_those_of_the_document() -> None:
+    jdp = run("uc-o-reps", 64, 0.5, BETA, "central", "paper", 0, widths=SMALL).constants
+    assert jdp["count_noise"] == f"laplace {3 * 3 * 6 / 0.5:.6g}"
+    bandit = run("uob-lbps", 64, 0.5, BETA, "central", "paper", 0, widths=SMALL).constants
+    assert bandit["loss_noise"] == f"laplace {3 * 3 / 0.5:.6g}"
+
+
+def test_losses_are_fixed_beforehand_and_in_range() -> None:
+    case = Case("uc-o-reps", 40, 1.0, BETA, "none", "paper", 1)
+    layers, _ = world(case)
+    losses = adversary_losses(case, layers)
+    assert losses.min() >= 0
+    assert losses.max() <= 1
+    assert not losses[:, ~layers.pairs].any()
+
+
+def test_unknown_names_and_numbers_are_refused() -> None:
+    with pytest.raises(LocalError, match="uc-o-reps"):
+        run("o-reps", 10, 1.0, BETA, "none", "paper", 0)  # type: ignore[arg-type]
+    with pytest.raises(LocalError, match="epsilon"):
+        run("uc-o-reps", 10, 0.0, BETA, "none", "paper", 0)
