@@ -27,8 +27,8 @@ from pydantic import (
 from common.counters import CounterLayout, Families, Sizes
 from common.errors import RemoteError
 from common.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
-from common.noise import Guarantee, Noise, Padding
-from common.policy import Mixture
+from common.noise import MAX_DRAWS, Guarantee, Noise, Padding
+from common.policy import TOTAL_WEIGHT, Mixture
 
 LABEL_DIGEST = b"riffle v1 descriptor\x00"
 LABEL_DEPOSIT = b"riffle v1 deposit\x00"
@@ -40,10 +40,16 @@ MAX_POLICIES = 4_096
 MAX_COUNTERS = 1 << 24
 MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
+MAX_EXACT = (1 << 53) - 1
+"""Largest integer that every reader of JSON takes as it is; it fits a column of 64 bits too."""
 
 Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
+Weight = Annotated[int, Field(ge=-TOTAL_WEIGHT, le=TOTAL_WEIGHT)]
+Action = Annotated[int, Field(ge=-MAX_ACTIONS, le=MAX_ACTIONS)]
+"""Bounds that keep arrays and sums from overflowing; `Mixture` says what is right."""
+Policy = tuple[tuple[Action, ...], ...]
 
 
 class Document(BaseModel):
@@ -75,11 +81,11 @@ class BatchDescriptor(Document):
     run_id: Hex16
     batch_id: Hex16
     shuffler_id: Name
-    deployment: int = Field(ge=0)
+    deployment: int = Field(ge=0, le=MAX_EXACT)
     trust: Literal["shuffle"] = "shuffle"
     environment: Name
     n: int = Field(ge=1, le=1 << 32)
-    expires_at: int = Field(ge=0, description="seconds since 1970, UTC")
+    expires_at: int = Field(ge=0, le=MAX_EXACT, description="seconds since 1970, UTC")
     states: int = Field(ge=1, le=MAX_STATES)
     actions: int = Field(ge=1, le=MAX_ACTIONS)
     horizon: int = Field(ge=1, le=MAX_HORIZON)
@@ -87,8 +93,8 @@ class BatchDescriptor(Document):
     reward_high: float = Field(allow_inf_nan=False)
     families: Families
     layer: int | None = Field(default=None, ge=0)
-    policies: tuple[tuple[tuple[int, ...], ...], ...] = Field(min_length=1, max_length=MAX_POLICIES)
-    weights: tuple[int, ...]
+    policies: tuple[Policy, ...] = Field(min_length=1, max_length=MAX_POLICIES)
+    weights: tuple[Weight, ...]
     noise: NoiseDocument
     data_slots: int = Field(ge=1)
     noise_slots: int = Field(ge=0)
@@ -105,6 +111,8 @@ class BatchDescriptor(Document):
             raise ValueError("reward_low must be below reward_high")
         if layout.counters > MAX_COUNTERS:
             raise ValueError(f"{layout.counters} counters exceed {MAX_COUNTERS}")
+        if (draws := self.noise.bits * layout.counters) > MAX_DRAWS:
+            raise ValueError(f"{draws} noise bits a report exceed {MAX_DRAWS}")
         if self.data_slots != layout.data_slots:
             raise ValueError(f"data_slots must be {layout.data_slots} for these counters")
         if self.padding.messages > MAX_MESSAGES:

@@ -21,6 +21,8 @@ from fractions import Fraction
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
+MAX_DRAWS = 1 << 28
+"""Most noise bits, over all counters, that one report may take: seconds of a node's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,10 @@ def check_fraction(dishonest_fraction: float) -> None:
 def honest_reports(n: int, dishonest_fraction: float) -> int:
     """Reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
 
-    The product is taken exactly over the double given, so all roles agree on every platform.
+    The fraction is the shortest decimal that names the double, and the product exact: three tenths
+    of 10 are 3 although the double 0.3 is less, and all roles agree on every platform.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")
     check_fraction(dishonest_fraction)
-    return n - math.floor(Fraction(dishonest_fraction) * n)
+    return n - math.floor(Fraction(str(dishonest_fraction)) * n)

@@ -84,15 +84,25 @@ class UploadReply(Document):
 
 
 class BatchStatus(Document):
-    """What the coordinator and the operator may know of a batch."""
+    """What is known of a batch: all of it to the shuffler's operator, less to the coordinator.
+
+    To the coordinator everything but ``state`` and ``n`` is null while the batch is open, since
+    numbers that grow are a clock of single reports; later it gets ``episodes`` too.
+    """
 
     batch_id: Hex16
     state: BatchState
     n: int
-    reports: int
-    leased: int = Field(description="live leases without a report")
-    episodes: int = Field(description="leases ever granted, an upper bound of episodes executed")
-    dropped: dict[str, int] = Field(description="frames refused, by problem slug")
+    reports: int | None = Field(default=None, description="reports stored; operator only")
+    leased: int | None = Field(
+        default=None, description="live leases without a report; operator only"
+    )
+    episodes: int | None = Field(
+        default=None, description="leases ever granted, an upper bound of episodes executed"
+    )
+    dropped: dict[str, int] | None = Field(
+        default=None, description="frames refused, by problem slug; operator only"
+    )
 
 
 class Acknowledgement(Document):

@@ -66,10 +66,11 @@ class Analyzer:
 
         Raises:
             RemoteError: ``wrong-size``, when there are not exactly n L messages.
-            LocalError: ``wrong-state`` when the batch was sealed to another key; ``unavailable``
-                when the worker processes died.
+            LocalError: ``unavailable`` when the batch was sealed to another key, or the worker
+                processes died.
         """
-        self._check(context, messages)
+        self.check_key(context)
+        _check_size(context, messages)
         try:
             parts = await self._all_chunks(context, messages)
         except BrokenExecutor as error:
@@ -81,6 +82,20 @@ class Analyzer:
         if opening.opened + opening.failed != descriptor.n * descriptor.padding.messages:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
         return opening
+
+    def check_key(self, context: Context) -> None:
+        """Raise LocalError ``unavailable`` when the batch is sealed to another analyzer key.
+
+        A wrong key file at start is mended by a restart, so it must not cost the run.
+        """
+        descriptor = context.descriptor
+        if descriptor.analyzer_key != self.public_key:
+            raise LocalError(
+                "unavailable",
+                f"batch {descriptor.batch_id} is sealed to the analyzer key "
+                f"{descriptor.analyzer_key[:16]}..., this coordinator has {self.public_key[:16]}"
+                "...; start it with the key file it had",
+            )
 
     def close(self) -> None:
         """Stop the workers."""
@@ -105,29 +120,23 @@ class Analyzer:
         size = context.descriptor.message_bytes
         return list(await asyncio.gather(*map(one, chunks(len(messages), size, self._workers))))
 
-    def _check(self, context: Context, messages: bytes) -> None:
-        descriptor = context.descriptor
-        expected = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
-        if len(messages) != expected:
-            raise RemoteError(
-                "wrong-size",
-                f"batch {descriptor.batch_id} has {expected} bytes of messages, "
-                f"the shuffler sent {len(messages)}",
-            )
-        if descriptor.analyzer_key != self.public_key:
-            raise LocalError(
-                "wrong-state",
-                f"batch {descriptor.batch_id} is sealed to the analyzer key "
-                f"{descriptor.analyzer_key[:16]}..., this coordinator has {self.public_key[:16]}"
-                "...; start it with the key file it had",
-            )
-
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
     """Spans of ``total`` bytes in whole messages of ``size`` bytes: enough for all workers."""
     messages = total // size
     each = min(max(-(-messages // (CHUNKS_A_WORKER * workers)), LEAST_CHUNK), MOST_CHUNK)
     return (slice(start, start + each * size) for start in range(0, total, each * size))
+
+
+def _check_size(context: Context, messages: bytes) -> None:
+    descriptor = context.descriptor
+    expected = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
+    if len(messages) != expected:
+        raise RemoteError(
+            "wrong-size",
+            f"batch {descriptor.batch_id} has {expected} bytes of messages, "
+            f"the shuffler sent {len(messages)}",
+        )
 
 
 def _ignore_interrupts() -> None:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Respons
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.descriptor import Document
+from common.descriptor import MAX_EXACT, Document, parse
 from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, RiffleError
 from common.hpke import KeyPair
@@ -43,6 +43,7 @@ log = logging.getLogger("riffle.coordinator")
 
 MAX_MIXTURE_BYTES = 16 * MAX_JSON_BYTES
 READY_SECONDS = 5.0
+MAX_INDEX_DIGITS = len(str(MAX_EXACT))
 
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait")]
 
@@ -174,7 +175,7 @@ async def _known_run(run_id: str, service: Service) -> str:
 async def follow_events(
     run_id: Annotated[str, Depends(_known_run)],
     service: Service,
-    last_event_id: Annotated[int, Header(ge=0)] = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=MAX_EXACT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events until run or service are over; resume with Last-Event-ID."""
     store, bell = service.desk.store, service.desk.bell
@@ -202,11 +203,13 @@ async def livez() -> dict[str, str]:
 
 @health.get("/readyz")
 async def readyz(service: Service, response: Response) -> views.ReadyView:
-    """Whether store and shuffler answer, and the shuffler is the one descriptors name."""
-    store, shuffler = await asyncio.gather(_check_store(service), _check_shuffler(service))
-    if (store, shuffler) != ("ok", "ok"):
+    """Whether store and shuffler answer, and both keys are those that descriptors name."""
+    store, analyzer, shuffler = await asyncio.gather(
+        _check_store(service), _check_analyzer(service), _check_shuffler(service)
+    )
+    if (store, analyzer, shuffler) != ("ok", "ok", "ok"):
         response.status_code = 503
-    return views.ReadyView(store=store, shuffler=shuffler)
+    return views.ReadyView(store=store, analyzer=analyzer, shuffler=shuffler)
 
 
 async def _check_store(service: Coordinator) -> str:
@@ -214,6 +217,22 @@ async def _check_store(service: Coordinator) -> str:
         await in_thread(service.desk.store.check)
     except LocalError as error:
         return error.detail
+    return "ok"
+
+
+async def _check_analyzer(service: Coordinator) -> str:
+    """Whether the analyzer key opens every batch that is not settled."""
+
+    def check() -> None:
+        for data in service.desk.store.unsettled():
+            service.desk.analyzer.check_key(parse(data))
+
+    try:
+        await in_thread(check)
+    except LocalError as error:
+        return error.detail
+    except SQLAlchemyError:
+        return "not known: the store cannot be used"
     return "ok"
 
 
@@ -234,7 +253,8 @@ async def _check_shuffler(service: Coordinator) -> str:
 
 def _known_index(if_none_match: str | None) -> int | None:
     text = (if_none_match or "").strip().removeprefix("W/").strip('"')
-    return int(text) if text.isascii() and text.isdigit() else None
+    an_index = text.isascii() and text.isdigit() and len(text) <= MAX_INDEX_DIGITS
+    return int(text) if an_index else None
 
 
 def _rows(service: Coordinator, run_id: str) -> tuple[RunRecord, list[DeploymentRecord]]:

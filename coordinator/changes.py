@@ -171,10 +171,10 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issued: Issue) ->
         )
     if issued.index != len(rows):
         raise RemoteError("wrong-state", "another deployment was issued meanwhile; ask again")
-    used = sum(row.n for row in rows if row.state == "counted")
+    used = sum(row.executed for row in rows)
     if used + issued.deployment.n > run.spec.episodes:
         raise RemoteError(
             "wrong-state",
-            f"{used} of {run.spec.episodes} episodes are used; {issued.deployment.n} more are too "
-            "many",
+            f"{used} of {run.spec.episodes} episodes were executed, also for batches that were not "
+            f"counted; {issued.deployment.n} more are too many",
         )

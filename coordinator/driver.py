@@ -6,15 +6,19 @@ the one step that the first unsettled one needs; every step may be repeated:
 - issued: deposit the stored bytes (the shuffler answers the same bytes alike);
 - open: wait until it is sealed; past its expiry abandon it and issue it again;
 - sealed: fetch (the same bytes until acknowledged), open, and settle in one transaction: spend,
-  counts, stage result, next deployment, events;
+  counts, stage result, next deployment, events; when the shuffler has lost it, issue it again;
 - counted or rejected: acknowledge, so that the shuffler erases.
 
 So a crash between any two lines costs at most the step it fell into. When the shuffler or the disk
 does not answer, the step is tried again, later and later. Once a run was stopped or has failed, a
 batch that is not sealed is abandoned; one that is sealed is settled, as its users reported already.
+
+Of a batch's progress a driver uses its state, and the number of episodes once it is sealed or over:
+the shuffler says no more, as numbers that grow are a clock of single reports.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -23,8 +27,9 @@ from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.descriptor import parse, sign_deposit
+from common.descriptor import Context, parse, sign_deposit
 from common.errors import LocalError, RemoteError, RiffleError
+from common.wire import BatchState, BatchStatus
 from coordinator import ledger
 from coordinator.analyzer import Analyzer
 from coordinator.counts import private_counts
@@ -34,7 +39,7 @@ from coordinator.planning import Issue, Party, issue
 from coordinator.records import DeploymentRecord, RunRecord, Settlement
 from coordinator.recovery import replay
 from coordinator.registry import Registry
-from coordinator.shuffler_api import Shuffler
+from coordinator.shuffler_api import Messages, Shuffler
 from coordinator.specs import MANUAL, RunSpec
 from coordinator.store import Store
 
@@ -42,6 +47,9 @@ POLL_SECONDS = 25.0
 EXPIRY_MARGIN_SECONDS = 2.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
 LEAST_POLL_SECONDS = 0.05
+EXPIRED = "expired or was abandoned"
+FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
+LOST = ("late", "unknown-batch")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -166,7 +174,7 @@ class Driver:
         except RemoteError as error:
             if error.slug != "late":
                 raise
-            await self._again(run, row, episodes=0)
+            await self._again(run, row, 0, EXPIRED)
             return
         await in_thread(self._desk.store.opened, run.id, row.index, self._now)
 
@@ -176,13 +184,10 @@ class Driver:
         started, expires_at = time.perf_counter(), row.descriptor.expires_at
         left = expires_at + EXPIRY_MARGIN_SECONDS - self._now
         status = await self._desk.shuffler.status(row.batch_id, max(0.0, min(left, POLL_SECONDS)))
-        if status.state in ("sealed", "forwarded"):
-            timings = {"waiting": self._now - (row.opened_at or row.issued_at)}
-            await in_thread(
-                self._desk.store.sealed, run.id, row.index, status.episodes, timings, self._now
-            )
+        if status.state in FULL:
+            await self._full(run, row, status)
         elif status.state == "abandoned":
-            await self._again(run, row, status.episodes)
+            await self._again(run, row, status.episodes or 0, EXPIRED)
         elif status.state != "open":
             raise LocalError(
                 "wrong-state",
@@ -194,16 +199,29 @@ class Driver:
         elif time.perf_counter() - started < LEAST_POLL_SECONDS:
             await asyncio.sleep(LEAST_POLL_SECONDS)
 
+    async def _full(self, run: RunRecord, row: DeploymentRecord, status: BatchStatus) -> None:
+        """All n users reported."""
+        timings = {"waiting": self._now - (row.opened_at or row.issued_at)}
+        episodes = status.episodes or row.n
+        await in_thread(self._desk.store.sealed, run.id, row.index, episodes, timings, self._now)
+
     async def _abandon(self, row: DeploymentRecord) -> None:
+        """Give up the batch if it is short; the shuffler keeps a full one, see its status then."""
         try:
             await self._desk.shuffler.abandon(row.batch_id)
         except RemoteError as error:
             if error.slug not in ("wrong-state", "unknown-batch"):
                 raise
 
-    async def _again(self, run: RunRecord, row: DeploymentRecord, episodes: int) -> None:
-        """The batch did not come about: issue its deployment again, or fail the run."""
-        again, failure = await in_thread(self._reissue, run, row, "expired or was abandoned")
+    async def _again(self, run: RunRecord, row: DeploymentRecord, episodes: int, why: str) -> None:
+        """The batch did not come about: issue its deployment again, or fail the run.
+
+        The learner planned for n reports, so it is issued again whole even where the episodes that
+        were executed for nothing then add up to more than K; `RunSpec.reissues` says so.
+        """
+        again, failure = None, None
+        if run.state == "running":
+            again, failure = await in_thread(self._reissue, run, row, why)
         store, now = self._desk.store, self._now
         await in_thread(
             store.abandoned, run.id, row.index, episodes, now, again=again, failure=failure
@@ -224,28 +242,36 @@ class Driver:
         )
 
     async def _give_up(self, run: RunRecord, row: DeploymentRecord) -> None:
-        """The run is over: the batch is not needed."""
+        """The run is over: the batch is not needed. A full one is settled all the same."""
         await self._abandon(row)
-        try:
-            episodes = (await self._desk.shuffler.status(row.batch_id, 0.0)).episodes
-        except RemoteError:
-            episodes = 0  # it was never deposited
-        await in_thread(self._desk.store.abandoned, run.id, row.index, episodes, self._now)
+        status = None
+        with contextlib.suppress(RemoteError):  # it was never deposited
+            status = await self._desk.shuffler.status(row.batch_id, 0.0)
+        if status is None or status.state not in FULL:
+            episodes = 0 if status is None else status.episodes or 0
+            await in_thread(self._desk.store.abandoned, run.id, row.index, episodes, self._now)
+        elif row.state == "issued":
+            await in_thread(self._desk.store.opened, run.id, row.index, self._now)
+        else:
+            await self._full(run, row, status)
 
     # -- sealed ----------------------------------------------------------------------------------
 
     async def _count(self, run: RunRecord, row: DeploymentRecord) -> None:
         """Fetch, open, settle. Until `settle` has committed, everything can be done again."""
         context, timings, laps = parse(row.data), dict(row.timings), Laps()
-        descriptor = context.descriptor
-        size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
-        messages = await self._desk.shuffler.messages(row.batch_id, size)
+        messages = await self._fetched(row.batch_id, context)
+        if messages is None:
+            # Also what a coordinator on an older copy of its store meets when the batch was counted
+            # before: that spend is in the newer copy only, and its users cannot report again.
+            await self._again(run, row, row.episodes_executed, "was lost by the shuffler")
+            return
         timings["fetching"] = laps.lap()
         opening = await self._desk.analyzer.open(context, messages.data)
         timings["opening"] = laps.lap()
         opened = Settlement(
             index=row.index,
-            spend=await in_thread(ledger.spent, descriptor, opening.failed),
+            spend=await in_thread(ledger.spent, context.descriptor, opening.failed),
             histogram=opening.histogram,
             failed=opening.failed,
             messages_sha256=messages.sha256,
@@ -255,6 +281,24 @@ class Driver:
         timings["planning"] = laps.lap()
         await in_thread(self._desk.store.settle, run.id, settlement, self._now)
         self._storing = laps.lap()
+
+    async def _fetched(self, batch_id: str, context: Context) -> Messages | None:
+        """The batch's messages; None when the shuffler has lost them."""
+        descriptor, shuffler = context.descriptor, self._desk.shuffler
+        size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
+        try:
+            self._desk.analyzer.check_key(context)
+        except LocalError:
+            # What cannot be opened is not fetched again and again, only watched.
+            if await _state_at(shuffler, batch_id) in FULL:
+                raise
+            return None
+        try:
+            return await shuffler.messages(batch_id, size)
+        except RemoteError as error:
+            if error.slug not in LOST:
+                raise
+            return None
 
     def _settlement(self, run: RunRecord, row: DeploymentRecord, opened: Settlement) -> Settlement:
         """What the batch changes beyond its spend: nothing more, once the run is over."""
@@ -271,8 +315,13 @@ class Driver:
         if deployment is not None:
             index, step = row.index + 1, row.step + 1
             following = self._desk.issue(run.id, run.spec, deployment, index=index, step=step)
-        over = deployment is None and (summary.finished or run.spec.learner != MANUAL)
+        over = deployment is None and (run.spec.learner != MANUAL or self._used_up(run))
         return replace(opened, stage=stage, summary=summary, following=following, finished=over)
+
+    def _used_up(self, run: RunRecord) -> bool:
+        """Whether K episodes were executed, in manual mode the end."""
+        rows = self._desk.store.deployments(run.id)
+        return sum(row.executed for row in rows) >= run.spec.episodes
 
     def _rebuilt(self, run: RunRecord) -> Learner:
         """The learner as the store left it; in manual mode it is told anew what was asked for."""
@@ -296,6 +345,16 @@ class Driver:
             timings["storing"] = self._storing
         timings["acknowledging"], self._storing = laps.lap(), None
         await in_thread(self._desk.store.acknowledged, run.id, row.index, timings)
+
+
+async def _state_at(shuffler: Shuffler, batch_id: str) -> BatchState | None:
+    """A batch's state at the shuffler; None when it does not know it."""
+    try:
+        return (await shuffler.status(batch_id, 0.0)).state
+    except RemoteError as error:
+        if error.slug != "unknown-batch":
+            raise
+        return None
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

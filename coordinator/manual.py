@@ -1,7 +1,8 @@
 """Manual mode: an outside learner asks for deployments and reads their private counts.
 
 `ManualLearner` is a learner without a will of its own: `submit` gives it the next deployment, and
-it is over when K episodes were used. Its answer is the mixture with the largest lower bound of its
+its run is over when K episodes were executed, also for batches that were
+not counted. Its answer is the mixture with the largest lower bound of its
 estimated value. Everything an outside learner may see is private already, so nothing is spent by
 looking at it.
 """

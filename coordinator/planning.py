@@ -24,6 +24,9 @@ from coordinator.learning.learner import Deployment
 from coordinator.ledger import Spend, planned
 from coordinator.specs import RunSpec
 
+MAX_BATCH_BYTES = 1 << 30
+"""Largest batch, as bytes of its n L messages: it is fetched whole. Shufflers have this default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Party:
@@ -99,7 +102,8 @@ def issue(
     """The batch that carries out ``deployment``.
 
     Raises:
-        RemoteError: ``batch-too-small``; ``invalid-spec`` when no descriptor can say it.
+        RemoteError: ``batch-too-small``; ``invalid-spec`` when no descriptor can say it or the
+            batch would be too large to hand over.
     """
     calibration = calibrated(spec, deployment.n, deployment.layer)
     mixture = deployment.mixture
@@ -132,8 +136,20 @@ def issue(
         )
     except ValidationError as error:
         raise RemoteError("invalid-spec", f"deployment {index}: {first_fault(error)}") from error
+    _check_bytes(descriptor)
     data = serialize(descriptor)
     return Issue(index, step, deployment, descriptor, data, planned(descriptor))
+
+
+def _check_bytes(descriptor: BatchDescriptor) -> None:
+    L, each = descriptor.padding.messages, descriptor.message_bytes
+    if (size := descriptor.n * L * each) > MAX_BATCH_BYTES:
+        raise RemoteError(
+            "invalid-spec",
+            f"deployment {descriptor.deployment}: {descriptor.n} reports of {L} messages take "
+            f"{size} bytes, a batch at most {MAX_BATCH_BYTES} bytes; use fewer episodes a batch, "
+            f"at most about {MAX_BATCH_BYTES // (L * each)}",
+        )
 
 
 def same_deployment(one: Deployment, other: Deployment) -> bool:

@@ -61,6 +61,12 @@ class DeploymentRecord:
         return parse(self.data).descriptor
 
     @property
+    def executed(self) -> int:
+        """Episodes executed for it, at most: what regret, result and K count."""
+        full = self.state in ("sealed", "counted", "rejected")
+        return max(self.episodes_executed, self.n if full else 0)
+
+    @property
     def deployment(self) -> Deployment:
         """What the learner asked for."""
         mixture = self.descriptor.mixture

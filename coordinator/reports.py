@@ -93,7 +93,7 @@ def result_view(run: RunRecord, rows: Rows, spends: Spends) -> views.ResultView:
         beta=spent.beta,
         within_budget=spent.within_budget,
         episodes=_counted(rows),
-        episodes_executed=sum(max(row.episodes_executed, _counted([row])) for row in rows),
+        episodes_executed=sum(row.executed for row in rows),
         episodes_planned=run.spec.episodes,
         reports=sum(entry.n for entry in spent.entries),
         messages_forwarded=sum(entry.messages for entry in spent.entries),

@@ -79,6 +79,7 @@ class ShufflerApi:
             httpx.AsyncClient(
                 base_url=url,
                 verify=verify,
+                trust_env=False,  # a proxy of the environment must not see the token
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             )

@@ -16,6 +16,7 @@ from common.counters import CounterLayout, Families, Sizes
 from common.descriptor import (
     MAX_ACTIONS,
     MAX_COUNTERS,
+    MAX_EXACT,
     MAX_HORIZON,
     MAX_MESSAGES,
     MAX_POLICIES,
@@ -29,8 +30,15 @@ from common.errors import RemoteError
 from common.noise import Guarantee
 from common.policy import Mixture
 
-Option = int | float | bool | str
-PolicyRows = tuple[tuple[int, ...], ...]
+# A number too large for an exact integer would pass as a float, so floats end there too.
+Option = (
+    Annotated[int, Field(ge=-MAX_EXACT, le=MAX_EXACT)]
+    | Annotated[float, Field(ge=-MAX_EXACT, le=MAX_EXACT, allow_inf_nan=False)]
+    | bool
+    | str
+)
+Action = Annotated[int, Field(ge=0, lt=MAX_ACTIONS)]
+PolicyRows = tuple[tuple[Action, ...], ...]
 LearnerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,49}$")]
 MANUAL = "manual"
 
@@ -68,11 +76,18 @@ class RunSpec(Document):
     )
     batch_seconds: int = Field(default=900, ge=1, le=30 * 86_400, description="expiry of a batch")
     reissues: int = Field(
-        default=2, ge=0, le=100, description="how often a deployment that failed is issued again"
+        default=2,
+        ge=0,
+        le=100,
+        description="how often a deployment whose batch was abandoned, lost or rejected is issued "
+        "again, always whole: episodes_executed, which regret and result count, may then exceed K",
     )
-    seed: int = Field(default=0, ge=0, description="keys the learner's own draws")
+    seed: int = Field(default=0, ge=0, le=MAX_EXACT, description="keys the learner's own draws")
     test_seed: int | None = Field(
-        default=None, ge=0, description="test entry only: seeds noise; the ledger says infinity"
+        default=None,
+        ge=0,
+        le=MAX_EXACT,
+        description="test entry only: seeds noise; the ledger says infinity",
     )
 
     @model_validator(mode="after")
@@ -114,7 +129,7 @@ class ManualDeployment(Document):
     probabilities: tuple[float, ...] | None = None
     episodes: int = Field(ge=1, le=1 << 32)
     layer: int | None = Field(default=None, ge=0, description="count one step only; default all")
-    step: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0, le=MAX_EXACT)
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

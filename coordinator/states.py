@@ -7,7 +7,8 @@ Each transition is one transaction of the store, which refuses every other one. 
 - sealed: it holds n distinct reports;
 - counted: spend, counts, stage result and next deployment are committed together;
 - rejected: more reports were dishonest than promised: spend committed, counts not used;
-- abandoned: given up before any message was opened, so nothing was spent.
+- abandoned: given up, or lost by the shuffler, before anything of it was kept here, so nothing was
+  spent.
 
 Counted and rejected batches must still be acknowledged, so that the shuffler may erase them.
 """

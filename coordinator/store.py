@@ -131,6 +131,12 @@ class Store:
         with self._engine.connect() as connection:
             return sorted(connection.execute(unfinished.union(left)).scalars())
 
+    def unsettled(self) -> list[bytes]:
+        """Descriptors, as bytes, of all batches that are still to be opened."""
+        query = select(_deployments.c.descriptor).where(_deployments.c.state.in_(UNSETTLED))
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
     # -- a run -----------------------------------------------------------------------------------
 
     def create_run(self, run_id: str, spec: RunSpec, first: Issue | None, now: float) -> bool:
@@ -220,7 +226,7 @@ class Store:
         again: Issue | None = None,
         failure: str | None = None,
     ) -> None:
-        """The batch was given up before it was opened; issue it again, or fail the run."""
+        """The batch was given up or lost before it was counted; issue it again, or fail the run."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._writer.begin() as connection:
             changes.move(connection, run_id, index, "abandoned", **values)

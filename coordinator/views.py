@@ -217,4 +217,5 @@ class ReadyView(View):
     """What the service depends on, each ``ok`` or what is wrong."""
 
     store: str
+    analyzer: str = Field(description="its key opens every batch that is not settled")
     shuffler: str

@@ -15,6 +15,7 @@ import httpx
 from common.hpke import KeyPair, SealBroken, open_sealed, seal
 from deploy.certificates import LOOPBACK
 from deploy.network import ROLES
+from deploy.probe import get
 
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 1 << 30
@@ -35,7 +36,9 @@ def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str
     findings += [_port(port) for port in ports]
     if network is not None:
         findings += _secrets(network)
-    return findings + [_service(url) for url in urls]
+    ca_file = network / "operator" / "ca.pem" if network is not None else None
+    known = ca_file if ca_file is not None and ca_file.exists() else None
+    return findings + [_service(url, known) for url in urls]
 
 
 def _python() -> Finding:
@@ -106,9 +109,9 @@ def _others_can_read(file: Path) -> bool:
     return bool(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
-def _service(url: str) -> Finding:
+def _service(url: str, ca_file: Path | None) -> Finding:
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=5)
+        answer = get(f"{url}/readyz", ca_file)
     except httpx.HTTPError as error:
         return Finding("service", False, f"{url} does not answer: {error}; is it started?")
     return Finding("service", answer.is_success, f"{url} says {answer.text.strip()[:200]}")

@@ -19,9 +19,11 @@ import httpx
 from common.errors import LocalError
 from deploy.certificates import LOOPBACK
 from deploy.network import SHUFFLER_ID, enrol, init_network
+from deploy.probe import get
 from node_client.environments.registry import Parameter
 
 READY_SECONDS = 60.0
+SIMULATED_USERS = 1 << 30
 STOP_SECONDS = 25.0
 
 
@@ -61,7 +63,7 @@ class LocalNetwork:
         try:
             self.start("shuffler")
             self.wait_ready("shuffler")
-            enrol(self.secrets, self.shuffler_url, self.config.nodes)
+            enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)
             self.start("coordinator")
             self.start("node")
             self.wait_ready("coordinator")
@@ -144,7 +146,7 @@ class LocalNetwork:
         while time.monotonic() < deadline:
             self.check_alive()
             try:
-                if httpx.get(f"{url}/readyz", timeout=2).is_success:
+                if get(f"{url}/readyz").is_success:
                     return
             except httpx.HTTPError:
                 pass
@@ -202,6 +204,7 @@ class LocalNetwork:
             COORDINATOR_KEY_FILE=files / "coordinator_key",
             CREDENTIALS_FILE=files / "credentials.json",
             STATE_DIR=self.config.folder / "data" / "nodes",
+            SIMULATED_USERS="true",
             ENVIRONMENT=self.config.environment,
             WORKERS=self.config.workers,
             ENVIRONMENT_PARAMETERS=json.dumps(self.config.environment_parameters),

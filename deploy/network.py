@@ -30,7 +30,6 @@ from deploy.certificates import make_authority
 
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
-USERS_A_NODE = 1 << 30
 
 
 def init_network(folder: Path) -> None:
@@ -51,8 +50,8 @@ def init_network(folder: Path) -> None:
     _certificates(folder)
 
 
-def enrol(folder: Path, shuffler_url: str, nodes: int) -> None:
-    """Enrol nodes at the shuffler until the network has ``nodes`` credentials.
+def enrol(folder: Path, shuffler_url: str, nodes: int, users: int) -> None:
+    """Enrol nodes, each for at most ``users`` users, until the network has ``nodes`` credentials.
 
     Raises:
         RemoteError: the shuffler refused.
@@ -63,16 +62,17 @@ def enrol(folder: Path, shuffler_url: str, nodes: int) -> None:
     token = (folder / "operator" / "shuffler_token").read_text().strip()
     with operator_client(folder, shuffler_url, token) as client:
         for number in range(len(credentials), nodes):
-            request = EnrolRequest(name=f"node-{number + 1}", users=USERS_A_NODE)
+            request = EnrolRequest(name=f"node-{number + 1}", users=users)
             credentials.append(_enrol_one(client, request).model_dump())
-    _replace(file, json.dumps(credentials, indent=1))
+            # After each one: a token is shown once, and an interrupted enrolment must not lose it.
+            _replace(file, json.dumps(credentials, indent=1))
 
 
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     """An HTTP client of the operator's: bearer token, and the network's CA for https."""
     verify = trusted(folder / "operator" / "ca.pem")
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.Client(base_url=url, headers=headers, timeout=60, verify=verify)
+    return httpx.Client(base_url=url, headers=headers, timeout=60, verify=verify, trust_env=False)
 
 
 def refusal(answer: httpx.Response, who: str) -> RemoteError:

@@ -1,45 +1,50 @@
 """Many seeds of one simulated run, with confidence bands.
 
-The same learner objects as the services drive the population-level simulator. Seeds are the keys
-of the population's draws; the learner's own draws take the spec's seed plus the same number.
-Bands are two-sided 95 % Student t intervals of the mean over seeds.
+The same learner objects as the services drive the population-level simulator; learners that plan
+in every episode (UCBVI, private UCB-VI) take the compiled path of `per_episode`, and send no
+messages. Seeds are the keys of the population's draws; the learner's own draws take the spec's
+seed plus the same number. Bands are two-sided 95 % Student t intervals of the mean over seeds.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
 from common.counters import CounterLayout
+from common.noise import Padding
 from coordinator.planning import calibrated
 from coordinator.registry import Registry
 from coordinator.specs import RunSpec
+from experiments.figures.bands import METHOD, student
+from experiments.per_episode import PER_EPISODE, Constant
+from experiments.per_episode import run as run_per_episode
 from experiments.regret import optimal_value, policy_value
-from experiments.simulator import Mechanism, simulate
+from experiments.simulator import Calibrate, Mechanism, simulate
 from node_client.environments.registry import Parameter, exact_mdp, make
+from node_client.environments.tabular import TabularMDP
 
-LEVEL = 0.95
+# The same choice under two names: a run's spec speaks of the shuffle model's accountant only.
+CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper": "paper"}
 
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One simulated run: what it lost, learned and cost."""
+    """One simulated run: what it lost, learned and cost, and every constant that shaped it."""
 
     seed: int
     regret: float
     optimal_value: float
     policy_value: float
-    value_estimate: float
-    active: int
     policy_switches: int
     messages: int
     seconds: float
     policy: list[list[int]]
+    constants: dict[str, Constant] = field(default_factory=dict)
 
     @property
     def within_5_percent(self) -> bool:
@@ -62,15 +67,16 @@ class Study:
         return {
             "learner": self.spec.learner,
             "preset": self.spec.preset,
+            "calibration": CALIBRATIONS[self.spec.calibration],
             "environment": self.spec.environment,
             "episodes": self.spec.episodes,
             "epsilon": self.spec.epsilon,
             "beta": self.spec.beta,
-            "families": self.spec.families,
+            "families": last.constants.get("families", "not private"),
             "seeds": len(self.results),
             "regret_mean": mean,
             "regret_ci": [low, high],
-            "regret_ci_method": "two-sided 95 % Student t over seeds",
+            "regret_ci_method": METHOD,
             "regret_ceiling": last.optimal_value * self.spec.episodes,
             "optimal_value": last.optimal_value,
             "policy_value_mean": float(np.mean([r.policy_value for r in self.results])),
@@ -79,41 +85,76 @@ class Study:
             "policy_switches": max(r.policy_switches for r in self.results),
             "messages": max(r.messages for r in self.results),
             "seconds": sum(r.seconds for r in self.results),
+            "constants": {k: v for k, v in last.constants.items() if k != "seed"},
         }
 
 
 def band(values: list[float]) -> tuple[float, float, float]:
     """Mean, lower and upper end of its Student t interval; one value has no band."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, mean, mean
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values))
-    return mean, mean - half, mean + half
+    found = student(values)
+    return float(found.mean), float(found.low), float(found.high)
 
 
 def run_seed(spec: RunSpec, environment: dict[str, Parameter], seed: int) -> SeedResult:
-    """One seed of a spec on the population-level simulator."""
-    started = time.perf_counter()
+    """One seed of a spec, on the path that its learner needs."""
     mdp = exact_mdp(make(spec.environment, **environment))
+    path = _every_episode if spec.learner in PER_EPISODE else _by_population
+    return path(spec, mdp, seed)
 
-    def mechanism(layout: CounterLayout, n: int) -> Mechanism:
-        made = calibrated(spec, n, layout.layer)
-        return Mechanism(made.noise, made.padding)
 
+def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
+    started = time.perf_counter()
     learner = Registry().build(spec.model_copy(update={"seed": spec.seed + seed}))
-    run = simulate(mdp, learner, spec.families, mechanism, seed)
+    run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed)
     policy = run.summary.policy
     return SeedResult(
         seed=seed,
         regret=run.regret.total,
         optimal_value=optimal_value(mdp),
         policy_value=policy_value(mdp, policy),
-        value_estimate=run.summary.value_estimate,
-        active=run.summary.active,
         policy_switches=run.regret.switches,
         messages=run.messages,
         seconds=time.perf_counter() - started,
         policy=policy.tolist(),
+        constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
+    )
+
+
+def mechanism_of(spec: RunSpec) -> Calibrate:
+    """Noise and padding of every batch of a spec; none for the learner that is not private."""
+
+    def mechanism(layout: CounterLayout, n: int) -> Mechanism:
+        if spec.learner == "pe":
+            return Mechanism(None, Padding(layout.data_slots, 0))
+        made = calibrated(spec, n, layout.layer)
+        return Mechanism(made.noise, made.padding)
+
+    return mechanism
+
+
+def _every_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
+    started = time.perf_counter()
+    run = run_per_episode(
+        spec.learner,
+        mdp,
+        spec.episodes,
+        epsilon=spec.epsilon,
+        beta=spec.beta,
+        seed=spec.seed + seed,
+        calibration=CALIBRATIONS[spec.calibration],
+        constants=spec.preset,
+        options=spec.options,
+    )
+    return SeedResult(
+        seed=seed,
+        regret=run.total,
+        optimal_value=optimal_value(mdp),
+        policy_value=policy_value(mdp, run.policy),
+        policy_switches=run.switches,
+        messages=0,
+        seconds=time.perf_counter() - started,
+        policy=run.policy.tolist(),
+        constants=run.constants,
     )
 
 

@@ -31,7 +31,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
     environment = settings.make_environment()
     demands = settings.demands(environment)
     nodes = deque(NodeState(credential) for credential in settings.credentials())
-    users = Users(settings.state_dir)
+    users = Users(settings.state_dir, settings.users())
     try:
         with SealingPool(settings.workers) as pool:
             async with open_client(settings.shuffler_url, settings.ca_file) as client:

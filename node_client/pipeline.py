@@ -1,9 +1,10 @@
 """From leases to stored reports: episodes, encoding, sealing, upload, with a bound on all of it.
 
-A chunk is some whole reports of one node in one batch. Episodes and encoding run in this process
-while the pool seals earlier chunks and still earlier ones are uploaded, so that every core seals
-all the time. A chunk holds one of ``room`` places from before its episodes are run until the
-shuffler has decided on its reports; a shuffler that is away therefore stops episodes, not the node.
+A chunk is some whole reports of one node in one batch. Episodes and encoding run in a thread, one
+chunk at a time (an environment serves one user at a time), while the pool seals earlier chunks and
+still earlier ones are uploaded, so that every core seals all the time. A chunk holds one of
+``room`` places from before its episodes are run until the shuffler has decided on its reports; a
+shuffler that is away therefore stops episodes, not the node.
 
 A sealed report is kept, and sent again unchanged, until it is accepted, replayed, or refused for
 good. Totals say how many of each, and never which.
@@ -11,6 +12,7 @@ good. Totals say how many of each, and never which.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from common.counters import Ints
 from common.errors import RiffleError
 from common.wire import Lease, UploadReply, frame
 from node_client.environments.environment import Environment
+from node_client.pace import Pace
 from node_client.report import BatchPlan, slot_report
 from node_client.sealing import SealKeys, reports_a_chunk
 from node_client.settings import Credential
@@ -53,11 +56,24 @@ class Job:
 
 @dataclass(slots=True)
 class Totals:
-    """What became of this process's reports. ``refused`` counts by problem slug."""
+    """What became of this process's reports. ``refused`` counts by problem slug.
+
+    ``failed`` episodes are those whose environment failed; their reports carry noise only.
+    """
 
     episodes: int = 0
+    failed: int = 0
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A chunk's episodes: messages of those that ended so far, how many failed, whether to stop."""
+
+    rows: list[Ints] = field(default_factory=list)
+    failed: int = 0
+    halted: bool = False
 
 
 @dataclass(slots=True)
@@ -71,45 +87,85 @@ class Pipeline:
     totals: Totals
     room: asyncio.Semaphore
     test_entry: bool
+    pace: Pace = field(default_factory=Pace)
+    clock: Callable[[], float] = time.time
     _deliveries: set[asyncio.Task[None]] = field(default_factory=set)
+    _told_too_late: bool = False
 
-    async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> None:
-        """Run and encode these users' episodes; seal and upload them in the background."""
-        step = reports_a_chunk(job.keys.messages)
+    async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
+        """Run and encode these users' episodes; seal and upload them in the background.
+
+        Users whose leases end too soon are not asked. Returns how many were.
+        """
+        step, asked = reports_a_chunk(job.keys.messages), 0
         for start in range(0, len(leases), step):
-            chunk = leases[start : start + step]
             await self.room.acquire()
-            run_before = self.totals.episodes
             try:
-                messages = await self._encode(job, chunk)
+                chunk = self._in_time(leases[start : start + step])
+                messages = await self._encode(job, chunk) if chunk else None
             except BaseException:
-                self.totals.refused["unsent"] += self.totals.episodes - run_before
                 self.room.release()
                 raise
+            if messages is None:
+                self.room.release()
+                continue
+            asked += len(chunk)
             task = asyncio.create_task(self._deliver(job, credential, chunk, messages))
             self._deliveries.add(task)
             task.add_done_callback(self._deliveries.discard)
+        return asked
 
     async def drain(self, seconds: float) -> None:
         """Wait for the reports on their way, then give up on what is left (counted unsent)."""
-        if not self._deliveries:
-            return
-        _, late = await asyncio.wait(self._deliveries, timeout=seconds)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if self._deliveries:
+            _, late = await asyncio.wait(self._deliveries, timeout=seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        if self.totals.failed:  # a number, and never whose
+            _log.warning("%d of %d episodes failed", self.totals.failed, self.totals.episodes)
+
+    def _in_time(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Leases that can be met; decided before anybody is marked as asked."""
+        kept = self.pace.in_time(leases, self.clock())
+        if len(kept) < len(leases) and not self._told_too_late:
+            self._told_too_late = True
+            _log.warning(
+                "leases end before their episodes could be run; their users are not asked; "
+                "are episodes slow, or this machine's clock wrong?"
+            )
+        return kept
 
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> Ints:
         await asyncio.to_thread(self.users.mark_asked, [lease.user for lease in chunk])
-        rows: list[Ints] = []
+        run, begun = _Run(), time.monotonic()
+        try:
+            await asyncio.to_thread(self._run, job, chunk, run)
+        except BaseException:
+            run.halted = True  # the thread ends the episode it is at, and begins no other
+            self.totals.refused["unsent"] += self._count(run)
+            raise
+        self.pace.took(time.monotonic() - begun, self._count(run))
+        return np.stack(run.rows)
+
+    def _run(self, job: Job, chunk: Sequence[Lease], run: _Run) -> None:
+        """In a thread: fill ``run``, user by user."""
         for lease in chunk:
-            _, messages = slot_report(
+            if run.halted:
+                return
+            episode, messages = slot_report(
                 job.plan, self.environment, lease.slot, test_entry=self.test_entry
             )
-            rows.append(messages)
-            self.totals.episodes += 1
-            await asyncio.sleep(0)  # let sealed chunks be sent between two episodes
-        return np.stack(rows)
+            run.failed += episode is None
+            run.rows.append(messages)
+
+    def _count(self, run: _Run) -> int:
+        if run.failed and not self.totals.failed:
+            _log.warning("an environment failed; its report carries noise only")
+        episodes = len(run.rows)
+        self.totals.failed += run.failed
+        self.totals.episodes += episodes
+        return episodes
 
     async def _deliver(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints

@@ -3,7 +3,8 @@
 One node at a time polls for batches, in turn. A batch's descriptor is fetched and checked once
 (`trust`); a refusal is logged once and the batch skipped from then on. Leases are taken in small
 portions, the nodes and the open batches taking turns, so that all nodes take part in every batch
-with room for them, and no more users are asked than can be sealed soon.
+with room for them, and no more users are asked than can be run and sealed soon. A node that holds
+its share of a batch leaves it to the others, and asks again later: leases of its own may end.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 KEPT_JOBS = 16
+LATER_SECONDS = 10.0  # a node that holds its share of a batch asks again after this
 # About two seconds of sealing: a lease of one minute never runs out while its users wait.
 LEASED_MESSAGES = 10 * CHUNK_MESSAGES
 _REVOKED = frozenset({"unauthorized", "forbidden"})
@@ -35,12 +37,25 @@ _log = logging.getLogger("riffle.node")
 
 @dataclass(slots=True)
 class NodeState:
-    """One node: token refused; no new users allowed; none left to ask."""
+    """One node: token refused; no new users allowed; none left to ask; batches to leave alone.
+
+    ``later`` is batch id -> when to ask again, after a refusal ``share-exceeded``.
+    """
 
     credential: Credential
     revoked: bool = False
     full: bool = False
     idle: bool = False
+    later: dict[str, float] = field(default_factory=dict)
+
+    def leave(self, batch_id: str, until: float, now: float) -> None:
+        """Leave a batch to other nodes for a while; forget what is over."""
+        self.later = {batch: end for batch, end in self.later.items() if end > now}
+        self.later[batch_id] = until
+
+    def may_ask(self, batch_id: str, now: float) -> bool:
+        """Whether this node may ask for slots of a batch."""
+        return not (self.revoked or self.idle) and self.later.get(batch_id, 0.0) <= now
 
 
 @dataclass(slots=True)
@@ -131,9 +146,12 @@ class Runner:
         return job
 
     async def _lease_and_submit(self, job: Job, free: int) -> int | None:
-        """One node's portion of a batch: how many slots it got; None: ask another node."""
-        node = self._next_node()
-        count = portion(free, len(self.nodes), job.keys.messages, self.users_a_request)
+        """One node's portion of a batch: how many users it asked; None: ask another node."""
+        node = self._node_for(job.batch_id)
+        if node is None:
+            return 0
+        most = min(self.users_a_request, self.pipeline.pace.most_users())
+        count = portion(free, len(self.nodes), job.keys.messages, most)
         name = node.credential.node_id
         users = await asyncio.to_thread(self.users.waiting, name, count, make=not node.full)
         if not users:
@@ -145,8 +163,9 @@ class Runner:
             self._note(node, error)
             return None if node.revoked else 0
         leases = await asyncio.to_thread(self._heed, node, job, reply)
-        await self.pipeline.submit(job, node.credential, leases)
-        return len(leases)
+        asked = await self.pipeline.submit(job, node.credential, leases)
+        left = not node.may_ask(job.batch_id, self.clock())
+        return None if left and not asked else asked
 
     def _heed(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
         """Note why users were refused; the leases that make sense."""
@@ -156,6 +175,9 @@ class Runner:
         for problem in ("already-reported", "forbidden"):  # somebody else asked them
             self.users.mark_asked(by_problem.get(problem, ()))
         self.users.set_aside(by_problem.get("wrong-state", ()))
+        self.pipeline.pace.granted(reply.leases, self.clock())
+        if "share-exceeded" in by_problem:
+            node.leave(job.batch_id, self.clock() + LATER_SECONDS, self.clock())
         if over_quota := by_problem.get("quota-exceeded"):
             self.users.forget(over_quota)
             if not node.full:
@@ -172,6 +194,14 @@ class Runner:
         if any(node.idle for node in self.nodes):
             raise LocalError("quota-exceeded", "the nodes have asked all users they may serve")
         raise LocalError("unauthorized", "the shuffler refuses every node of this process")
+
+    def _node_for(self, batch_id: str) -> NodeState | None:
+        """The next node that may ask for slots of this batch; None: all shall leave it for now."""
+        for _ in range(len(self.nodes)):
+            node = self._next_node()
+            if node.may_ask(batch_id, self.clock()):
+                return node
+        return None
 
     def _refuse(self, batch_id: str, error: RemoteError) -> None:
         self._refused.add(batch_id)
@@ -193,7 +223,7 @@ def portion(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Users of one lease request, in a batch with ``free`` slots and L = ``messages`` a report.
 
     The node's fair share of the free slots, but at least one chunk for the sealing pool, and at
-    most what is sealed within seconds, what is free, and what the owner set.
+    most what is sealed within seconds, what is free, and ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
     chunk = math.ceil(CHUNK_MESSAGES / 2 / messages)

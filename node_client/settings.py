@@ -1,6 +1,7 @@
 """A node process's configuration, from ``RIFFLE_NODE_...`` variables. Checked whole at start."""
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +41,12 @@ class Settings(BaseSettings):
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     credentials_file: Path = Field(description="JSON list of {node_id, token}, one a node")
     state_dir: Path = Field(description="where the users already asked are kept")
+    users_file: Path | None = Field(
+        default=None, description="JSON object node_id -> list of user ids (32 hex digits each)"
+    )
+    simulated_users: bool = Field(
+        default=False, description="invent user ids instead: simulations and tests only"
+    )
 
     environment: Name = Field(default="RiverSwim-v0", description="id of the users' environment")
     states: int | None = Field(default=None, ge=1, description="X, if not the environment's own")
@@ -71,6 +78,11 @@ class Settings(BaseSettings):
         for name in ("shuffler_key", "coordinator_key"):
             if (getattr(self, name) is None) == (getattr(self, f"{name}_file") is None):
                 raise ValueError(f"give exactly one of {name} and {name}_file")
+        if (self.users_file is None) != self.simulated_users:
+            raise ValueError(
+                "give exactly one of users_file and simulated_users=true: a node that invents its "
+                "users protects none of them from being asked twice"
+            )
         return self
 
     @classmethod
@@ -136,9 +148,40 @@ class Settings(BaseSettings):
             )
         return found
 
+    def users(self) -> dict[str, list[str]] | None:
+        """Node id -> ids of its users; None when users are simulated.
 
+        Raises:
+            LocalError: ``invalid-spec``: unreadable, malformed, a user named twice, or other nodes
+                than the credentials file has.
+        """
+        if self.users_file is None:
+            return None
+        try:
+            found = _USERS.validate_json(_read(self.users_file))
+        except ValidationError as error:
+            raise self._bad_users(first_fault(error)) from None  # the cause would show ids
+        named = {credential.node_id for credential in self.credentials()}
+        for node in sorted(found.keys() - named):
+            raise self._bad_users(f"node {node} has no credential")
+        for node in sorted(node for node in named if not found.get(node)):
+            raise self._bad_users(f"no users of node {node}")
+        if _has_repeats(found.values()):
+            raise self._bad_users("a user is named twice; one person has one id, at one node")
+        return found
+
+    def _bad_users(self, why: str) -> LocalError:
+        return LocalError("invalid-spec", f"users file {self.users_file}: {why}")
+
+
+_USERS = TypeAdapter(dict[Hex16, list[Hex16]])
 _CREDENTIALS = TypeAdapter(list[Credential])
 _KEY = TypeAdapter(Hex32)
+
+
+def _has_repeats(lists: Iterable[Sequence[str]]) -> bool:
+    users = [user for some in lists for user in some]
+    return len(set(users)) != len(users)
 
 
 def _key(text: str | None, file: Path | None) -> bytes:

@@ -3,7 +3,10 @@
 A user is one person, one episode, one report, over all runs. Before a user's episode is run the
 user is marked as asked, in a synced transaction; a node that crashed in between asks somebody else
 rather than the same user twice (the slot's lease runs out and the slot is given out again).
-Ids are 16 bytes from the system's CSPRNG, made when they are needed, so they tell nothing.
+
+Who the users are, the node's owner says: a list of ids a node, each of one person. Only with
+simulated users are ids made when they are needed (16 bytes from the system's CSPRNG): nothing then
+keeps a person from being asked under many ids, which is for simulations and tests.
 
 One SQLite file per process; it is locked, so that two processes never share users. A commit waits
 for the disk, so an event loop calls these methods in a thread.
@@ -12,7 +15,7 @@ for the disk, so an event loop calls these methods in a thread.
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from common.errors import LocalError
@@ -33,13 +36,16 @@ PRAGMA user_version = 1;
 class Users:
     """The users of the nodes of one process. Threads take turns.
 
+    ``given`` is node id -> its users; None: simulated users, invented as they are needed.
+
     Raises:
         LocalError: ``unavailable``: the directory is not writable, another process uses it, or a
             newer Riffle wrote it.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, given: Mapping[str, Iterable[str]] | None) -> None:
         self._path = state_dir / FILE_NAME
+        self._invents = given is None
         self._aside: set[str] = set()
         self._turn = threading.RLock()
         try:
@@ -53,6 +59,8 @@ class Users:
             ) from error
         try:
             self._prepare()
+            if given is not None:
+                self._take(given)
         except BaseException:
             self._database.close()
             raise
@@ -63,12 +71,13 @@ class Users:
             self._database.close()
 
     def waiting(self, node: str, count: int, *, make: bool = True) -> list[str]:
-        """Up to ``count`` users of a node that were never asked; new ones are made as needed."""
+        """Up to ``count`` users of a node that were never asked; simulated ones are made."""
         query = "SELECT user FROM users WHERE node = ? AND asked = 0 LIMIT ?"
         with self._turn:
             rows = self._database.execute(query, (node, count + len(self._aside))).fetchall()
         found = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
-        fresh = [secrets.token_hex(16) for _ in range(count - len(found))] if make else []
+        missing = count - len(found) if make and self._invents else 0
+        fresh = [secrets.token_hex(16) for _ in range(missing)]
         self._all("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
         return found + fresh
 
@@ -89,6 +98,15 @@ class Users:
         query = "SELECT COUNT(*) FROM users WHERE node = ? AND asked = 1"
         with self._turn:
             return int(self._database.execute(query, (node,)).fetchone()[0])
+
+    def _take(self, given: Mapping[str, Iterable[str]]) -> None:
+        """Have these users and no others; who was asked stays asked, whichever node it was."""
+        rows: list[tuple[str, ...]] = [
+            (user, node) for node, users in given.items() for user in users
+        ]
+        unasked = "SELECT user FROM users WHERE asked = 0"
+        self.forget([str(row[0]) for row in self._database.execute(unasked).fetchall()])
+        self._all("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
 
     def _all(self, statement: str, rows: list[tuple[str, ...]]) -> None:
         if not rows:

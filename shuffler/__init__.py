@@ -5,7 +5,7 @@ permutes all their messages and hands them to the analyzer. It never sees a plai
 the analyzer never sees who sent which message or when.
 
 ``states`` and ``rules`` decide and do nothing else; ``schema``, ``store``, ``leasing``, ``uploads``
-and ``nodes`` keep the durable state, all writes of which go through ``committer``; ``vault`` holds
-what is destroyed at erasure; ``permute`` is the shuffle itself; ``core`` joins them and ``app``
-translates HTTP.
+and ``nodes`` keep the durable state, reached through ``access``, all writes of which go through
+``committer``; ``vault`` holds what is destroyed at erasure and ``endings`` destroys it; ``permute``
+is the shuffle itself; ``core`` joins them and ``app`` translates HTTP.
 """

@@ -6,8 +6,9 @@ before they are read; bulk bodies are raw frames that pydantic never sees.
 """
 
 import asyncio
+import hmac
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar, cast
 
@@ -16,6 +17,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
+from common.endpoint import hash_token
 from common.errors import RemoteError
 from common.service import (
     MAX_JSON_BYTES,
@@ -41,12 +43,15 @@ from common.wire import (
 )
 from shuffler.core import Clock, Shuffler
 from shuffler.journal import LOG
+from shuffler.rules import for_coordinator
 from shuffler.settings import Settings
+from shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 BODY_SECONDS = 60
 
 D = TypeVar("D", bound=Document)
+View = Callable[[BatchStatus], BatchStatus]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")]
 
 router = APIRouter()
@@ -77,15 +82,20 @@ def operator_only(request: Request, core: Core) -> None:
     require_token(request, core.operator_hash)
 
 
-def coordinator_or_operator(request: Request, core: Core) -> None:
-    """Refuse nodes and strangers."""
+def view_of(request: Request, core: Core) -> View:
+    """What the caller may see of a status; refuse nodes and strangers.
+
+    Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
+    """
     require_token(request, core.coordinator_hash, core.operator_hash)
+    mine = hmac.compare_digest(hash_token(bearer(request)), core.coordinator_hash)
+    return for_coordinator if mine else lambda status: status
 
 
 Node = Annotated[str, Depends(node_of)]
 Coordinator = Depends(coordinator_only)
 Operator = Depends(operator_only)
-Either = Depends(coordinator_or_operator)
+Seen = Annotated[View, Depends(view_of)]
 
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
@@ -101,7 +111,10 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         finally:
             core.close()
 
-    app = FastAPI(title="Riffle shuffler", version="1", lifespan=lifespan)
+    # No /docs: its page loads scripts from elsewhere. /openapi.json stays.
+    app = FastAPI(
+        title="Riffle shuffler", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     install_problem_handlers(app, LOG)
     app.include_router(router)
     return app
@@ -158,19 +171,17 @@ async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> Le
 async def upload(batch_id: Hex16, request: Request, core: Core) -> UploadReply:
     """Upload frames; one outcome each, durable before it is answered."""
     node, batch = await core.admit(bearer(request), batch_id)
-    limit = core.upload_limit(batch)
-    declared = request.headers.get("Content-Length", "")
-    size = min(int(declared), limit) if declared.isdecimal() else limit
-    with core.inflight.hold(size):
-        return await core.upload(batch, node, await _body(request, limit))
+    with core.inflight.meter() as meter:
+        body = await _body(metered(request, meter), core.upload_limit(batch))
+        return await core.upload(batch, node, body)
 
 
-@router.get("/v1/batches/{batch_id}/status", dependencies=[Either])
+@router.get("/v1/batches/{batch_id}/status")
 async def status(
-    batch_id: Hex16, core: Core, wait: Wait = 0, state: BatchState | None = None
+    batch_id: Hex16, core: Core, view: Seen, wait: Wait = 0, state: BatchState | None = None
 ) -> BatchStatus:
     """A batch's status; with ``state`` waits until it has been reached."""
-    return await core.status(batch_id, wait=wait, wanted=state)
+    return view(await core.status(batch_id, wait=wait, wanted=state))
 
 
 @router.get(
@@ -194,13 +205,13 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
 async def acknowledge(batch_id: Hex16, request: Request, core: Core) -> BatchStatus:
     """Acknowledge the messages; the batch is erased."""
     acknowledgement = await _document(request, Acknowledgement)
-    return await core.acknowledge(batch_id, acknowledgement.messages_sha256)
+    return for_coordinator(await core.acknowledge(batch_id, acknowledgement.messages_sha256))
 
 
-@router.post("/v1/batches/{batch_id}/abandon", dependencies=[Either])
-async def abandon(batch_id: Hex16, core: Core) -> BatchStatus:
-    """Give up a batch of which nothing was handed over."""
-    return await core.abandon(batch_id)
+@router.post("/v1/batches/{batch_id}/abandon")
+async def abandon(batch_id: Hex16, core: Core, view: Seen) -> BatchStatus:
+    """Give up a batch that is short; a complete one is not given up."""
+    return view(await core.abandon(batch_id))
 
 
 @router.post(

@@ -6,17 +6,15 @@ the event loop stays free. What must survive a crash is ordered here:
 - deposit: secret file synced, then the row committed, then the countersigned key shown to anyone;
 - hand-over: the digest of the permuted bytes committed, then the first byte sent;
 - end: ``acknowledged`` or ``abandoned`` committed, then the secret destroyed, then reports deleted,
-  then ``clean``. `Shuffler.tidy` does the last three for whatever it finds undone, also at start.
+  then ``clean``: see `shuffler.endings`.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from common.descriptor import Context, SignedDescriptor, countersign
 from common.errors import RemoteError
@@ -35,21 +33,19 @@ from common.wire import (
     frames,
 )
 from shuffler import leasing, nodes, store, uploads
-from shuffler.committer import Committer
+from shuffler.access import Access
+from shuffler.endings import Endings
 from shuffler.journal import note
 from shuffler.permute import Release, shuffle
 from shuffler.rules import Frame, accept_deposit
-from shuffler.schema import not_usable, open_store
+from shuffler.schema import open_store
 from shuffler.settings import Settings
 from shuffler.states import after, reached
-from shuffler.vault import BatchSecret, Vault
+from shuffler.vault import BatchSecret, SecretLostError, Vault
 from shuffler.waiting import Budget, Changes, Shared
-
-T = TypeVar("T")
 
 Clock = Callable[[], float]
 
-SLOTS_A_DELETE = 4_096
 RELEASES_IN_MEMORY = 2
 
 
@@ -70,12 +66,17 @@ class Shuffler:
         self._signing_key = settings.signing_key()
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._vault = Vault(settings.data_dir / "secrets")
-        self._engine = open_store(settings.url)
-        self._committer = Committer(self._engine)
-        self._writes = 0
+        self._access = Access(settings.url)
         self._releases: dict[str, Release] = {}
-        self._releasing, self._tidying = asyncio.Lock(), asyncio.Lock()
-        self._open = Shared(self._read_open, lambda: (self._writes, self.now))
+        self._releasing = asyncio.Lock()
+        self._endings = Endings(
+            self._access,
+            self._vault,
+            lambda: self.now,
+            settings.retention_seconds,
+            lambda batch_id: self._releases.pop(batch_id, None),
+        )
+        self._open = Shared(self._read_open, lambda: (self._access.writes, self.now))
         self._probed = Shared(self._probe, lambda: self.now)
 
     @property
@@ -86,18 +87,14 @@ class Shuffler:
     async def start(self) -> None:
         """Take up where the last process stopped, however it stopped.
 
-        Raises:
-            LocalError: a batch that is not over has lost its secret.
+        A batch whose secret is lost is given up, so that it does not stop the others.
         """
         await self.tidy()
-        needed = await self._read(store.holding_secrets)
-        _check_secrets(needed, self._vault)
-        note("started", batches=len(needed))
+        note("started", batches=await self._endings.find_lost())
 
     def close(self) -> None:
         """Finish waiting writes and let go of the store."""
-        self._committer.close()
-        self._engine.dispose()
+        self._access.close()
         self._releases.clear()
 
     # Batches: what the coordinator does
@@ -110,14 +107,14 @@ class Shuffler:
         Raises:
             RemoteError: see `accept_deposit`; ``descriptor-conflict`` for a second descriptor.
         """
-        known = await self._read(partial(store.signed_descriptor, batch_id=batch_id))
+        known = await self._access.read(partial(store.signed_descriptor, batch_id=batch_id))
         if known is not None:
             return _same(known, data), False
         context = await asyncio.to_thread(
             accept_deposit, data, signature, batch_id, self._demands, self.now
         )
         insert = partial(self._insert, data=data, context=context, signature=signature or "")
-        signed, created = await self._write(insert)
+        signed, created = await self._access.write(insert)
         self.changes.notify()
         note("deposited", batch_id=batch_id, n=context.descriptor.n)
         return signed, created
@@ -129,7 +126,7 @@ class Shuffler:
 
         async def look() -> BatchStatus:
             await self.tidy()
-            return await self._read(partial(store.status, batch_id=batch_id, now=self.now))
+            return await self._access.read(partial(store.status, batch_id=batch_id, now=self.now))
 
         return await self.changes.poll(
             wait, look, lambda status: wanted is None or reached(status.state, wanted)
@@ -142,12 +139,12 @@ class Shuffler:
             RemoteError: ``unknown-batch``, ``batch-not-ready``, ``late``.
         """
         async with self._releasing:
-            batch = await self._read(partial(store.find, batch_id=batch_id))
+            batch = await self._access.read(partial(store.find, batch_id=batch_id))
             after(batch.state, "forward")
             release = self._releases.get(batch_id)
             if release is None:
-                release = await asyncio.to_thread(self._shuffle, batch)
-            await self._write(
+                release = await self._shuffled(batch)
+            await self._access.write(
                 partial(store.mark_forwarded, batch_id=batch_id, sha256=release.sha256)
             )
             self._keep(batch_id, release)
@@ -157,19 +154,19 @@ class Shuffler:
 
     async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
         """Erase a batch whose messages the analyzer has."""
-        await self._write(partial(store.acknowledge, batch_id=batch_id, sha256=sha256))
+        await self._access.write(partial(store.acknowledge, batch_id=batch_id, sha256=sha256))
         return await self._end(batch_id)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
-        """Give a batch up; its users stay marked."""
-        await self._write(partial(store.abandon, batch_id=batch_id))
+        """Give a short batch up; its users stay marked."""
+        await self._access.write(partial(store.abandon, batch_id=batch_id))
         return await self._end(batch_id)
 
     # Reports: what nodes do
 
     async def authenticate(self, token: str) -> str:
         """Node id of a token."""
-        return await self._read(partial(nodes.authenticate, token=token))
+        return await self._access.read(partial(nodes.authenticate, token=token))
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
         """What nodes are served.
@@ -177,7 +174,7 @@ class Shuffler:
         Raises:
             RemoteError: ``unknown-batch``.
         """
-        signed = await self._read(partial(store.signed_descriptor, batch_id=batch_id))
+        signed = await self._access.read(partial(store.signed_descriptor, batch_id=batch_id))
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
         return signed
@@ -193,8 +190,8 @@ class Shuffler:
 
     async def lease(self, batch_id: str, node_id: str, users: Sequence[str]) -> LeaseReply:
         """Slots for users of a node."""
-        terms = leasing.Terms(self.now, self.settings.lease_seconds)
-        return await self._write(
+        terms = leasing.Terms(self.now, self.settings.lease_seconds, self.settings.max_node_share)
+        return await self._access.write(
             partial(leasing.lease, batch_id=batch_id, node_id=node_id, wanted=users, terms=terms)
         )
 
@@ -208,7 +205,7 @@ class Shuffler:
         def look(connection: Connection) -> tuple[str, store.Batch]:
             return nodes.authenticate(connection, token), store.find(connection, batch_id)
 
-        return await self._read(look)
+        return await self._access.read(look)
 
     def upload_limit(self, batch: store.Batch) -> int:
         """Largest upload to a batch in bytes; one report always fits."""
@@ -226,10 +223,12 @@ class Shuffler:
             parts = list(frames(body, batch.report_bytes))
         except RemoteError as error:
             dropped = {error.slug: 1}
-            await self._write(partial(store.count_dropped, batch_id=batch_id, problems=dropped))
+            await self._access.write(
+                partial(store.count_dropped, batch_id=batch_id, problems=dropped)
+            )
             raise
-        checked = await asyncio.to_thread(self._check, batch, parts)
-        stored = await self._write(
+        checked = await self._checked(batch, parts)
+        stored = await self._access.write(
             lambda connection: uploads.upload(connection, batch_id, node_id, checked, self.now)
         )
         if stored.sealed:
@@ -241,11 +240,11 @@ class Shuffler:
 
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrol a node."""
-        return await self._write(partial(nodes.enrol, request=request))
+        return await self._access.write(partial(nodes.enrol, request=request))
 
     async def revoke(self, node_id: str) -> None:
         """Refuse a node from now on."""
-        await self._write(partial(nodes.revoke, node_id=node_id))
+        await self._access.write(partial(nodes.revoke, node_id=node_id))
 
     async def ready(self) -> None:
         """Return when store and secrets can be written.
@@ -256,15 +255,9 @@ class Shuffler:
         await self._probed.get()
 
     async def tidy(self) -> None:
-        """Abandon what expired short; destroy and delete what is over. Repeats harmlessly."""
-        async with self._tidying:
-            if not await self._read(partial(store.anything_due, now=self.now)):
-                return
-            await self._write(partial(store.abandon_expired, now=self.now))
-            # Read anew, outside any write: a secret goes only after its batch's end is durable.
-            for batch_id in await self._read(store.to_clean):
-                await self._clean(batch_id)
-        self.changes.notify()
+        """End what is due; destroy and delete what is over. Repeats harmlessly."""
+        if await self._endings.tidy():
+            self.changes.notify()
 
     # Inside
 
@@ -274,15 +267,6 @@ class Shuffler:
         self.changes.notify()
         note("ended", batch_id=batch_id, state=status.state)
         return status
-
-    async def _clean(self, batch_id: str) -> None:
-        self._releases.pop(batch_id, None)
-        await asyncio.to_thread(self._vault.destroy, batch_id)
-        used = (await self._read(partial(store.find, batch_id=batch_id))).next_slot
-        for start in range(0, used, SLOTS_A_DELETE):
-            slots = range(start, start + SLOTS_A_DELETE)
-            await self._write(partial(store.delete_reports, batch_id=batch_id, slots=slots))
-        await self._write(partial(store.mark_clean, batch_id=batch_id))
 
     def _insert(
         self, connection: Connection, data: bytes, context: Context, signature: str
@@ -302,6 +286,18 @@ class Shuffler:
         store.insert_batch(connection, data, context, signed)
         return signed, True
 
+    async def _lose(self, batch_id: str) -> None:
+        await self._endings.lose(batch_id)
+        self.changes.notify()
+
+    async def _checked(self, batch: store.Batch, parts: Sequence[tuple[str, bytes]]) -> list[Frame]:
+        """Frames with their seals tried; none opens once the secret is lost and the batch over."""
+        try:
+            return await asyncio.to_thread(self._check, batch, parts)
+        except SecretLostError:
+            await self._lose(batch.batch_id)
+            return [_frame(lease, sealed, opens=False) for lease, sealed in parts]
+
     def _check(self, batch: store.Batch, parts: Sequence[tuple[str, bytes]]) -> list[Frame]:
         """Try every outer seal, so that no batch is sealed with a report that does not open."""
         if batch.state != "open":
@@ -313,9 +309,18 @@ class Shuffler:
             for (lease, sealed), plaintext in zip(parts, opened, strict=True)
         ]
 
+    async def _shuffled(self, batch: store.Batch) -> Release:
+        try:
+            return await asyncio.to_thread(self._shuffle, batch)
+        except SecretLostError as error:
+            await self._lose(batch.batch_id)
+            raise RemoteError(
+                "late", "the batch's secret is lost; its messages are handed over no more"
+            ) from error
+
     def _shuffle(self, batch: store.Batch) -> Release:
         secret = self._vault.get(batch.batch_id)
-        with self._engine.connect() as connection:
+        with self._access.engine.connect() as connection:
             return shuffle(
                 store.sealed_reports(connection, batch.batch_id),
                 secret,
@@ -333,54 +338,26 @@ class Shuffler:
 
     async def _read_open(self) -> list[OpenBatch]:
         await self.tidy()
-        return await self._read(partial(store.open_batches, now=self.now))
+        return await self._access.read(partial(store.open_batches, now=self.now))
 
     async def _probe(self) -> None:
         await asyncio.to_thread(self._vault.probe)
-        await self._write(partial(store.touch, now=self.now))
-
-    async def _read(self, query: Callable[[Connection], T]) -> T:
-        def run() -> T:
-            with self._engine.connect() as connection:
-                return query(connection)
-
-        try:
-            return await asyncio.to_thread(run)
-        except SQLAlchemyError as error:
-            raise not_usable("read", error) from error
-
-    async def _write(self, write: Callable[[Connection], T]) -> T:
-        self._writes += 1
-        try:
-            return await asyncio.wrap_future(self._committer.submit(write))
-        finally:
-            self._writes += 1
+        await self._access.write(partial(store.touch, now=self.now))
 
 
 def preflight(settings: Settings) -> None:
     """Everything that would stop the service from starting, found before its port is taken.
 
     Raises:
-        LocalError: keys, tokens, store or secrets are missing, damaged or newer than this program.
+        LocalError: keys, tokens or store are missing, damaged or newer than this program.
     """
     settings.demands()
     settings.tls()
     settings.public_key()
     settings.coordinator_hash()
     settings.operator_hash()
-    vault = Vault(settings.data_dir / "secrets")
-    vault.probe()
-    engine = open_store(settings.url)
-    try:
-        with engine.connect() as connection:
-            _check_secrets(store.holding_secrets(connection), vault)
-    finally:
-        engine.dispose()
-
-
-def _check_secrets(needed: set[str], vault: Vault) -> None:
-    for batch_id in sorted(needed):
-        vault.get(batch_id)
+    Vault(settings.data_dir / "secrets").probe()
+    open_store(settings.url).dispose()
 
 
 def _frame(lease: str, sealed: bytes, *, opens: bool) -> Frame:

@@ -16,16 +16,25 @@ from common.errors import LocalError
 from common.wire import Lease, LeaseReply, Refusal
 from shuffler import nodes as enrolled
 from shuffler import store
-from shuffler.rules import LeaseView, UserView, closed_problem, decide_lease, lowest_free
+from shuffler.rules import (
+    LeaseView,
+    Room,
+    UserView,
+    closed_problem,
+    decide_lease,
+    lowest_free,
+    share_slots,
+)
 from shuffler.schema import batches, leases, nodes, users
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a lease is granted under: now and lease time in seconds."""
+    """What a lease is granted under: now, lease time in seconds, a node's share of a batch."""
 
     now: int
     seconds: int
+    node_share: float
 
 
 def lease(
@@ -39,19 +48,17 @@ def lease(
     node = enrolled.lock(connection, node_id)
     batch = store.find(connection, batch_id, lock=True)
     closed = closed_problem(batch.state, batch.expires_at, terms.now)
-    free = batch.n - batch.reports - store.count_leased(connection, batch_id, terms.now)
-    quota = node.quota_left
+    room = _room(connection, batch, node, terms)
     kept: list[LeaseView] = []
     granted: list[UserView] = []
     refused: list[Refusal] = []
     for user in _views(connection, batch_id, wanted, terms.now):
-        decision = decide_lease(user, node_id, closed, terms.now, quota_left=quota, free_slots=free)
+        decision = decide_lease(user, node_id, closed, terms.now, room)
         if decision == "keep" and user.here is not None:
             kept.append(user.here)
         elif decision == "grant":
             granted.append(user)
-            free -= 1
-            quota -= user.owner is None
+            room = room.less(fresh_user=user.owner is None)
         else:
             refused.append(Refusal(user=user.user, problem=decision))
     fresh = _grant(connection, batch, node_id, granted, terms) if granted else []
@@ -62,6 +69,14 @@ def view(row: Row[Any]) -> LeaseView:
     """A row of the leases' table as a value."""
     values = row._mapping
     return LeaseView(**{field.name: values[field.name] for field in fields(LeaseView)})
+
+
+def _room(connection: Connection, batch: store.Batch, node: enrolled.Node, terms: Terms) -> Room:
+    leased = store.count_leased(connection, batch.batch_id, terms.now)
+    share = share_slots(terms.node_share, batch.n)
+    if share < batch.n:
+        share -= store.count_held(connection, batch.batch_id, node.node_id, terms.now)
+    return Room(quota=node.quota_left, free_slots=batch.n - batch.reports - leased, share=share)
 
 
 def _views(

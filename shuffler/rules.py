@@ -5,24 +5,28 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
 - it names this shuffler and has not expired;
-- n is at least the owner's smallest batch;
+- n is at least the owner's smallest batch, and n * L messages no more bytes than the owner takes;
 - seeded noise is asked for only where the test entry point is open;
 - the guarantee, recomputed at the owner's beta and dishonest fraction, is not weaker than the
   owner's, and not weaker than what the descriptor itself promises.
 
 A user gets a slot by `decide_lease`, a frame its outcome by `judge_frame`. A user reports once,
-over all batches and runs; parallel composition over batches rests on that line.
+over all batches and runs; parallel composition over batches rests on that line. A node holds at
+most its share of a batch (`share_slots`). Of an open batch the coordinator learns that it is open,
+and nothing that grows with single reports (`for_coordinator`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
 from typing import Literal
 
 from common.descriptor import Context, batch_id, parse, verify_deposit
 from common.errors import RemoteError
 from common.noise import Guarantee
 from common.verification import check_guarantee
-from common.wire import BatchState
+from common.wire import BatchState, BatchStatus
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
@@ -34,6 +38,7 @@ Decision = Literal[
     "late",
     "wrong-state",
     "quota-exceeded",
+    "share-exceeded",
     "batch-full",
 ]
 
@@ -47,6 +52,7 @@ class Demands:
     guarantee: Guarantee
     smallest_n: int
     test_entry: bool
+    max_batch_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,19 @@ class UserView:
     reported: bool
     here: LeaseView | None
     elsewhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is left: users of the node's quota, free slots of the batch, slots of its share."""
+
+    quota: int
+    free_slots: int
+    share: int
+
+    def less(self, *, fresh_user: bool) -> "Room":
+        """What is left after one more slot was given."""
+        return Room(self.quota - fresh_user, self.free_slots - 1, self.share - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +142,37 @@ def _check_promise(context: Context, demands: Demands) -> None:
             "batch-too-small",
             f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here",
         )
+    size = d.n * d.padding.messages * d.message_bytes
+    if size > demands.max_batch_bytes:
+        raise RemoteError(
+            "too-large",
+            f"the batch's n * L messages have {size} bytes; at most {demands.max_batch_bytes} "
+            "are accepted here",
+        )
     if d.test_seed is not None and not demands.test_entry:
         raise RemoteError(
             "test-entry-refused", "seeded noise protects nobody; the test entry is closed here"
         )
     check_guarantee(d, demands.guarantee)
+
+
+def for_coordinator(status: BatchStatus) -> BatchStatus:
+    """What the coordinator may know: numbers that grow with single reports are not among it.
+
+    The coordinator also sees every message. Were it told when the count of reports changes, it
+    would have the hours of people that the shuffle is there to hide.
+    """
+    return BatchStatus(
+        batch_id=status.batch_id,
+        state=status.state,
+        n=status.n,
+        episodes=None if status.state == "open" else status.episodes,
+    )
+
+
+def share_slots(share: float, n: int) -> int:
+    """Slots of n that one node may hold: the share as its decimal says, rounded down, never 0."""
+    return max(1, floor(Fraction(str(share)) * n))
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:
@@ -142,9 +187,7 @@ def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
     node_id: str,
     closed: Closed | None,
     now: int,
-    *,
-    quota_left: int,
-    free_slots: int,
+    room: Room,
 ) -> Decision:
     """What a node gets for one user: a new slot, the slot it has, or a problem slug.
 
@@ -161,9 +204,11 @@ def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
         return "keep"
     if view.elsewhere:
         return "wrong-state"
-    if view.owner is None and quota_left < 1:
+    if view.owner is None and room.quota < 1:
         return "quota-exceeded"
-    return "grant" if free_slots > 0 else "batch-full"
+    if room.free_slots < 1:
+        return "batch-full"
+    return "grant" if room.share > 0 else "share-exceeded"
 
 
 def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:

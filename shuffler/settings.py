@@ -44,6 +44,22 @@ class Settings(BaseSettings):
         default=0.0, ge=0, lt=1, description="dishonest reports a batch must withstand"
     )
     smallest_n: int = Field(default=2, ge=2, description="smallest batch accepted")
+    max_node_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of a batch's slots that one node may hold; the dishonest fraction "
+        "counts reports, and one node can be many of them",
+    )
+    max_batch_bytes: int = Field(
+        default=1 << 30, ge=1 << 12, description="largest batch: bytes of its n * L messages"
+    )
+    retention_seconds: int = Field(
+        default=30 * 86_400,
+        ge=1,
+        le=10 * 366 * 86_400,
+        description="how long after its expiry a complete batch waits to be taken and acknowledged",
+    )
     lease_seconds: int = Field(default=120, ge=1, le=86_400, description="life of a lease")
     max_upload_bytes: int = Field(
         default=64 << 20, ge=1 << 12, description="largest upload, in bytes"
@@ -119,6 +135,7 @@ class Settings(BaseSettings):
             guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             smallest_n=self.smallest_n,
             test_entry=self.test_entry,
+            max_batch_bytes=self.max_batch_bytes,
         )
 
 

@@ -1,12 +1,16 @@
 """The life of a batch, as one table.
 
     open --fill--> sealed --forward--> forwarded --acknowledge--> acknowledged --erase--> erased
-    open, sealed --abandon--> abandoned        open --expire--> abandoned
+    open --abandon, expire--> abandoned        open, sealed --lost--> abandoned
+    sealed --retire--> abandoned               forwarded --retire--> acknowledged
 
 ``fill`` happens inside the transaction that stores the n-th distinct report. A batch that is short
 has no way to ``forwarded``: from ``open`` only ``fill`` leads on, everything else ends in
-``abandoned``. Once messages have left (``forwarded``) a batch cannot be abandoned, since what was
-handed over counts as used.
+``abandoned``. Only a short batch is abandoned by choice: a complete one has cost n people the one
+report they have. It is given up when its secret is lost, since nobody can open it any more, and
+when its time to be taken is over (``retire``). Once messages have left (``forwarded``) a batch is
+never abandoned, since what was handed over counts as used; retired, it is erased as if the analyzer
+had acknowledged it.
 
 An event whose target is the present state is a repetition (a lost answer, a retry) and changes
 nothing.
@@ -17,22 +21,27 @@ from typing import Literal
 from common.errors import RemoteError
 from common.wire import BatchState
 
-Event = Literal["fill", "expire", "abandon", "forward", "acknowledge", "erase"]
+Event = Literal["fill", "expire", "abandon", "lost", "retire", "forward", "acknowledge", "erase"]
 
 TRANSITIONS: dict[tuple[BatchState, Event], BatchState] = {
     ("open", "fill"): "sealed",
     ("open", "expire"): "abandoned",
     ("open", "abandon"): "abandoned",
-    ("sealed", "abandon"): "abandoned",
+    ("open", "lost"): "abandoned",
+    ("sealed", "lost"): "abandoned",
+    ("sealed", "retire"): "abandoned",
     ("sealed", "forward"): "forwarded",
     ("forwarded", "forward"): "forwarded",
     ("forwarded", "acknowledge"): "acknowledged",
+    ("forwarded", "retire"): "acknowledged",
     ("acknowledged", "acknowledge"): "acknowledged",
     ("acknowledged", "erase"): "erased",
     ("erased", "acknowledge"): "erased",
     ("erased", "erase"): "erased",
     ("abandoned", "abandon"): "abandoned",
     ("abandoned", "expire"): "abandoned",
+    ("abandoned", "lost"): "abandoned",
+    ("abandoned", "retire"): "abandoned",
 }
 
 ORDER: tuple[BatchState, ...] = ("open", "sealed", "forwarded", "acknowledged", "erased")
@@ -60,5 +69,7 @@ def reached(state: BatchState, wanted: BatchState) -> bool:
     if state == "abandoned":
         return True
     if wanted == "abandoned":
-        return (state, "abandon") not in TRANSITIONS
+        return all(
+            target != wanted for (source, _), target in TRANSITIONS.items() if source == state
+        )
     return ORDER.index(state) >= ORDER.index(wanted)

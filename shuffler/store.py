@@ -27,7 +27,9 @@ from common.errors import LocalError, RemoteError
 from common.hpke import LABEL_REPORT, OVERHEAD
 from common.wire import BatchState, BatchStatus, OpenBatch
 from shuffler.schema import batches, dropped, leases, meta, reports
-from shuffler.states import Event, after
+from shuffler.states import TRANSITIONS, Event, after
+
+NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
 _COLUMNS = [column for column in batches.c if column is not batches.c.descriptor]
 
@@ -127,21 +129,35 @@ def transition(connection: Connection, batch: Batch, event: Event) -> BatchState
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
-    """Give a batch up before anything of it was handed over.
+    """Give a batch up while it is short.
 
     Raises:
-        RemoteError: ``unknown-batch``, or ``wrong-state`` once messages have left.
+        RemoteError: ``unknown-batch``, or ``wrong-state`` once it is complete.
     """
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
-def abandon_expired(connection: Connection, now: int) -> int:
-    """Abandon every batch that is still short at its expiry; returns how many."""
-    query = select(*_COLUMNS).where(batches.c.state == "open", batches.c.expires_at <= now)
-    expired = [_batch(row) for row in connection.execute(query.with_for_update())]
-    for batch in expired:
-        transition(connection, batch, "expire")
-    return len(expired)
+def lose(connection: Connection, batch_id: str) -> BatchState:
+    """Give up a batch whose secret is gone; one that has left, or is over, stays what it is.
+
+    Returns the state it was found in.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if (batch.state, "lost") in TRANSITIONS:
+        transition(connection, batch, "lost")
+    return batch.state
+
+
+def end_due(connection: Connection, now: int, retention: int) -> None:
+    """Expire every batch that is still short, retire every one that nobody took in time."""
+    due: tuple[tuple[Event, ColumnElement[bool]], ...] = (
+        ("expire", _short(now)),
+        ("retire", _kept_too_long(now, retention)),
+    )
+    for event, condition in due:
+        query = select(*_COLUMNS).where(condition).with_for_update()
+        for batch in [_batch(row) for row in connection.execute(query)]:
+            transition(connection, batch, event)
 
 
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str) -> None:
@@ -206,8 +222,8 @@ def mark_clean(connection: Connection, batch_id: str) -> None:
 
 
 def holding_secrets(connection: Connection) -> set[str]:
-    """Batches that cannot go on without their secret."""
-    query = select(batches.c.batch_id).where(batches.c.state.in_(("open", "sealed", "forwarded")))
+    """Batches that are not over: each needs its secret."""
+    query = select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
     return set(connection.scalars(query))
 
 
@@ -219,7 +235,7 @@ def sealed_reports(connection: Connection, batch_id: str) -> Iterator[bytes]:
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
-    """What coordinator and operator may know.
+    """What the operator may know; `shuffler.rules.for_coordinator` makes less of it.
 
     Raises:
         RemoteError: ``unknown-batch``.
@@ -244,6 +260,16 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
     return int(connection.scalar(query) or 0)
 
 
+def count_held(connection: Connection, batch_id: str, node_id: str, now: int) -> int:
+    """Slots of a batch that a node holds: live leases and reports."""
+    query = select(func.count()).where(
+        leases.c.batch_id == batch_id,
+        leases.c.node_id == node_id,
+        or_(leases.c.report_sha256.is_not(None), _live(now)),
+    )
+    return int(connection.scalar(query) or 0)
+
+
 def open_batches(connection: Connection, now: int) -> list[OpenBatch]:
     """Open batches, oldest first, with their free slots."""
     live = and_(leases.c.batch_id == batches.c.batch_id, _live(now))
@@ -257,10 +283,10 @@ def open_batches(connection: Connection, now: int) -> list[OpenBatch]:
     return [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in connection.execute(query)]
 
 
-def anything_due(connection: Connection, now: int) -> bool:
-    """Whether a batch has to be abandoned or cleaned."""
-    expired = and_(batches.c.state == "open", batches.c.expires_at <= now)
-    query = select(batches.c.batch_id).where(or_(expired, _unclean())).limit(1)
+def anything_due(connection: Connection, now: int, retention: int) -> bool:
+    """Whether a batch has to be ended or cleaned."""
+    due = or_(_short(now), _kept_too_long(now, retention), _unclean())
+    query = select(batches.c.batch_id).where(due).limit(1)
     return connection.scalar(query) is not None
 
 
@@ -286,6 +312,16 @@ def _live(now: int) -> ColumnElement[bool]:
     return and_(
         leases.c.report_sha256.is_(None), leases.c.slot.is_not(None), leases.c.expires_at > now
     )
+
+
+def _short(now: int) -> ColumnElement[bool]:
+    return and_(batches.c.state == "open", batches.c.expires_at <= now)
+
+
+def _kept_too_long(now: int, retention: int) -> ColumnElement[bool]:
+    """Counted from the expiry, so that no time of a report or a seal has to be stored."""
+    complete = batches.c.state.in_(("sealed", "forwarded"))
+    return and_(complete, batches.c.expires_at <= now - retention)
 
 
 def _unclean() -> ColumnElement[bool]:

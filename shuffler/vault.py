@@ -32,6 +32,15 @@ class BatchSecret:
         return cls(KeyPair.generate(), os.urandom(KEY_BYTES))
 
 
+class SecretLostError(LocalError):
+    """The secret of a batch is gone for good: missing from a vault that is there, or damaged."""
+
+    def __init__(self, batch_id: str, what: str) -> None:
+        super().__init__(
+            "internal", f"the secret of batch {batch_id} is {what}; its reports open no more"
+        )
+
+
 class Vault:
     """The directory of batch secrets. Writes are synced, file and directory, before they return."""
 
@@ -67,15 +76,18 @@ class Vault:
         """The secret of a batch.
 
         Raises:
-            LocalError: it is missing or damaged.
+            SecretLostError: it is missing or damaged.
+            LocalError: ``unavailable``: it cannot be read now, which says nothing about later.
         """
         try:
             data = self._path(batch_id).read_bytes()
         except OSError as error:
-            raise LocalError("internal", _missing(batch_id, "missing")) from error
+            if isinstance(error, FileNotFoundError) and self._directory.is_dir():
+                raise SecretLostError(batch_id, "missing") from error
+            raise LocalError("unavailable", f"cannot read a batch secret: {error}") from error
         keys = data.removeprefix(MAGIC)
         if not data.startswith(MAGIC) or len(keys) != 2 * KEY_BYTES:
-            raise LocalError("internal", _missing(batch_id, "damaged"))
+            raise SecretLostError(batch_id, "damaged")
         return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
 
     def destroy(self, batch_id: str) -> None:
@@ -105,10 +117,3 @@ class Vault:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _missing(batch_id: str, what: str) -> str:
-    return (
-        f"the secret of batch {batch_id} is {what}; restore the data directory's secrets, "
-        "or abandon the batch"
-    )

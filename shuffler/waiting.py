@@ -5,6 +5,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
+from starlette.requests import Request
+from starlette.types import Message
+
 from common.errors import LocalError
 
 T = TypeVar("T")
@@ -27,13 +30,40 @@ class Budget:
         Raises:
             LocalError: ``too-many-requests``, at once: waiting would only move the queue.
         """
-        if amount > self._left:
-            raise LocalError("too-many-requests", f"too many {self._what} now", retry_after=1)
-        self._left -= amount
-        try:
+        with self.meter() as take:
+            take(amount)
             yield
+
+    @contextmanager
+    def meter(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes so much more each time; all goes back when the context ends.
+
+        It raises as `hold` does, and then has taken nothing.
+        """
+        held = 0
+
+        def take(amount: int) -> None:
+            nonlocal held
+            if amount > self._left:
+                raise LocalError("too-many-requests", f"too many {self._what} now", retry_after=1)
+            self._left -= amount
+            held += amount
+
+        try:
+            yield take
         finally:
-            self._left += amount
+            self._left += held
+
+
+def metered(request: Request, take: Callable[[int], None]) -> Request:
+    """The request, its body charged as it arrives: what is declared and not sent costs nothing."""
+
+    async def receive() -> Message:
+        message = await request.receive()
+        take(len(message.get("body", b"")))
+        return message
+
+    return Request(request.scope, receive)
 
 
 class Changes:

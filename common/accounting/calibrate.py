@@ -23,7 +23,7 @@ from common.accounting.overflow import fewest_slots
 from common.accounting.paper import paper_noise, paper_tau
 from common.accounting.search import CalibrationError, needed_bits, needed_numerator
 from common.counters import Sizes
-from common.noise import MAX_P_LOG2, Noise, Padding, honest_reports
+from common.noise import MAX_DRAWS, MAX_P_LOG2, Noise, Padding, honest_reports
 
 CalibrationName = Literal["exact", "paper"]
 
@@ -92,7 +92,7 @@ def calibrate(
     noise, whatever its exact guarantee (`account.epsilon_upper`) turns out to be.
 
     Raises ValueError for impossible arguments, and CalibrationError when a report would need more
-    than max_messages messages or epsilon is too small to be accounted for.
+    than max_messages messages or MAX_DRAWS noise bits, or epsilon is too small to be accounted for.
     """
     check_guarantee(epsilon, beta)
     check_batch(cells, counters, beta)
@@ -101,6 +101,8 @@ def calibrate(
     noise, padding = _plan(request)
     if max_messages is not None and padding.messages > max_messages:
         raise CalibrationError(_too_long(request, padding, max_messages))
+    if not _drawable(request, noise):
+        raise CalibrationError(_too_slow(request, noise.bits * counters))
     return Calibration(noise, padding, _achieved(request, noise, padding))
 
 
@@ -133,7 +135,9 @@ def _exact(request: _Request, honest: int) -> Noise:
         j: needed_bits(2.0**-j, request.cells, request.target, request.beta_composition)
         for j in range(1, LARGEST_LOG2 + 1)
     }
-    best = min((Noise(-(-N // honest), 1, j) for j, N in needed.items()), key=_ones)
+    dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
+    # Small p takes more bits for the same ones; what no node may draw is no candidate.
+    best = min([noise for noise in dyadic if _drawable(request, noise)] or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
@@ -145,7 +149,11 @@ def _exact(request: _Request, honest: int) -> Noise:
         honest * bits, request.cells, request.target, request.beta_composition, guess
     )
     finer = [] if k is None else [Noise(bits, k, MAX_P_LOG2)]
-    return min([best, *finer], key=_ones)
+    return min([best, *(noise for noise in finer if _drawable(request, noise))], key=_ones)
+
+
+def _drawable(request: _Request, noise: Noise) -> bool:
+    return noise.bits * request.counters <= MAX_DRAWS
 
 
 def _ones(noise: Noise) -> tuple[float, int]:
@@ -181,6 +189,14 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> str:
     return (
         f"a report in a batch of n={request.n} needs {padding.messages} messages, more than the "
         f"{max_messages} allowed; at epsilon={request.epsilon:g}, beta={request.beta:g} {way_out}"
+    )
+
+
+def _too_slow(request: _Request, draws: int) -> str:
+    enough = -(-request.n * draws // MAX_DRAWS)
+    return (
+        f"a report in a batch of n={request.n} takes {draws} noise bits, more than the {MAX_DRAWS} "
+        f"that a node draws; the bits fall like 1/n: make n at least about {enough}"
     )
 
 

@@ -1,5 +1,6 @@
 """``riffle health``: is a service ready? Asked often, so little is loaded."""
 
+from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -7,13 +8,17 @@ import typer
 
 from common.errors import LocalError
 from deploy.cli.output import Exit, fail, one_line_errors
+from deploy.probe import get
 
 
 @one_line_errors
-def health_command(url: Annotated[str, typer.Argument(help="as http://host:port/readyz")]) -> None:
+def health_command(
+    url: Annotated[str, typer.Argument(help="as http://host:port/readyz")],
+    ca: Annotated[Path | None, typer.Option(help="PEM of a private CA, for https")] = None,
+) -> None:
     """Ask a service whether it is ready: exit code 0 yes, 1 no, 4 no answer."""
     try:
-        answer = httpx.get(url, timeout=5)
+        answer = get(url, ca)
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"{url} does not answer: {error}") from error
     if answer.is_error:

@@ -12,6 +12,7 @@ COMMANDS = {
     "up": ("deploy.cli.runs", "up_command"),
     "run": ("deploy.cli.runs", "run_command"),
     "simulate": ("deploy.cli.simulate", "simulate_command"),
+    "figures": ("deploy.cli.figures", "figures_command"),
     "account": ("deploy.cli.account", "account_command"),
     "audit": ("deploy.cli.audit", "audit_command"),
     "shuffler": ("deploy.cli.roles", "shuffler_command"),

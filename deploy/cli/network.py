@@ -26,8 +26,9 @@ def init_command(folder: NetworkFolder) -> None:
 def enrol_command(
     folder: NetworkFolder,
     shuffler_url: Annotated[str, typer.Option(help="where the shuffler answers")],
+    users: Annotated[int, typer.Option(min=1, help="most people that each node may serve, ever")],
     nodes: Annotated[int, typer.Option(min=1, help="credentials the network shall have")] = 20,
 ) -> None:
     """Enrol nodes at the shuffler, as its operator, and write their credentials."""
-    enrol(folder, shuffler_url, nodes)
+    enrol(folder, shuffler_url, nodes, users)
     progress.print(f"{nodes} nodes are enrolled")

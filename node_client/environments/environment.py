@@ -19,7 +19,10 @@ Step = tuple[int, float, bool]
 
 
 class Environment(Protocol):
-    """One user's world at a time: `reset` begins another user's episode."""
+    """One user's world at a time: `reset` begins another user's episode.
+
+    Calls come one after another, but not always from the same thread.
+    """
 
     @property
     def sizes(self) -> Sizes:

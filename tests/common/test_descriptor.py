@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common import descriptor as d
 from common.errors import RemoteError
+from common.noise import MAX_DRAWS
 from tests.common.descriptors import RUN_ID, descriptor
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "descriptor_faults.json").read_text())
@@ -71,6 +72,16 @@ def test_sizes_follow_from_the_descriptor() -> None:
     assert batch.layout.counters == 32
     assert batch.message_bytes == 48 + 1
     assert batch.report_bytes == 352 * 49 + 48
+
+
+def test_the_noise_bits_of_a_report_are_bounded() -> None:
+    def noise(bits: int) -> dict[str, int]:
+        return {"bits": bits, "p_numerator": 1, "p_log2": 32}
+
+    assert descriptor(noise=noise(MAX_DRAWS // 32)).layout.counters == 32
+    for bits in (MAX_DRAWS // 32 + 1, 1 << 32):
+        with pytest.raises(ValueError, match="noise bits a report exceed"):
+            descriptor(noise=noise(bits))
 
 
 def test_batch_ids_are_deterministic_and_distinct() -> None:

@@ -77,7 +77,7 @@ def test_an_infinite_epsilon_is_a_guarantee_that_promises_nothing() -> None:
 def test_honest_reports_are_the_honest_share_rounded_up(n: int, f: float) -> None:
     honest = honest_reports(n, f)
     assert 1 <= honest <= n
-    assert 0 <= honest - (1 - Fraction(f)) * n < 1
+    assert 0 <= honest - (1 - Fraction(str(f))) * n < 1
 
 
 def test_honest_reports_at_known_values() -> None:
@@ -85,6 +85,15 @@ def test_honest_reports_at_known_values() -> None:
     assert honest_reports(4096, 0.25) == 3072
     assert honest_reports(1, 0.5) == 1
     assert honest_reports(10, 0.1) == 9  # the double 0.1 is a little more than a tenth
+
+
+@given(st.integers(1, 10**9), st.integers(0, 999))
+def test_a_fraction_means_its_decimal(n: int, thousandths: int) -> None:
+    assert honest_reports(n, thousandths / 1000) == n - n * thousandths // 1000
+
+
+def test_three_tenths_of_ten_are_three() -> None:
+    assert honest_reports(10, 0.3) == 7  # the double 0.3 is a little less than three tenths
 
 
 @pytest.mark.parametrize(("n", "f"), [(0, 0.0), (-5, 0.1), (10, 1.0), (10, -0.5)])

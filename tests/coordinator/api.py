@@ -29,6 +29,7 @@ class Api:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self._stack = directory, stack
         self.shuffler = FakeShuffler()
+        self.analyzer = analyzer
         self.client = self.start()
 
     def start(self, **changes: Any) -> TestClient:
@@ -36,7 +37,7 @@ class Api:
             settings(self.directory, **changes),
             shuffler=self.shuffler,
             registry=registry(),
-            analyzer=analyzer(),
+            analyzer=self.analyzer(),
             clock=time.time,
         )
         return self._stack.enter_context(TestClient(app, raise_server_exceptions=False))

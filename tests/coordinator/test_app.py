@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from common.errors import LocalError
+from common.hpke import KeyPair
+from coordinator.analyzer import Analyzer
 from coordinator.app import create_app
 from tests.coordinator.api import Answer, Api, problem
 from tests.coordinator.world import (
@@ -126,6 +129,13 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"unknown_field": 1}, "unknown_field"),
     ({"states": 5_000, "actions": 1_000}, "counters"),
     ({"run_id": "xyz"}, "run_id"),
+    ({"seed": 1 << 53}, "seed"),
+    ({"test_seed": 1 << 53}, "test_seed"),
+    ({"options": {"smallest_n": 10**400}}, "options"),
+    ({"options": {"smallest_n": 1 << 60}}, "options"),
+    ({"reissues": 10**400}, "reissues"),
+    ({"reward_high": 10**400}, "reward_high"),
+    ({"start": [10**400, 0]}, "start"),
 ]
 
 
@@ -147,6 +157,13 @@ def test_a_batch_too_small_names_the_smallest_one(api: Api) -> None:
     assert answer[:2] == (422, "batch-too-small")
     assert "smallest n that works is" in answer[2]
     assert api.get("")["runs"] == []
+
+
+def test_a_batch_too_large_to_hand_over_is_refused_at_once(api: Api) -> None:
+    large = {**SMALL, "learner": "sdp-pe", "episodes": 1 << 36, "options": {"smallest_n": 1 << 28}}
+    answer = problem(api.call("POST", "", json=large))
+    assert answer[:2] == (422, "invalid-spec")
+    assert "1073741824 bytes" in answer[2]
 
 
 def test_sdp_pe_refuses_what_it_cannot_do(api: Api) -> None:
@@ -220,6 +237,26 @@ def test_the_current_deployment_is_a_conditional_get(api: Api) -> None:
     assert problem(api.call("GET", f"/{RUN}/deployment?wait=31"))[0] == 400
 
 
+@pytest.mark.parametrize("known", ["9" * 5_000, "9" * 400, str(1 << 64), '"', "", "-1", "*"])
+def test_an_etag_of_nobody_matches_nothing(api: Api, known: str) -> None:
+    api.finish()
+    answer = api.call("GET", f"/{RUN}/deployment", headers={"If-None-Match": known})
+    assert (answer.status_code, answer.json()["index"]) == (200, 1)
+
+
+@pytest.mark.parametrize("last", ["9" * 5_000, str(1 << 53), str(1 << 64), "-1"])
+def test_an_event_id_out_of_range_is_refused(api: Api, last: str) -> None:
+    api.finish()
+    answer = api.call("GET", f"/{RUN}/events", headers={"Last-Event-ID": last})
+    assert problem(answer)[:2] == (400, "malformed")
+
+
+@pytest.mark.parametrize("index", ["9" * 5_000, str(1 << 64), "-1"])
+def test_an_index_out_of_range_is_told(api: Api, index: str) -> None:
+    api.finish()
+    assert problem(api.call("GET", f"/{RUN}/deployments/{index}"))[0] in (400, 404)
+
+
 def test_a_long_poll_returns_when_the_next_deployment_comes(api: Api) -> None:
     api.shuffler.fills = False
     api.call("POST", "", json=SMALL)
@@ -267,14 +304,37 @@ def test_events_stream_to_the_end_and_resume(api: Api) -> None:
 # -- health -------------------------------------------------------------------------------------
 
 
+OK = {"store": "ok", "analyzer": "ok"}
+
+
 def test_health_names_what_is_missing(api: Api) -> None:
     assert api.client.get("/livez").status_code == 200
     ready = api.client.get("/readyz")
-    assert (ready.status_code, ready.json()) == (200, {"store": "ok", "shuffler": "ok"})
+    assert (ready.status_code, ready.json()) == (200, {**OK, "shuffler": "ok"})
     api.shuffler.down = 1
     ready = api.client.get("/readyz")
     assert ready.status_code == 503
     assert "does not answer" in ready.json()["shuffler"]
+
+
+def test_a_wrong_analyzer_key_waits_for_the_right_one(api: Api) -> None:
+    right, api.shuffler.fills = api.analyzer, False
+    api.call("POST", "", json=SMALL)
+    api.until(lambda: "status" in api.shuffler.calls)
+    api.analyzer = lambda: Analyzer(KeyPair.from_private(bytes(32)), 1, ThreadPoolExecutor)
+    api.restart()
+    api.shuffler.fills = True
+    api.until(lambda: api.get(f"/{RUN}")["trouble"] is not None)
+    shown = api.get(f"/{RUN}")
+    assert (shown["state"], "the key file it had" in shown["trouble"]) == ("running", True)
+    assert "messages" not in api.shuffler.calls
+    ready = api.client.get("/readyz")
+    assert (ready.status_code, ready.json()["shuffler"]) == (503, "ok")
+    assert ready.json()["analyzer"] == shown["trouble"]
+    api.analyzer = right
+    api.restart()
+    api.wait_for("finished")
+    assert api.client.get("/readyz").status_code == 200
 
 
 def test_another_shuffler_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

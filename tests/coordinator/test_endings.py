@@ -1,15 +1,19 @@
 """Batches that do not come about, dishonest reports, stops: how a run goes on or ends."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from common.descriptor import batch_id
 from common.errors import RemoteError
+from common.hpke import KeyPair
+from coordinator.analyzer import Analyzer
 from coordinator.runs import Coordinator
 from tests.coordinator.faults import Breaking, outcome, read
 from tests.coordinator.world import (
@@ -185,3 +189,136 @@ def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
     assert found["states"] == [("counted", True, batch_id(RUN, 0))]
     assert len(found["ledger"]) == 1
     assert np.sum(found["histograms"][0]) == found["ledger"][0].opened
+
+
+# -- full batches are not given up ---------------------------------------------------------------
+
+
+def test_a_batch_that_fills_as_its_run_is_stopped_is_settled(tmp_path: Path) -> None:
+    shuffler = FakeShuffler()
+    shuffler.fills, shuffler.fills_when_abandoned = False, True
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: "status" in shuffler.calls)
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler), act)
+    assert_stopped_and_counted(shuffler, outcome(tmp_path))
+
+
+def test_a_full_batch_of_a_stopped_run_is_settled_though_its_deposit_was_not_noted(
+    tmp_path: Path,
+) -> None:
+    shuffler = FakeShuffler()
+    whole = desk(tmp_path, shuffler)
+    breaking: Any = Breaking(whole.store, "opened", 1, "before")
+    run_to_end(replace(whole, store=breaking), spec())
+    shuffler.states[batch_id(RUN, 0)] = "sealed"
+    at = desk(tmp_path, shuffler)
+    at.store.end(RUN, "stopped", "", NOW)
+    run_to_end(at)
+    assert_stopped_and_counted(shuffler, outcome(tmp_path))
+
+
+def assert_stopped_and_counted(shuffler: FakeShuffler, found: dict[str, Any]) -> None:
+    assert found["state"][0] == "stopped"
+    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(found["ledger"]) == 1
+    assert shuffler.states[batch_id(RUN, 0)] == "erased"
+
+
+def test_a_batch_that_fills_as_it_expires_is_counted(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    shuffler, clock = FakeShuffler(), Clock()
+    shuffler.fills, shuffler.fills_when_abandoned = False, True
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(partial(is_open, shuffler, batch_id(RUN, 0)))
+        clock.now += 63
+        await until(lambda: "abandon" in shuffler.calls)
+        shuffler.fills = True
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler, clock), act)
+    assert outcome(tmp_path) == undisturbed
+
+
+# -- full batches that the shuffler lost ---------------------------------------------------------
+
+
+def lose(shuffler: FakeShuffler, how: str) -> None:
+    """The first batch is full, and then gone at the shuffler."""
+    batch = batch_id(RUN, 0)
+    assert shuffler.states[batch] == "sealed"
+    if how == "late":
+        shuffler.states[batch] = "abandoned"
+    else:
+        del shuffler.states[batch]
+
+
+def seal_first(directory: Path, shuffler: FakeShuffler, reissues: int) -> None:
+    """Run until the first batch is recorded as sealed, and no further."""
+    whole = desk(directory, shuffler)
+    breaking: Any = Breaking(whole.store, "sealed", 1, "after")
+    run_to_end(replace(whole, store=breaking), spec(reissues=reissues))
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_full_batch_that_was_lost_is_issued_again(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=1)
+    lose(shuffler, how)
+    run_to_end(desk(tmp_path, shuffler))
+    found = outcome(tmp_path)
+    assert found["state"][0] == "finished"
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+    assert len(found["ledger"]) == 2
+    rows = read(tmp_path, lambda store: store.deployments(RUN))
+    assert [(row.step, row.episodes_executed) for row in rows] == [(0, 21), (0, 21), (1, 21)]
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_full_batch_that_was_lost_too_often_fails_the_run(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=0)
+    lose(shuffler, how)
+    run_to_end(desk(tmp_path, shuffler))
+    found = outcome(tmp_path)
+    assert found["state"][0] == "failed"
+    assert "lost" in found["state"][1]
+    assert [state for state, _, _ in found["states"]] == ["abandoned"]
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=2)
+    lose(shuffler, how)
+    at = desk(tmp_path, shuffler)
+    at.store.end(RUN, "stopped", "", NOW)
+    run_to_end(at)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "stopped"
+    assert [state for state, _, _ in found["states"]] == ["abandoned"]
+    assert shuffler.calls.count("messages") == 1
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_lost_batch_is_noticed_with_another_analyzer_key_too(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=0)
+    other = Analyzer(KeyPair.from_private(bytes(32)), 1, ThreadPoolExecutor)
+
+    async def act(coordinator: Coordinator) -> None:
+        await until(lambda: coordinator.trouble(RUN) is not None)
+        lose(shuffler, how)
+        await drivers_end()
+
+    play(replace(desk(tmp_path, shuffler), analyzer=other), act)
+    found = outcome(tmp_path)
+    assert (found["state"][0], found["states"][0][0]) == ("failed", "abandoned")
+    assert "messages" not in shuffler.calls

@@ -25,6 +25,7 @@ def counted(api: Api, index: int) -> Any:
 
 
 def test_manual_mode_from_policy_to_private_counts(api: Api) -> None:
+    api.shuffler.expired = 0
     assert api.call("POST", "", json=MANUAL).status_code == 201
     assert problem(api.call("GET", f"/{RUN}/deployment"))[:2] == (404, "unknown-deployment")
     first = deploy(api, policy=POLICY, episodes=20)
@@ -44,6 +45,7 @@ def test_manual_mode_from_policy_to_private_counts(api: Api) -> None:
 
 
 def test_manual_mode_survives_a_restart(api: Api) -> None:
+    api.shuffler.expired = 0
     api.call("POST", "", json=MANUAL)
     deploy(api, policy=POLICY, episodes=20)
     counted(api, 0)
@@ -84,6 +86,12 @@ def test_a_repeated_deployment_is_the_same_one(api: Api) -> None:
             "as many",
         ),
         ({"policy": POLICY, "episodes": 20, "layer": 2}, "invalid-spec", "layer"),
+        ({"policy": POLICY, "episodes": 1 << 28}, "invalid-spec", "1073741824 bytes"),
+        ({"policy": [[10**400, 1], [1, 1]], "episodes": 20}, "invalid-spec", "policy"),
+        ({"policy": [[1 << 63, 1], [1, 1]], "episodes": 20}, "invalid-spec", "policy"),
+        ({"policy": [[-1, 1], [1, 1]], "episodes": 20}, "invalid-spec", "policy"),
+        ({"policy": POLICY, "episodes": 20, "step": 1 << 53}, "invalid-spec", "step"),
+        ({"policy": POLICY, "episodes": 20, "layer": 10**400}, "invalid-spec", "layer"),
         ({"policy": POLICY, "episodes": 20, "step": 3}, "wrong-state", "step"),
     ],
 )
@@ -123,3 +131,33 @@ def test_the_learner_takes_one_deployment_at_a_time() -> None:
 def test_manual_mode_has_no_options(api: Api) -> None:
     answer = problem(api.call("POST", "", json={**MANUAL, "options": {"growth": 2}}))
     assert answer[1:] == ("invalid-spec", "manual: manual mode has no options")
+
+
+# -- K counts episodes that were executed --------------------------------------------------------
+
+
+def test_executed_episodes_use_up_the_run(api: Api) -> None:
+    api.call("POST", "", json=MANUAL)
+    deploy(api, policy=POLICY, episodes=20)
+    counted(api, 0)  # 20 reports, and one lease that came to nothing
+    answer = problem(deploy(api, policy=POLICY, episodes=20))
+    assert answer[:2] == (409, "wrong-state")
+    assert "21 of 40 episodes" in answer[2]
+    deploy(api, policy=POLICY, episodes=19)
+    counted(api, 1)
+    api.wait_for("finished")
+    result = api.get(f"/{RUN}/result")
+    assert (result["episodes"], result["episodes_executed"]) == (39, 41)
+
+
+def test_a_rejected_batchs_episodes_are_used_too(api: Api) -> None:
+    api.shuffler.expired, api.shuffler.fills = 0, False
+    api.call("POST", "", json=MANUAL)
+    L = deploy(api, policy=POLICY, episodes=20).json()["messages"]
+    api.shuffler.broken, api.shuffler.fills = {0: 3 * L}, True
+    api.until(lambda: len(api.get(f"/{RUN}/deployments")["deployments"]) == 2)
+    counted(api, 1)  # the same deployment again
+    assert api.get(f"/{RUN}/deployments/0")["state"] == "rejected"
+    api.wait_for("finished")
+    result = api.get(f"/{RUN}/result")
+    assert (result["episodes"], result["episodes_executed"]) == (20, 40)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -114,3 +115,28 @@ def test_messages_are_checked_against_their_digest() -> None:
 def test_a_malformed_answer_is_the_shufflers_mistake() -> None:
     with pytest.raises(RemoteError, match="BatchStatus is malformed"):
         ask(lambda _: httpx.Response(200, json={}), lambda api: api.status(BATCH, 0))
+
+
+def test_a_status_may_say_next_to_nothing() -> None:
+    body = {"batch_id": BATCH, "state": "open", "n": 5}
+    unsaid = dict.fromkeys(("reports", "leased", "episodes", "dropped"))
+    for answer in (body, {**body, **unsaid}):
+        handler = answering(json.dumps(answer).encode(), "")
+        status = ask(handler, lambda api: api.status(BATCH, 0))
+        assert (status.state, status.n, status.episodes) == ("open", 5, None)
+
+
+def test_proxies_of_the_environment_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def mounts() -> list[object]:
+        api = ShufflerApi.connect("http://shuffler", "token", verify=False)
+        try:
+            return [mount for mount in api._client._mounts.values() if mount is not None]
+        finally:
+            await api.close()
+
+    assert asyncio.run(mounts()) == []

@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def to_sealed(store: Store, index: int = 0) -> None:
     store.opened(RUN_ID, index, NOW)
-    store.sealed(RUN_ID, index, 21, {"waiting": 1.0}, NOW)
+    store.sealed(RUN_ID, index, 20, {"waiting": 1.0}, NOW)
 
 
 def test_the_descriptors_bytes_are_kept_as_they_are(store: Store) -> None:

@@ -183,6 +183,8 @@ class FakeShuffler:
         self.fills = True
         self.down = 0
         self.broken: dict[int, int] = {}  # deployment index -> messages that do not open
+        self.expired = 1  # leases of a batch that came to nothing
+        self.fills_when_abandoned = False
         self.refusal: RemoteError | None = None
 
     def _called(self, name: str) -> None:
@@ -216,19 +218,17 @@ class FakeShuffler:
         if self.states[batch_id] == "open":
             await asyncio.sleep(min(wait, 0.01))
         n = self.contexts[batch_id].descriptor.n
-        held = 3 if self.states[batch_id] in ("open", "abandoned") else n
-        return BatchStatus(
-            batch_id=batch_id,
-            state=self.states[batch_id],
-            n=n,
-            reports=held,
-            leased=0,
-            episodes=held + 1,
-            dropped={},
-        )
+        state = self.states[batch_id]
+        held = 3 if state == "abandoned" else n
+        episodes = None if state == "open" else held + self.expired
+        return BatchStatus(batch_id=batch_id, state=state, n=n, episodes=episodes)
 
     async def messages(self, batch_id: str, size: int) -> Messages:
         self._called("messages")
+        if batch_id not in self.states:
+            raise RemoteError("unknown-batch", "no such batch")
+        if self.states[batch_id] == "abandoned":
+            raise RemoteError("late", "the batch was given up")
         assert self.states[batch_id] in ("sealed", "forwarded")
         self.states[batch_id] = "forwarded"
         context = self.contexts[batch_id]
@@ -248,7 +248,9 @@ class FakeShuffler:
         self._called("abandon")
         if batch_id not in self.states:
             raise RemoteError("unknown-batch", "no such batch")
-        if self.states[batch_id] not in ("open", "sealed", "abandoned"):
+        if self.fills_when_abandoned and self.states[batch_id] == "open":
+            self.states[batch_id] = "sealed"  # the last report was faster
+        if self.states[batch_id] not in ("open", "abandoned"):
             raise RemoteError("wrong-state", f"is {self.states[batch_id]}")
         self.states[batch_id] = "abandoned"
 

@@ -80,6 +80,10 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["simulate", "--param", "colour=1"], 3, "no parameter 'colour'"),
         (["simulate", "--option", "first_stag=64"], 3, "first_stag"),
         (["simulate", "--episodes", "0"], 3, "episodes"),
+        (["simulate", "--learner", "ucbvi", "--families", "lean"], 3, "--calibration decides"),
+        (["simulate", "--learner", "q-learning"], 2, "ucbvi-jdp"),
+        (["figures", "fig9"], 3, "known are fig6a"),
+        (["figures", "fig6a", "--backend", "dask"], 3, "--address"),
         (["run", "--network", "no/such/folder"], 4, "riffle network init"),
         (["health", "http://127.0.0.1:1/readyz"], 4, "does not answer"),
         (["nothing"], 2, "nothing"),
@@ -125,6 +129,50 @@ def test_simulate_reports_the_documented_keys() -> None:
     assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
     assert found["seeds"] == 2
     assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+
+
+@pytest.mark.parametrize("learner", ["sdp-pe-conference", "pe", "ucbvi", "ucbvi-jdp", "ucbvi-ldp"])
+def test_simulate_any_learner(learner: str) -> None:
+    result = riffle("simulate", "--learner", learner, "--calibration", "tight", "--episodes",
+                    "1000", "--seeds", "2", "--workers", "1", "--horizon", "3", "--format",
+                    "json")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
+    assert found["learner"] == learner
+    assert found["calibration"] == "tight"
+    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+
+
+def test_simulate_prints_constants_in_the_papers_calibration() -> None:
+    result = riffle("simulate", "--learner", "ucbvi-ldp", "--calibration", "paper", "--episodes",
+                    "200", "--seeds", "1", "--workers", "1")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "laplace" in result.stdout
+    assert "constants.noise_parameter" in result.stdout
+
+
+def test_figures_end_to_end_and_are_not_written_over(tmp_path: Path) -> None:
+    arguments = ["figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1",
+                 "--out", str(tmp_path), "--format", "json"]  # fmt: skip
+    found = json.loads(riffle(*arguments).stdout)
+    assert found["seeds"] == 1
+    assert [figure["figure"] for figure in found["figures"]] == ["adversarial-full"]
+    for ending in (".csv", ".png", ".svg", ".md", ".json"):
+        assert (tmp_path / f"adversarial-full{ending}").stat().st_size > 0
+    refused = riffle(*arguments)
+    assert refused.exit_code == 3
+    assert "--force" in refused.stderr
+
+
+def test_figures_without_their_packages_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.figures.sweep.find_spec", lambda _: None)
+    result = riffle("figures", "fig6a", "--out", str(tmp_path))
+    assert result.exit_code == 4
+    assert "pip install 'riffle-rl[experiments]'" in result.stderr
+    assert result.stderr.strip().count("\n") == 0
 
 
 def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> None:

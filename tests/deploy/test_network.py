@@ -87,11 +87,11 @@ def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
 
 def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> None:
     secrets, url = shuffler
-    enrol(secrets, url, 2)
+    enrol(secrets, url, 2, 100)
     first = credentials(secrets)
-    enrol(secrets, url, 2)
+    enrol(secrets, url, 2, 100)
     assert credentials(secrets) == first
-    enrol(secrets, url, 3)
+    enrol(secrets, url, 3, 100)
     assert credentials(secrets)[:2] == first
     assert len({node["token"] for node in credentials(secrets)}) == 3
     assert (secrets / "nodes" / "credentials.json").stat().st_mode & 0o777 == 0o600
@@ -123,7 +123,7 @@ def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
     init_network(tmp_path)  # another network's operator
     (tmp_path / "operator" / "ca.pem").write_text((secrets / "operator" / "ca.pem").read_text())
     with pytest.raises(RemoteError, match=r"the shuffler refused: .*token") as caught:
-        enrol(tmp_path, url, 1)
+        enrol(tmp_path, url, 1, 100)
     assert caught.value.slug == "unauthorized"
     assert not (tmp_path / "nodes" / "credentials.json").exists()
 
@@ -131,7 +131,7 @@ def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
 def test_a_shuffler_that_is_away_is_told(tmp_path: Path) -> None:
     init_network(tmp_path)
     with pytest.raises(LocalError, match="the shuffler does not answer") as caught:
-        enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1)
+        enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1, 100)
     assert caught.value.slug == "unavailable"
 
 
@@ -173,7 +173,7 @@ def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
         url, token = network.coordinator_url, network.operator_token
         with operator_client(network.secrets, url, token) as operator:
             assert operator.get("/v1/runs").json() == {"runs": []}
-            assert operator.get("/readyz").json() == {"store": "ok", "shuffler": "ok"}
+            assert set(operator.get("/readyz").json().values()) == {"ok"}
         with operator_client(network.secrets, network.shuffler_url, "none") as client:
             assert [accepted(client, node["token"]) for node in credentials(network.secrets)] == [
                 200,

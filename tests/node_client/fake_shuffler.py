@@ -59,6 +59,8 @@ class FakeShuffler:
     faults: list[str] = field(default_factory=list)
     faulty: str = "/reports"
     quota: int | None = None
+    share: int | None = None
+    lease_ends: int = world.EXPIRES
     lose_leases: bool = False
     elsewhere: set[str] = field(default_factory=set)
     reported: set[str] = field(default_factory=set)
@@ -113,7 +115,7 @@ class FakeShuffler:
             batch.leases[lease] = (user, len(batch.leases), node)
             self.served.setdefault(node, set()).add(user)
             entry = {"user": user, "slot": batch.leases[lease][1], "lease": lease}
-            granted.append(entry | {"expires_at": world.EXPIRES})
+            granted.append(entry | {"expires_at": self.lease_ends})
         return JSONResponse({"leases": granted, "refused": refused})
 
     async def reports(self, request: Request) -> Response:
@@ -143,6 +145,9 @@ class FakeShuffler:
             return "wrong-state"
         if self.quota is not None and user not in known and len(known) >= self.quota:
             return "quota-exceeded"
+        held = [holder for _, _, holder in batch.leases.values()].count(node)
+        if self.share is not None and held >= self.share:
+            return "share-exceeded"
         return "batch-full" if batch.free == 0 else None
 
     def _store(self, batch: FakeBatch, lease: str, sealed: bytes) -> str:

@@ -51,6 +51,16 @@ def test_a_signal_ends_a_node_that_cannot_reach_its_shuffler(
     assert (process.returncode, output, errors) == (0, "0\n", "")
 
 
+def test_without_users_a_node_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = tmp_path / "users.json"
+    users.write_text("{}")
+    settings = load(tmp_path, monkeypatch, SIMULATED_USERS="false", USERS_FILE=str(users))
+    with pytest.raises(LocalError, match="no users of node"):
+        run(settings)
+
+
 def test_a_node_that_cannot_work_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(tmp_path, monkeypatch, ENVIRONMENT="River-v0")
     with pytest.raises(LocalError, match="did you mean 'RiverSwim-v0'"):

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from common.counters import Ints
 from common.errors import LocalError
 from node_client.environments.registry import make
+from node_client.pace import Pace
 from node_client.pipeline import Pipeline, Totals
 from node_client.report import BatchPlan, slot_report
 from node_client.runner import NodeState, Runner, portion
@@ -59,11 +61,12 @@ async def serve(
     nodes: int = 4,
     until: Callable[[], bool] | None = None,
     environment: Any = None,
+    people: dict[str, list[str]] | None = None,
     seal: Any = in_thread,
     **changes: Any,
 ) -> tuple[Totals, Runner]:
     """Run nodes until every batch is full, or ``until`` holds."""
-    totals, stop, users = Totals(), asyncio.Event(), Users(state)
+    totals, stop, users = Totals(), asyncio.Event(), Users(state, people)
     demands = world.demands(**changes)
     api = ShufflerApi(fake.client(), QUICK)
     pipeline = Pipeline(
@@ -74,6 +77,8 @@ async def serve(
         totals=totals,
         room=asyncio.Semaphore(3),
         test_entry=demands.test_entry,
+        pace=Pace(),
+        clock=lambda: world.NOW,
     )
     credentials = [Credential(node_id=name, token=f"token-{name}") for name in node_ids(nodes)]
     runner = Runner(
@@ -164,7 +169,7 @@ def test_a_hostile_descriptor_cannot_forge_log_lines(
 
 
 def test_users_with_a_slot_elsewhere_are_set_aside(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     held = users.waiting(node_ids(1)[0], 5)
     users.close()
     fake = shuffler(1, elsewhere=set(held))
@@ -217,6 +222,12 @@ def test_a_failing_environment_still_sends_noise_and_logs_nothing(
     histogram, failed = batch.counts()
     assert (totals.accepted, failed) == (world.N, 0)
     assert 0 < histogram[:-1].sum() < histogram.sum()
+    assert totals.failed == totals.episodes == world.N
+    said = [r.getMessage() for r in caplog.records if "failed" in r.getMessage()]
+    assert said == [
+        "an environment failed; its report carries noise only",
+        f"{world.N} of {world.N} episodes failed",
+    ]
     assert "SECRET" not in caplog.text
     assert "Traceback" not in caplog.text
 
@@ -271,6 +282,83 @@ def test_nodes_at_their_quota_end_the_process(tmp_path: Path) -> None:
         asyncio.run(serve(fake, tmp_path, until=lambda: False))
     assert caught.value.slug == "quota-exceeded"
     assert len(batch.reports) == 12
+
+
+def test_users_of_a_list_report_once_and_then_the_process_ends(tmp_path: Path) -> None:
+    people = {name: [f"{int(name, 16) * 100 + i:032x}" for i in range(3)] for name in node_ids(4)}
+    fake = shuffler()
+    fake.deposit(world.signed())
+    with pytest.raises(LocalError, match="all users they may serve"):
+        asyncio.run(serve(fake, tmp_path, people=people, until=lambda: False))
+    assert fake.served == {name: set(users) for name, users in people.items()}
+    assert fake.reported == {user for users in people.values() for user in users}
+
+
+def test_leases_that_end_too_soon_ask_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = shuffler(lease_ends=world.NOW)
+    batch = fake.deposit(world.signed())
+    until = lambda: fake.requests["batches"] > 4  # noqa: E731
+    totals, _ = asyncio.run(serve(fake, tmp_path, until=until))
+    assert (totals, batch.reports) == (Totals(), {})
+    assert fake.requests["leases"] <= fake.requests["batches"], "no lease after lease in vain"
+    assert caplog.text.count("leases end before") == 1
+    users = Users(tmp_path, None)
+    assert not any(users.asked(name) for name in node_ids(4))
+    users.close()
+
+
+def test_episodes_leave_the_event_loop_free(tmp_path: Path) -> None:
+    class Slow(Failing):
+        def reset(self, randomness: Any) -> int:
+            time.sleep(0.5)
+            return 0
+
+    async def longest_pause() -> float:
+        fake = shuffler()
+        fake.deposit(world.signed())
+        going = asyncio.create_task(
+            serve(fake, tmp_path, environment=Slow(), until=lambda: len(fake.reported) > 0)
+        )
+        longest, before = 0.0, time.monotonic()
+        while not going.done():
+            await asyncio.sleep(0.005)
+            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+        await going
+        return longest
+
+    assert asyncio.run(longest_pause()) < 0.4
+
+
+def test_a_node_with_its_share_of_a_batch_leaves_it_to_others(tmp_path: Path) -> None:
+    fake = shuffler(2, share=6)
+    small = fake.deposit(world.signed())
+    other = fake.deposit(world.signed(deployment=1))
+    full = lambda: len(small.reports) + len(other.reports) >= 24  # noqa: E731
+    totals, runner = asyncio.run(serve(fake, tmp_path, nodes=2, until=full))
+    assert totals.accepted == 24
+    assert totals.refused == {}
+    for batch in (small, other):
+        assert Counter(node for _, _, node in batch.leases.values()) == dict.fromkeys(
+            node_ids(2), 6
+        )
+    assert not any(node.full or node.idle for node in runner.nodes)
+
+
+def test_a_node_asks_again_when_its_share_may_have_grown(tmp_path: Path) -> None:
+    fake = shuffler(1, share=6)
+    batch = fake.deposit(world.signed())
+
+    def grown() -> bool:
+        if len(batch.reports) == 6 and fake.requests["batches"] > 8:
+            fake.share = None
+        return fake.full()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node_client.runner.LATER_SECONDS", 0.0)
+        totals, _ = asyncio.run(serve(fake, tmp_path, nodes=1, until=grown))
+    assert totals.accepted == world.N
 
 
 def test_a_bug_while_sealing_is_counted_and_names_no_report(

@@ -11,12 +11,13 @@ from common.errors import LocalError
 from node_client.settings import Settings
 from tests.node_client import world
 
+NODE = "ab" * 16
 KEY = world.public(world.SHUFFLER).hex()
 
 
 def variables(folder: Path, **changes: str | None) -> dict[str, str]:
     credentials = folder / "credentials.json"
-    credentials.write_text(json.dumps([{"node_id": "ab" * 16, "token": "SECRET"}]))
+    credentials.write_text(json.dumps([{"node_id": NODE, "token": "SECRET"}]))
     values: dict[str, str | None] = {
         "SHUFFLER_URL": "http://127.0.0.1:8401",
         "SHUFFLER_ID": "shuffler-1",
@@ -24,6 +25,7 @@ def variables(folder: Path, **changes: str | None) -> dict[str, str]:
         "COORDINATOR_KEY": world.public(world.COORDINATOR).hex(),
         "CREDENTIALS_FILE": str(credentials),
         "STATE_DIR": str(folder / "state"),
+        "SIMULATED_USERS": "true",
         "MAX_EPSILON": "1.0",
         "MAX_BETA": "1e-5",
         "MIN_DISHONEST_FRACTION": "0.1",
@@ -95,6 +97,9 @@ def test_keys_can_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"WORKERS": "0"}, "workers"),
         ({"USERS_A_REQUEST": "513"}, "users_a_request"),
         ({"STATES": "0"}, "states"),
+        ({"SIMULATED_USERS": None}, "exactly one of users_file and simulated_users"),
+        ({"SIMULATED_USERS": "false"}, "exactly one of users_file and simulated_users"),
+        ({"USERS_FILE": "users.json"}, "exactly one of users_file and simulated_users"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -126,6 +131,41 @@ def test_credentials_must_be_whole_and_stay_secret(
         settings.credentials()
     assert "SECRET" not in caught.value.detail
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def with_users(folder: Path, patch: pytest.MonkeyPatch, content: object) -> Settings:
+    (folder / "users.json").write_text(json.dumps(content))
+    patch.delenv("RIFFLE_NODE_SIMULATED_USERS", raising=False)
+    return load(folder, patch, SIMULATED_USERS=None, USERS_FILE=str(folder / "users.json"))
+
+
+def test_users_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = {NODE: ["01" * 16, "02" * 16]}
+    assert with_users(tmp_path, monkeypatch, users).users() == users
+    monkeypatch.delenv("RIFFLE_NODE_USERS_FILE")
+    assert load(tmp_path, monkeypatch).users() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([], "object"),
+        ({}, f"no users of node {NODE}"),
+        ({NODE: []}, f"no users of node {NODE}"),
+        ({NODE: ["01" * 16], "cd" * 16: ["02" * 16]}, f"node {'cd' * 16} has no credential"),
+        ({NODE: ["01" * 16, "01" * 16]}, "twice"),
+        ({NODE: ["not hex"]}, "32"),
+    ],
+)
+def test_the_users_file_must_be_whole(
+    content: object, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = with_users(tmp_path, monkeypatch, content)
+    with pytest.raises(LocalError, match=r"users\.json") as caught:
+        settings.users()
+    assert caught.value.slug == "invalid-spec"
+    assert says in caught.value.detail
+    assert "01" * 16 not in caught.value.detail
 
 
 def test_every_setting_says_what_it_is() -> None:

@@ -12,7 +12,7 @@ NODE, OTHER = "aa" * 16, "bb" * 16
 
 
 def test_users_are_made_as_needed_and_kept(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     first = users.waiting(NODE, 3)
     assert len(set(first)) == 3
     assert all(len(bytes.fromhex(user)) == 16 for user in first)
@@ -22,12 +22,12 @@ def test_users_are_made_as_needed_and_kept(tmp_path: Path) -> None:
 
 
 def test_nobody_is_asked_twice_after_a_restart(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     asked = users.waiting(NODE, 4)
     kept = users.waiting(NODE, 6)[4:] or [u for u in users.waiting(NODE, 6) if u not in asked]
     users.mark_asked(asked)
     users.close()
-    again = Users(tmp_path)
+    again = Users(tmp_path, None)
     assert not set(again.waiting(NODE, 10)) & set(asked)
     assert set(kept) <= set(again.waiting(NODE, 10))
     assert again.asked(NODE) == 4
@@ -35,7 +35,7 @@ def test_nobody_is_asked_twice_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_without_new_users_a_node_runs_out(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     known = users.waiting(NODE, 2)
     assert sorted(users.waiting(NODE, 5, make=False)) == sorted(known)
     users.mark_asked(known)
@@ -43,8 +43,24 @@ def test_without_new_users_a_node_runs_out(tmp_path: Path) -> None:
     users.close()
 
 
+def test_users_that_are_given_are_the_only_ones(tmp_path: Path) -> None:
+    invented = Users(tmp_path, None)
+    left = invented.waiting(NODE, 2)
+    invented.close()
+    people = [f"{i:032x}" for i in range(3)]
+    users = Users(tmp_path, {NODE: people, OTHER: []})
+    assert sorted(users.waiting(NODE, 5)) == people, f"{left} were invented"
+    assert users.waiting(OTHER, 5) == []
+    users.mark_asked(people[:1])
+    users.close()
+    again = Users(tmp_path, {NODE: people[:2], OTHER: people[2:]})
+    assert again.waiting(NODE, 5) == people[1:2], "asked once; and not this node's any more"
+    assert again.waiting(OTHER, 5) == people[2:]
+    again.close()
+
+
 def test_forgotten_users_are_gone_unless_asked(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     one, two = users.waiting(NODE, 2)
     users.mark_asked([one])
     users.forget([one, two])
@@ -54,46 +70,46 @@ def test_forgotten_users_are_gone_unless_asked(tmp_path: Path) -> None:
 
 
 def test_users_set_aside_come_back_at_the_next_start(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     known = users.waiting(NODE, 4)
     users.set_aside(known[:3])
     assert users.waiting(NODE, 4, make=False) == known[3:]
     assert not set(users.waiting(NODE, 4)) & set(known[:3])
     users.close()
-    again = Users(tmp_path)
+    again = Users(tmp_path, None)
     assert set(known) <= set(again.waiting(NODE, 7, make=False))
     again.close()
 
 
 def test_two_processes_cannot_share_a_file(tmp_path: Path) -> None:
-    Users(tmp_path).close()
-    users = Users(tmp_path)
+    Users(tmp_path, None).close()
+    users = Users(tmp_path, None)
     with pytest.raises(LocalError, match="another node process"):
-        Users(tmp_path)
+        Users(tmp_path, None)
     assert len(users.waiting(NODE, 1)) == 1
     users.close()
 
 
 def test_a_newer_file_is_refused(tmp_path: Path) -> None:
-    Users(tmp_path).close()
+    Users(tmp_path, None).close()
     with sqlite3.connect(tmp_path / FILE_NAME) as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
     with pytest.raises(LocalError, match="version 99"):
-        Users(tmp_path)
+        Users(tmp_path, None)
 
 
 def test_an_unusable_directory_or_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match="state directory"):
-        Users(tmp_path / "file")
+        Users(tmp_path / "file", None)
     (tmp_path / FILE_NAME).write_bytes(b"not a database" * 100)
     with pytest.raises(LocalError, match="cannot open"):
-        Users(tmp_path)
+        Users(tmp_path, None)
 
 
 def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
-    users = Users(tmp_path)
+    users = Users(tmp_path, None)
     known = users.waiting(NODE, 2)
     users._database.execute("PRAGMA query_only = ON")
     with pytest.raises(LocalError, match="cannot write"):

@@ -103,10 +103,13 @@ class Api:
         assert self.outcomes(batch, frames) == ["accepted"] * n
         return batch.rows(b"".join(sent))
 
-    def status(self, batch: Batch, **query: Any) -> dict[str, Any]:
+    def status(self, batch: Batch, token: str = OPERATOR_TOKEN, **query: Any) -> dict[str, Any]:
         path = f"/batches/{batch.batch_id}/status"
-        answer: dict[str, Any] = self.call("GET", path, COORDINATOR_TOKEN, params=query).json()
+        answer: dict[str, Any] = self.call("GET", path, token, params=query).json()
         return answer
+
+    def abandon(self, batch: Batch, token: str = COORDINATOR_TOKEN) -> httpx.Response:
+        return self.call("POST", f"/batches/{batch.batch_id}/abandon", token)
 
     def messages(self, batch: Batch) -> httpx.Response:
         return self.call("GET", f"/batches/{batch.batch_id}/messages", COORDINATOR_TOKEN)

@@ -189,8 +189,9 @@ def test_uploads_on_their_way_are_bounded(api: Api) -> None:
     answer = api.call("POST", path, api.token, content=bytes(5_000))
     assert (answer.status_code, problem(answer)) == (429, "too-many-requests")
     assert answer.headers["Retry-After"] == "1"
-    held = api.leases(batch, [user(0)])[0]
-    assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]
+    frame = bytes.fromhex(api.leases(batch, [user(0)])[0].lease) + batch.report()
+    undeclared = api.call("POST", path, api.token, content=iter([frame[:100], frame[100:]]))
+    assert undeclared.json()["results"][0]["outcome"] == "accepted", "only what came is charged"
 
 
 def test_a_revoked_node_is_refused_everywhere(api: Api) -> None:
@@ -239,6 +240,52 @@ def test_a_long_poll_for_the_seal_wakes_when_full(api: Api) -> None:
     api.fill(batch)
     thread.join(10)
     assert found[0]["state"] == "sealed"
+
+
+def test_the_coordinator_sees_no_clock_of_arrivals(api: Api) -> None:
+    """While a batch fills, its status as the coordinator sees it never changes."""
+    batch = api.deposit()
+    quiet = {
+        "batch_id": batch.batch_id,
+        "state": "open",
+        "n": 4,
+        "reports": None,
+        "leased": None,
+        "episodes": None,
+        "dropped": None,
+    }
+    assert api.status(batch, COORDINATOR_TOKEN) == quiet
+    leases = api.leases(batch, [user(i) for i in range(4)])
+    assert api.status(batch, COORDINATOR_TOKEN) == quiet
+    api.outcomes(batch, [(lease.lease, batch.report()) for lease in leases[:3]])
+    api.outcomes(batch, [(leases[3].lease, bytes(len(batch.report())))])
+    assert api.status(batch, COORDINATOR_TOKEN) == quiet
+    seen = api.status(batch)
+    assert (seen["reports"], seen["leased"], seen["episodes"]) == (3, 1, 4)
+    assert seen["dropped"] == {"wrong-key": 1}
+    api.outcomes(batch, [(leases[3].lease, batch.report())])
+    assert api.status(batch, COORDINATOR_TOKEN) == quiet | {"state": "sealed", "episodes": 4}
+
+
+@pytest.mark.parametrize(("token", "reports"), [(COORDINATOR_TOKEN, None), (OPERATOR_TOKEN, 1)])
+def test_the_answers_to_an_end_tell_each_what_its_status_would(
+    api: Api, token: str, reports: int | None
+) -> None:
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    api.outcomes(batch, [(lease.lease, batch.report())])
+    answer = api.abandon(batch, token).json()
+    assert (answer["state"], answer["episodes"], answer["reports"]) == ("abandoned", 1, reports)
+    other = api.deposit(deployment=1)
+    api.fill(other, first_user=10)
+    digest = api.messages(other).headers[DIGEST_HEADER]
+    erased = api.acknowledge(other, digest).json()
+    assert (erased["state"], erased["episodes"], erased["reports"]) == ("erased", 4, None)
+
+
+def test_no_page_that_loads_from_elsewhere(api: Api) -> None:
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        assert problem(api.client.get(path)) == "not-found"
 
 
 def test_health_identity_and_openapi(api: Api) -> None:

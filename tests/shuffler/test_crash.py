@@ -11,8 +11,8 @@ from common.errors import LocalError
 from shuffler import store
 from shuffler.core import Shuffler, preflight
 from shuffler.vault import Vault
-from tests.shuffler.conftest import Api
-from tests.shuffler.world import COORDINATOR_TOKEN, NOW, descriptor_bytes, settings, user
+from tests.shuffler.conftest import Api, problem
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, settings, user
 
 
 def count(api: Api, table: str) -> int:
@@ -124,13 +124,84 @@ def test_bytes_that_would_differ_are_not_handed_over(api: Api) -> None:
     )
 
 
-def test_a_lost_secret_is_told_at_start(api: Api) -> None:
-    batch = api.deposit()
-    secrets(api)[0].unlink()
-    with pytest.raises(LocalError, match=f"secret of batch {batch.batch_id} is missing"):
+def lose_secret(api: Api, batch: Batch) -> None:
+    (api.directory / "data" / "secrets" / f"{batch.batch_id}.secret").unlink()
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_lost_secret_ends_its_batch_and_no_other(api: Api, restart: bool) -> None:
+    short, full, fine = (api.deposit(deployment=number) for number in range(3))
+    lease = api.leases(short, [user(20)])[0]
+    api.fill(full)
+    lose_secret(api, short)
+    lose_secret(api, full)
+    if restart:
         preflight(settings(api.directory))
-    with pytest.raises(LocalError, match="is missing"):
         api.restart()
+    assert api.outcomes(short, [(lease.lease, short.report())]) == ["late"]
+    answer = api.messages(full)
+    assert (answer.status_code, problem(answer)) == (410, "late")
+    assert [api.status(one)["state"] for one in (short, full, fine)] == [
+        "abandoned",
+        "abandoned",
+        "open",
+    ]
+    assert count(api, "reports") == 0
+    api.fill(fine, first_user=10)
+    assert api.finish(fine)
+
+
+def test_a_damaged_secret_is_a_lost_one(api: Api) -> None:
+    batch = api.deposit()
+    secrets(api)[0].write_bytes(b"not a secret")
+    api.restart()
+    assert api.status(batch)["state"] == "abandoned"
+    assert secrets(api) == []
+
+
+def test_a_lost_secret_of_what_has_left(api: Api) -> None:
+    """It cannot be handed over again, but who has the messages may still say so."""
+    batch = api.deposit()
+    api.fill(batch)
+    digest = api.messages(batch).headers["Riffle-Messages-Digest"]
+    lose_secret(api, batch)
+    api.restart()
+    for _ in range(2):
+        assert problem(api.messages(batch)) == "late"
+    assert api.status(batch)["state"] == "forwarded"
+    assert api.acknowledge(batch, digest).json()["state"] == "erased"
+    assert count(api, "reports") == 0
+
+
+def test_a_secret_that_cannot_be_read_stops_the_start_and_ends_nothing(api: Api) -> None:
+    batch = api.deposit()
+    path = secrets(api)[0]
+    path.rename(path.with_suffix(".aside"))
+    path.mkdir()
+    with pytest.raises(LocalError, match="cannot read a batch secret"):
+        api.restart()
+    path.rmdir()
+    path.with_suffix(".aside").rename(path)
+    api.restart()
+    assert api.status(batch)["state"] == "open"
+
+
+def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
+    """Sealed: nothing has left, so it is abandoned. Forwarded: it counts, so it is erased."""
+    api.restart(retention_seconds=1_000)
+    sealed, forwarded = api.deposit(), api.deposit(deployment=1)
+    api.fill(sealed)
+    api.fill(forwarded, first_user=10)
+    digest = api.messages(forwarded).headers["Riffle-Messages-Digest"]
+    api.clock.now = NOW + 3_600 + 999
+    states = [api.status(one)["state"] for one in (sealed, forwarded)]
+    assert (states, len(secrets(api))) == (["sealed", "forwarded"], 2)
+    api.clock.now += 1
+    states = [api.status(one)["state"] for one in (sealed, forwarded)]
+    assert states == ["abandoned", "erased"]
+    assert (secrets(api), count(api, "reports")) == ([], 0)
+    assert [problem(api.messages(one)) for one in (sealed, forwarded)] == ["late", "late"]
+    assert api.acknowledge(forwarded, digest).json()["state"] == "erased"
 
 
 def test_no_leftover_of_an_erased_batch_opens(api: Api) -> None:
@@ -167,7 +238,7 @@ def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 4}")
 
-    core._committer.submit(no_more_room).result(10)
+    core._access.committer.submit(no_more_room).result(10)
     answers = [api.upload(batch, [frame]) for frame in frames]
     stored = [answer.status_code == 200 for answer in answers]
     assert any(stored)

@@ -39,6 +39,15 @@ def test_no_line_names_node_user_lease_or_slot(api: Api, caplog: pytest.LogCaptu
     assert not [word for word in private if word in everything]
 
 
+def test_a_lost_secret_is_logged(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "riffle.shuffler")
+    batch = api.deposit()
+    next((api.directory / "data" / "secrets").iterdir()).unlink()
+    api.restart()
+    told = {"event": "secret-lost", "batch_id": batch.batch_id, "state": "open"}
+    assert told in [json.loads(message) for message in caplog.messages if message[0] == "{"]
+
+
 def test_an_unexpected_error_shows_nothing(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,12 +204,21 @@ class Shuffling(RuleBasedStateMachine):
         if model is None or not really:
             return
         work = self.core.abandon(model.batch.batch_id)
-        if model.state in ("forwarded", "erased"):
+        if model.state in ("sealed", "forwarded", "erased"):
             with pytest.raises(RemoteError):
                 self.do(work)
         else:
             assert self.do(work).state == "abandoned"
             model.state = "abandoned"
+
+    @rule(number=st.integers(0, BATCHES - 1), really=st.sampled_from([False] * 5 + [True]))
+    def lose_secret(self, number: int, really: bool) -> None:
+        model = self.batches.get(number)
+        if model is None or model.state not in ("open", "sealed") or not really:
+            return
+        (Path(self.directory.name) / f"data/secrets/{model.batch.batch_id}.secret").unlink()
+        self.restart()
+        model.state = "abandoned"
 
     # The nodes
 

@@ -5,7 +5,7 @@ import pytest
 from common import hpke
 from common.wire import Lease
 from tests.shuffler.conftest import Api, problem
-from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, user
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 
 
 def held(api: Api, batch: Batch, number: int = 0) -> Lease:
@@ -79,6 +79,25 @@ def test_a_node_serves_no_more_users_than_enrolled_for(api: Api) -> None:
     assert answer["refused"] == [{"user": user(2), "problem": "quota-exceeded"}]
     api.clock.now += 60
     assert len(api.leases(batch, [user(0), user(1)], token)) == 2  # counted once, not twice
+
+
+def test_a_node_holds_no_more_than_its_share_of_a_batch(api: Api) -> None:
+    """Live leases and reports count, expired leases do not; another batch is another share."""
+    api.restart(max_node_share=0.5)
+    batch, other = api.deposit(), api.deposit(deployment=1)
+    answer = api.lease(batch, [user(i) for i in range(3)]).json()
+    assert [lease["slot"] for lease in answer["leases"]] == [0, 1]
+    assert answer["refused"] == [{"user": user(2), "problem": "share-exceeded"}]
+    again = api.leases(batch, [user(0), user(1)])
+    assert [lease.slot for lease in again] == [0, 1], "what it has it keeps"
+    api.outcomes(batch, [(again[0].lease, batch.report())])
+    assert refusals(api, batch, [user(2)]) == ["share-exceeded"]
+    api.clock.now += 60
+    assert held(api, batch, 2).slot == 1
+    assert refusals(api, batch, [user(3)]) == ["share-exceeded"]
+    assert len(api.leases(other, [user(3), user(4)])) == 2
+    _, token = api.enrol(10)
+    assert len(api.leases(batch, [user(10), user(11)], token)) == 2
 
 
 def test_a_user_belongs_to_one_node(api: Api) -> None:
@@ -254,16 +273,17 @@ def test_a_batch_that_expires_short_is_abandoned_and_its_users_stay_marked(api: 
     assert held(api, other, 2).slot == 0  # it had not reported
 
 
-def test_abandoning(api: Api) -> None:
+@pytest.mark.parametrize("token", [COORDINATOR_TOKEN, OPERATOR_TOKEN])
+def test_only_a_batch_that_is_short_is_abandoned(api: Api, token: str) -> None:
     batch, other = api.deposit(), api.deposit(deployment=1)
-    api.fill(batch)
-    path = f"/batches/{batch.batch_id}/abandon"
     for _ in range(2):
-        assert api.call("POST", path, COORDINATOR_TOKEN).json()["state"] == "abandoned"
+        assert api.abandon(batch, token).json()["state"] == "abandoned"
     api.fill(other, first_user=10)
+    sealed = api.abandon(other, token)
     api.messages(other)
-    refused = api.call("POST", f"/batches/{other.batch_id}/abandon", COORDINATOR_TOKEN)
-    assert (refused.status_code, problem(refused)) == (409, "wrong-state")
+    forwarded = api.abandon(other, token)
+    for refused in (sealed, forwarded):
+        assert (refused.status_code, problem(refused)) == (409, "wrong-state")
     assert api.finish(other)
 
 

@@ -16,12 +16,14 @@ from shuffler.rules import (
     Demands,
     Frame,
     LeaseView,
+    Room,
     UserView,
     accept_deposit,
     closed_problem,
     decide_lease,
     judge_frame,
     lowest_free,
+    share_slots,
 )
 from tests.shuffler.world import (
     BETA,
@@ -40,6 +42,7 @@ DEMANDS = Demands(
     guarantee=Guarantee(EPSILON, BETA, 0.0),
     smallest_n=2,
     test_entry=False,
+    max_batch_bytes=1 << 30,
 )
 
 
@@ -49,7 +52,7 @@ def demands(owner: dict[str, Any]) -> Demands:
     )
     if "dishonest_fraction" in owner:
         wanted = replace(wanted, dishonest_fraction=owner["dishonest_fraction"])
-    rest = {k: v for k, v in owner.items() if k in ("smallest_n", "test_entry")}
+    rest = {k: v for k, v in owner.items() if k in ("smallest_n", "test_entry", "max_batch_bytes")}
     return replace(DEMANDS, guarantee=wanted, **rest)
 
 
@@ -102,6 +105,7 @@ OWN = replace(USER, owner="me")
 @pytest.mark.parametrize(
     ("view", "closed", "quota", "free", "decision"),
     [
+        (replace(OWN, here=HELD), None, 0, 1, "keep"),
         (USER, None, 1, 1, "grant"),
         (OWN, None, 0, 1, "grant"),
         (replace(OWN, here=HELD), None, 0, 0, "keep"),
@@ -120,7 +124,32 @@ OWN = replace(USER, owner="me")
     ],
 )
 def test_lease(view: UserView, closed: Any, quota: int, free: int, decision: str) -> None:
-    assert decide_lease(view, "me", closed, NOW, quota_left=quota, free_slots=free) == decision
+    room = Room(quota=quota, free_slots=free, share=1)
+    assert decide_lease(view, "me", closed, NOW, room) == decision
+
+
+@pytest.mark.parametrize(
+    ("view", "free", "decision"),
+    [
+        (USER, 1, "share-exceeded"),
+        (OWN, 1, "share-exceeded"),
+        (USER, 0, "batch-full"),
+        (replace(OWN, here=HELD), 0, "keep"),
+        (replace(OWN, elsewhere=True), 1, "wrong-state"),
+    ],
+)
+def test_lease_beyond_the_share(view: UserView, free: int, decision: str) -> None:
+    room = Room(quota=1, free_slots=free, share=0)
+    assert decide_lease(view, "me", None, NOW, room) == decision
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "slots"),
+    [(1.0, 4, 4), (0.5, 4, 2), (0.5, 5, 2), (0.3, 10, 3), (0.29, 100, 29), (1e-9, 4, 1)],
+)
+def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
+    """Rounded down over the decimal fraction that was written, and never to none."""
+    assert share_slots(share, n) == slots
 
 
 FRAME = Frame("aa", "f0", opens=True, sealed=b"")

@@ -51,6 +51,10 @@ def test_everything_from_files() -> None:
         ("MIN_DISHONEST_FRACTION", "1", "min_dishonest_fraction"),
         ("SMALLEST_N", "1", "smallest_n"),
         ("LEASE_SECONDS", "-1", "lease_seconds"),
+        ("MAX_NODE_SHARE", "0", "max_node_share"),
+        ("MAX_NODE_SHARE", "1.5", "max_node_share"),
+        ("MAX_BATCH_BYTES", "100", "max_batch_bytes"),
+        ("RETENTION_SECONDS", "0", "retention_seconds"),
     ],
 )
 def test_a_wrong_value_is_named(

@@ -14,13 +14,13 @@ EVENTS: tuple[Event, ...] = get_args(Event)
 
 # One line a state; columns in the order of EVENTS; '.' means refused, '=' stays.
 EXPECTED = """
-state         fill    expire     abandon    forward    acknowledge   erase
-open          sealed  abandoned  abandoned  .          .             .
-sealed        .       .          abandoned  forwarded  .             .
-forwarded     .       .          .          =          acknowledged  .
-acknowledged  .       .          .          .          =             erased
-erased        .       .          .          .          =             =
-abandoned     .       =          =          .          .             .
+state         fill    expire     abandon    lost       retire        forward    acknowledge   erase
+open          sealed  abandoned  abandoned  abandoned  .             .          .             .
+sealed        .       .          .          abandoned  abandoned     forwarded  .             .
+forwarded     .       .          .          .          acknowledged  =          acknowledged  .
+acknowledged  .       .          .          .          .             .          =             erased
+erased        .       .          .          .          .             .          =             =
+abandoned     .       =          =          =          =             .          .             .
 """
 
 
@@ -57,8 +57,12 @@ def test_a_short_batch_has_no_way_to_release() -> None:
     assert found == {"open", "abandoned"}
 
 
-def test_what_has_left_cannot_be_abandoned() -> None:
-    assert all((state, "abandon") not in TRANSITIONS for state in ORDER[2:])
+def test_what_is_complete_cannot_be_abandoned() -> None:
+    assert all((state, "abandon") not in TRANSITIONS for state in ORDER[1:])
+
+
+def test_what_has_left_is_never_called_abandoned() -> None:
+    assert all(TRANSITIONS.get((s, e)) != "abandoned" for s, e in product(ORDER[2:], EVENTS))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,9 @@ def test_what_has_left_cannot_be_abandoned() -> None:
         ("abandoned", "forward", "late"),
         ("abandoned", "acknowledge", "wrong-state"),
         ("sealed", "acknowledge", "wrong-state"),
+        ("sealed", "abandon", "wrong-state"),
         ("forwarded", "abandon", "wrong-state"),
+        ("forwarded", "lost", "wrong-state"),
     ],
 )
 def test_refusals_say_why(state: BatchState, event: Event, slug: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import LocalError
-from shuffler.vault import BatchSecret, Vault
+from shuffler.vault import BatchSecret, SecretLostError, Vault
 
 BATCH = "ab" * 16
 
@@ -37,14 +37,27 @@ def test_destroying_removes_every_trace_and_repeats(tmp_path: Path) -> None:
     vault.destroy(BATCH)
     vault.destroy(BATCH)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(LocalError, match="missing"):
+    with pytest.raises(SecretLostError, match="missing"):
         vault.get(BATCH)
+
+
+def test_what_cannot_be_read_now_is_not_lost(tmp_path: Path) -> None:
+    """A directory that is not mounted, or a file that fails to be read, may come back."""
+    vault = Vault(tmp_path / "secrets")
+    (tmp_path / "secrets" / f"{BATCH}.secret").mkdir()
+    for _ in range(2):
+        with pytest.raises(LocalError) as caught:
+            vault.get(BATCH)
+        assert caught.value.slug == "unavailable"
+        if (tmp_path / "secrets").exists():
+            (tmp_path / "secrets" / f"{BATCH}.secret").rmdir()
+            (tmp_path / "secrets").rmdir()
 
 
 @pytest.mark.parametrize("data", [b"", b"riffle secret 1\n", b"x" * 80, b"riffle secret 2\n" * 5])
 def test_a_damaged_secret_is_told(tmp_path: Path, data: bytes) -> None:
     (tmp_path / f"{BATCH}.secret").write_bytes(data)
-    with pytest.raises(LocalError, match="damaged"):
+    with pytest.raises(SecretLostError, match="damaged"):
         Vault(tmp_path).get(BATCH)
 
 

@@ -4,9 +4,12 @@ import asyncio
 import time
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from common.errors import LocalError
-from shuffler.waiting import Budget, Changes, Shared
+from common.service import read_body
+from shuffler.waiting import Budget, Changes, Shared, metered
 
 
 def test_a_budget_is_given_back() -> None:
@@ -16,6 +19,37 @@ def test_a_budget_is_given_back() -> None:
     assert (caught.value.slug, caught.value.retry_after) == ("too-many-requests", 1)
     with budget.hold(10):
         pass
+
+
+def test_a_meter_takes_more_and_gives_all_back() -> None:
+    budget = Budget(10, "things")
+    with budget.meter() as first, budget.meter() as second:
+        first(6)
+        second(4)
+        with pytest.raises(LocalError):
+            first(1)
+    with budget.hold(10):
+        pass
+
+
+def test_a_body_is_charged_as_it_arrives() -> None:
+    """What a request declares is worth nothing: only what came holds the budget."""
+    sent = [
+        {"type": "http.request", "body": b"abc", "more_body": True},
+        {"type": "http.request", "body": b"de", "more_body": False},
+    ]
+    taken: list[int] = []
+
+    async def receive() -> Message:
+        return sent[len(taken)]
+
+    async def scenario() -> bytes:
+        headers = [(b"content-length", b"1000000")]
+        request = Request({"type": "http", "headers": headers}, receive)
+        return await read_body(metered(request, taken.append), 100)
+
+    assert asyncio.run(scenario()) == b"abcde"
+    assert taken == [3, 2]
 
 
 def test_a_poll_ends_when_something_changes() -> None:

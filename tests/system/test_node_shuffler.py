@@ -96,6 +96,7 @@ def node_settings(folder: Path, client: httpx.Client, **changes: Any) -> NodeSet
         "coordinator_key": world.public(world.COORDINATOR).hex(),
         "credentials_file": file,
         "state_dir": folder / "state",
+        "simulated_users": True,
         "states": 4,
         "horizon": 2,
         "max_epsilon": 5.0,
@@ -120,7 +121,7 @@ def deposit(client: httpx.Client, **changes: Any) -> SignedDescriptor:
 def sealed(client: httpx.Client, batch_id: str) -> dict[str, Any]:
     """Wait for a batch; its status."""
     path = f"/batches/{batch_id}/status?wait=30&state=sealed"
-    found: dict[str, Any] = call(client, "GET", path, COORDINATOR_TOKEN).json()
+    found: dict[str, Any] = call(client, "GET", path, OPERATOR_TOKEN).json()
     assert found["state"] == "sealed"
     return found
 
@@ -210,5 +211,5 @@ def test_a_batch_that_the_nodes_owner_refuses_stays_empty(
             return totals
 
         assert asyncio.run(go()) == Totals()
-        found = call(client, "GET", f"/batches/{batch_id}/status", COORDINATOR_TOKEN).json()
+        found = call(client, "GET", f"/batches/{batch_id}/status", OPERATOR_TOKEN).json()
         assert (found["episodes"], found["reports"]) == (0, 0)

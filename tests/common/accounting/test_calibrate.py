@@ -17,7 +17,7 @@ from common.accounting import (
 )
 from common.accounting.paper import paper_noise
 from common.counters import CounterLayout, Families, Sizes
-from common.noise import Noise
+from common.noise import MAX_DRAWS, Noise
 
 SIZES = Sizes(X=4, A=2, H=6)
 
@@ -168,3 +168,14 @@ def test_the_papers_regimes_meet_at_tau(n: int) -> None:
     noise = paper_noise(n, 500_068)
     assert noise.p == pytest.approx(0.5, rel=1e-5)
     assert noise.bits == (2 if n < 500_068 else 1)
+
+
+def test_no_report_takes_more_noise_bits_than_a_node_draws() -> None:
+    found = reference("paper", n=1, epsilon=0.1)
+    assert found.noise.bits * 288 <= MAX_DRAWS
+    assert found.account.meets(0.1, 1e-5)
+    assert found.noise.p_log2 < 10, "the smallest p would take more bits"
+    with pytest.raises(CalibrationError, match="make n at least about") as caught:
+        reference("paper", n=1, epsilon=0.1, counters=1 << 24)
+    enough = int(str(caught.value).rsplit(" ", 1)[1])
+    assert reference("paper", n=enough, epsilon=0.1, counters=1 << 24).noise.bits <= 16

@@ -1,0 +1,23 @@
+"""One GET without a token: does a service answer, and what?
+
+Proxy variables of the environment are ignored, here and by every client of Riffle's: a request goes
+where the caller pointed it, and a bearer token to nobody else.
+"""
+
+from pathlib import Path
+
+import httpx
+
+from common.endpoint import trusted
+
+SECONDS = 5.0
+
+
+def get(url: str, ca_file: Path | None = None) -> httpx.Response:
+    """The answer to GET ``url``; https is checked against ``ca_file`` or the system's authorities.
+
+    Raises:
+        httpx.HTTPError: nothing answers.
+    """
+    with httpx.Client(verify=trusted(ca_file), trust_env=False, timeout=SECONDS) as client:
+        return client.get(url)

@@ -1,0 +1,1 @@
+"""The papers' figures, computed anew: `catalogue` says what they are, `sweep` computes them."""

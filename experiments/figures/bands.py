@@ -1,0 +1,43 @@
+"""Means over seeds with their confidence bands: two-sided 95 % Student t intervals, pointwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from coordinator.learning.learner import FloatArray
+
+LEVEL = 0.95
+METHOD = "two-sided 95 % Student t over seeds"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """mean, low, high and the standard deviation sd over seeds, all of one shape (c,)."""
+
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    sd: FloatArray
+
+
+def student(values: ArrayLike) -> Band:
+    """Band of values (S, ...) over S seeds; one seed has no band: low = high = mean."""
+    array = np.asarray(values, dtype=np.float64)
+    S = len(array)
+    mean = np.asarray(array.mean(axis=0))
+    if S < 2:
+        return Band(mean, mean, mean, np.zeros_like(mean))
+    sd = np.asarray(array.std(axis=0, ddof=1))
+    half = stats.t.ppf((1 + LEVEL) / 2, S - 1) * sd / np.sqrt(S)
+    return Band(mean, mean - half, mean + half, sd)
+
+
+def stacked(bands: list[Band]) -> Band:
+    """Bands of single numbers, side by side."""
+    return Band(
+        *(np.array([getattr(band, name) for band in bands]) for name in Band.__dataclass_fields__)
+    )

@@ -1,0 +1,236 @@
+"""Every figure as data: which runs each curve is made of, with their constants.
+
+- ``fig6a`` to ``fig8``: Fig. 6a-c, 7 and 8 of 000 at the paper's K = 20,000; with ``-large`` the
+  same at K = 200,000.
+- ``scale``: regret against K, to where privacy pays. Learners that update in every episode end at
+  K = 200,000; a batch of any size costs the same, so PE and SDP-PE go on to 2,000,000.
+- ``adversarial-full`` and ``adversarial-bandit``: Private-UC-O-REPS (full information) and Private
+  UOB-LBPS (bandit feedback) of 004 at K = 2,000, under each privacy model and both calibrations.
+  ``adversarial-large`` is full information at K = 20,000.
+
+Every learner has one set of constants for all environments. A run is named by what it is, so that
+figures share runs. What a figure leaves out is an entry of `Curve.absent`, with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+Value = str | int | float | bool
+Kind = Literal["time", "epsilon", "episodes", "switches"]
+Parameters = tuple[tuple[str, Value], ...]
+
+BETA = 1e-5
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
+PAPER_K, LARGE_K = 20_000, 200_000
+SCALE = (20_000, 200_000, 2_000_000)
+ADVERSARIAL_K, ADVERSARIAL_LARGE_K = 2_000, 20_000
+NOT_PRIVATE = frozenset({"ucbvi", "pe"})
+EVERY_EPISODE = frozenset({"ucbvi", "ucbvi-jdp", "ucbvi-ldp"})
+ADVERSARIAL = frozenset({"uc-o-reps", "uob-lbps"})
+
+TOO_SLOW = f"not run above K = {LARGE_K:,}: it updates in every episode, so its time grows with K"
+LEFT_OUT = f"left out above K = {LARGE_K:,} for time; PE and SDP-PE are what is compared there"
+SHOWN_ELSEWHERE = "what the papers set is shown at this K at epsilon = 0.1 and 1 only, for time"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run apart from its seed. epsilon None: not private. `options` are the learner's."""
+
+    learner: str
+    environment: str
+    parameters: Parameters
+    K: int
+    epsilon: float | None
+    calibration: str
+    constants: str = "practical"
+    options: Parameters = ()
+    beta: float = BETA
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that name this run among all runs."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A learner as figures show it: colour C0..C9 is its family, dashed has the papers' noise."""
+
+    label: str
+    learner: str
+    colour: int
+    calibration: str = "tight"
+    constants: str = "practical"
+    options: Parameters = ()
+    dashes: str = "-"
+
+    def run(self, world: tuple[str, Parameters], K: int, epsilon: float) -> Run:
+        """This learner's run of K episodes in a world (environment id, its parameters)."""
+        private = self.learner not in NOT_PRIVATE and ("privacy", "none") not in self.options
+        budget = epsilon if private else None
+        return Run(self.learner, *world, K, budget, self.calibration, self.constants, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line with its runs: one of them, shown against time, or one for each point x."""
+
+    line: Line
+    runs: tuple[Run, ...]
+    x: tuple[float, ...]
+    absent: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure: name, title, what is on the x axis, its curves, and a remark on how to read it."""
+
+    name: str
+    title: str
+    kind: Kind
+    curves: tuple[Curve, ...]
+    note: str = ""
+    in_all: bool = True
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, each once."""
+        return tuple(dict.fromkeys(run for curve in self.curves for run in curve.runs))
+
+
+RIVERSWIM = ("RiverSwim-v0", (("states", 4), ("horizon", 6)))
+BANDIT = ("Bandit-v0", (("actions", 20), ("sigma", 0.1)))
+LAYERED = ("LayeredMDP-v0", (("widths", "1-3-3-3-1"), ("actions", 2), ("adversary", "switching")))
+
+SDP_PE = Line("SDP-PE", "sdp-pe", 3)
+LINES = (
+    Line("UCBVI, not private", "ucbvi", 7),
+    Line("PE, not private", "pe", 2),
+    Line("UCBVI-JDP, tight", "ucbvi-jdp", 0),
+    Line("UCBVI-JDP, papers' noise", "ucbvi-jdp", 0, "paper", dashes="--"),
+    Line("UCBVI-LDP, tight", "ucbvi-ldp", 1),
+    Line("UCBVI-LDP, papers' noise", "ucbvi-ldp", 1, "paper", dashes="--"),
+    SDP_PE,
+    replace(SDP_PE, label="SDP-PE, papers' noise", calibration="paper", dashes="--"),
+    # The paper's first stages have fewer users than steps; 32 is what a report's length allows.
+    replace(
+        SDP_PE,
+        label="SDP-PE, papers' constants, n >= 32",
+        constants="paper",
+        options=(("smallest_n", 32),),
+        dashes=":",
+    ),
+    Line("SDP-PE of 003", "sdp-pe-conference", 4),
+)
+HOMOGENEOUS = replace(
+    SDP_PE, label="SDP-PE, told that steps are alike", colour=6, options=(("homogeneous", True),)
+)
+RIVERSWIM_LINES = (*LINES, HOMOGENEOUS)
+BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # shown past LARGE_K
+
+
+def adversarial_lines(learner: str) -> tuple[Line, ...]:
+    """One of the algorithms of 004 under its privacy models and calibrations."""
+    models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
+    return tuple(
+        Line(
+            label if privacy == "none" else f"{label}, {calibration} noise",
+            learner,
+            colour,
+            calibration,
+            options=(("privacy", privacy),),
+            dashes="--" if calibration == "paper" else "-",
+        )
+        for privacy, label, colour in models
+        for calibration in (("correct",) if privacy == "none" else ("correct", "paper"))
+    )
+
+
+def figures(*, quick: bool = False) -> dict[str, Figure]:
+    """All figures by name; `quick` divides every K by 10 or more and thins the grids."""
+    paper_K, large_K = (2_000, 4_000) if quick else (PAPER_K, LARGE_K)
+    epsilons = (1.0, 4.0) if quick else EPSILONS
+    made = [
+        *_of_000(paper_K, epsilons, large=False),
+        *_of_000(large_K, epsilons, large=True),
+        _scale((2_000, 4_000, 40_000) if quick else SCALE, large_K),
+        *_of_004(200 if quick else ADVERSARIAL_K, 400 if quick else ADVERSARIAL_LARGE_K),
+    ]
+    return {figure.name: figure for figure in made}
+
+
+def _of_000(K: int, epsilons: tuple[float, ...], large: bool) -> Iterable[Figure]:
+    suffix = "-large" if large else ""
+    title = f"RiverSwim, X=4, A=2, H=6, K = {K:,}"
+    yield _against_epsilon(f"fig6a{suffix}", K, epsilons, large)
+    for name, epsilon in (("fig6b", 0.1), ("fig6c", 1.0)):
+        curves = _single(RIVERSWIM_LINES, RIVERSWIM, K, epsilon)
+        yield Figure(f"{name}{suffix}", f"{title}, epsilon = {epsilon:g}", "time", curves)
+    yield Figure(
+        f"fig7{suffix}",
+        f"Bandit, A=20, users' means N(r*, 0.1^2), K = {K:,}, epsilon = 1",
+        "time",
+        _single(LINES, BANDIT, K, 1.0),
+    )
+    yield Figure(
+        f"fig8{suffix}",
+        f"{title}, epsilon = 1",
+        "switches",
+        _single(RIVERSWIM_LINES, RIVERSWIM, K, 1.0),
+        "The same runs as fig6c. A switch is a change of the deployed policy or mixture.",
+    )
+
+
+def _single(
+    lines: tuple[Line, ...], world: tuple[str, Parameters], K: int, epsilon: float
+) -> tuple[Curve, ...]:
+    return tuple(Curve(line, (line.run(world, K, epsilon),), (float(K),)) for line in lines)
+
+
+def _against_epsilon(name: str, K: int, epsilons: tuple[float, ...], large: bool) -> Figure:
+    curves = []
+    for line in RIVERSWIM_LINES:
+        thin = large and "paper" in {line.calibration, line.constants}
+        shown = tuple(e for e in epsilons if not thin or e in {0.1, 1.0})
+        absent = tuple((e, SHOWN_ELSEWHERE) for e in epsilons if e not in shown)
+        curves.append(Curve(line, tuple(line.run(RIVERSWIM, K, e) for e in shown), shown, absent))
+    title = f"RiverSwim, X=4, A=2, H=6: regret after K = {K:,}"
+    return Figure(name, title, "epsilon", tuple(curves))
+
+
+def _scale(grid: tuple[int, ...], last: int) -> Figure:
+    curves = []
+    for line in RIVERSWIM_LINES:
+        shown = [K for K in grid if line in BEYOND or K in range(last + 1)]
+        runs = tuple(line.run(RIVERSWIM, K, 1.0) for K in shown)
+        reason = TOO_SLOW if line.learner in EVERY_EPISODE else LEFT_OUT
+        absent = tuple((float(K), reason) for K in grid if K not in shown)
+        curves.append(Curve(line, runs, tuple(map(float, shown)), absent))
+    return Figure(
+        "scale", "RiverSwim, X=4, A=2, H=6, epsilon = 1: regret after K", "episodes", tuple(curves)
+    )
+
+
+def _of_004(K: int, large_K: int) -> Iterable[Figure]:
+    world = "layers 1-3-3-3-1, A=2, losses switching 3 times"
+    names = {"uc-o-reps": "full", "uob-lbps": "bandit"}
+    for learner, name in names.items():
+        curves = _single(adversarial_lines(learner), LAYERED, K, 1.0)
+        title = f"004, {learner.upper()}: {world}, K = {K:,}, epsilon = 1"
+        yield Figure(f"adversarial-{name}", title, "time", curves)
+    curves = _single(adversarial_lines("uc-o-reps"), LAYERED, large_K, 1.0)
+    title = f"004, UC-O-REPS: {world}, K = {large_K:,}, epsilon = 1"
+    yield Figure(
+        "adversarial-large",
+        title,
+        "time",
+        curves,
+        "Not part of `all`: a run updates and projects in each of its episodes.",
+        in_all=False,
+    )

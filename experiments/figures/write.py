@@ -1,0 +1,173 @@
+"""What a figure leaves behind: NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg,
+NAME.md (the table, with every constant) and NAME.json (the manifest), which is written last: where
+it is, the figure is finished, and is not written over.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from common.errors import LocalError
+from experiments.figures.bands import METHOD, Band
+from experiments.figures.catalogue import Figure
+from experiments.figures.draw import X_LABELS, draw
+from experiments.figures.rows import code_digest
+from experiments.figures.series import Point, Series
+
+PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
+
+
+def refuse_finished(names: Iterable[str], folder: Path) -> None:
+    """Refuse to write over results.
+
+    Raises:
+        LocalError: ``wrong-state``, with the figures that are there.
+    """
+    if found := [name for name in names if (folder / f"{name}.json").exists()]:
+        raise LocalError(
+            "wrong-state",
+            f"{folder} already has {', '.join(found)}; choose another --out, or --force",
+        )
+
+
+def write(
+    figure: Figure, series: Sequence[Series], seeds: int, folder: Path, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Write all files of a figure and return its manifest; `about` says how it was computed."""
+    stem = folder / figure.name
+    _csv(stem.with_suffix(".csv"), _band_rows(series))
+    _csv(folder / f"{figure.name}-seeds.csv", _seed_rows(series))
+    draw(figure, series, seeds, stem)
+    stem.with_suffix(".md").write_text(table(figure, series, seeds))
+    document = manifest(figure, series, seeds) | about
+    stem.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
+    return document
+
+
+def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, Any]:
+    """Versions, runs, constants and gaps: what is needed to read the numbers or make them again."""
+    return {
+        "figure": figure.name,
+        "title": figure.title,
+        "note": figure.note,
+        "seeds": list(range(seeds)),
+        "bands": METHOD,
+        "regret": "exact pseudo-regret; no reward was read",
+        "code": code_digest(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "curves": [_curve(curve) for curve in series],
+    }
+
+
+def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
+    """Markdown: final regret at every x, what is missing and why, and all constants."""
+    columns = sorted({point.x for curve in series for point in curve.points})
+    unit = {"epsilon": "epsilon"}.get(figure.kind, "K")
+    heads = [
+        "",
+        *(f"{unit} = {x:,.10g}" for x in columns),
+        "switches",
+        "within 5 % of V*",
+        "s / run",
+    ]
+    parts = [
+        f"# {figure.name}: {figure.title}",
+        f"Regret at the end of the run, mean over {seeds} seeds and its band ({METHOD}). Drawn "
+        f"against {X_LABELS[figure.kind]}. Where a curve has several runs, switches and what "
+        f"follows are those of the last. {figure.note}".rstrip(),
+        _markdown(heads, [_table_row(curve, columns) for curve in series]),
+        "## Constants",
+        _markdown(["curve", "constants"], [[c.line.label, _said(c.constants)] for c in series]),
+    ]
+    if gaps := [[c.line.label, reason] for c in series for reason in c.missing]:
+        parts += ["## Not computed", _markdown(["curve", "at: why"], gaps)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
+    at = {point.x: point for point in curve.points}
+    absent = "not computed"
+    cells = [_cell(at[x].regret) if x in at and at[x].rows else absent for x in columns]
+    if not curve.computed:
+        return [curve.line.label, *cells, "", "", ""]
+    last = curve.computed[-1]
+    switches, share = last.switches, last.within_5_percent
+    return [
+        curve.line.label,
+        *cells,
+        "every episode" if switches is None else f"{switches.mean:,.0f}",
+        "" if share is None else f"{share:.0%}",
+        f"{last.seconds:.2f}",
+    ]
+
+
+def _cell(band: Band) -> str:
+    return f"{band.mean:,.0f} [{band.low:,.0f}, {band.high:,.0f}]"
+
+
+def _said(constants: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in constants.items()) or "none: not computed"
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |" for line in lines)
+
+
+def _curve(curve: Series) -> dict[str, Any]:
+    return {
+        "label": curve.line.label,
+        "constants": curve.constants,
+        "missing": list(curve.missing),
+        "runs": [_run(point) for point in curve.points],
+    }
+
+
+def _run(point: Point) -> dict[str, Any]:
+    known = asdict(point.run) | {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
+    return known | ({"seconds": point.seconds} if point.rows else {})
+
+
+def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+    for curve in series:
+        band = curve.band
+        for i, x in enumerate(curve.x):
+            yield {
+                "curve": curve.line.label,
+                "x": float(x),
+                "mean": float(band.mean[i]),
+                "low": float(band.low[i]),
+                "high": float(band.high[i]),
+                "sd": float(band.sd[i]),
+            }
+
+
+def _seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+    for curve in series:
+        for point in curve.computed:
+            for row in point.rows:
+                yield {
+                    "curve": curve.line.label,
+                    "x": point.x,
+                    "seed": row.seed,
+                    "regret": row.regret[-1],
+                    "switches": row.switches,
+                    "value_share": row.value_share,
+                }
+
+
+def _csv(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    known = list(rows)
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(known[0]) if known else ["curve"])
+        writer.writeheader()
+        writer.writerows(known)

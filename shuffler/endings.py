@@ -1,0 +1,87 @@
+"""How batches end: in time, by a lost secret, and what is destroyed then, in which order.
+
+``acknowledged`` or ``abandoned`` is committed first, then the secret destroyed, then the reports
+deleted, then ``clean``. `Endings.tidy` does the last three for whatever it finds undone.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from shuffler import store
+from shuffler.access import Access
+from shuffler.journal import note
+from shuffler.vault import SecretLostError, Vault
+
+SLOTS_A_DELETE = 4_096
+
+
+class Endings:
+    """Ends batches of one store and vault. ``forget`` drops what memory holds of one.
+
+    ``clock`` returns seconds since 1970; ``retention`` is how long after its expiry, in seconds,
+    a complete batch is kept for an analyzer that does not come.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        vault: Vault,
+        clock: Callable[[], int],
+        retention: int,
+        forget: Callable[[str], object],
+    ) -> None:
+        self._access = access
+        self._vault = vault
+        self._clock = clock
+        self._retention = retention
+        self._forget = forget
+        self._tidying = asyncio.Lock()
+
+    async def tidy(self) -> bool:
+        """End what is due; destroy and delete what is over. Repeats harmlessly.
+
+        Returns whether there was anything to do.
+        """
+        now, retention = self._clock(), self._retention
+        async with self._tidying:
+            if not await self._access.read(
+                partial(store.anything_due, now=now, retention=retention)
+            ):
+                return False
+            await self._access.write(partial(store.end_due, now=now, retention=retention))
+            # Read anew, outside any write: a secret goes only after its batch's end is durable.
+            for batch_id in await self._access.read(store.to_clean):
+                await self._clean(batch_id)
+        return True
+
+    async def find_lost(self) -> int:
+        """Give up every batch that needs a secret and has none; returns how many have theirs.
+
+        Raises:
+            LocalError: ``unavailable``: a secret is there and cannot be read.
+        """
+        needed = await self._access.read(store.holding_secrets)
+        for batch_id in sorted(needed):
+            try:
+                self._vault.get(batch_id)
+            except SecretLostError:
+                await self.lose(batch_id)
+                needed.remove(batch_id)
+        return len(needed)
+
+    async def lose(self, batch_id: str) -> None:
+        """A batch's secret is gone: give the batch up, unless its messages have left."""
+        state = await self._access.write(partial(store.lose, batch_id=batch_id))
+        if state in store.NEED_SECRET:  # else it ended meanwhile, and its secret with it
+            note("secret-lost", batch_id=batch_id, state=state)
+        await self.tidy()
+
+    async def _clean(self, batch_id: str) -> None:
+        self._forget(batch_id)
+        await asyncio.to_thread(self._vault.destroy, batch_id)
+        batch = await self._access.read(partial(store.find, batch_id=batch_id))
+        for start in range(0, batch.next_slot, SLOTS_A_DELETE):
+            slots = range(start, start + SLOTS_A_DELETE)
+            await self._access.write(partial(store.delete_reports, batch_id=batch_id, slots=slots))
+        await self._access.write(partial(store.mark_clean, batch_id=batch_id))

@@ -1,0 +1,74 @@
+"""What the figures are: the papers' settings, each run named by what it is."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.figures.catalogue import EPSILONS, NOT_PRIVATE, Figure, Parameters, Run, figures
+from experiments.figures.make import chosen
+
+FIGURES = figures()
+NAMES = {"fig6a", "fig6b", "fig6c", "fig7", "fig8"}
+
+
+def runs() -> list[Run]:
+    return [run for figure in FIGURES.values() for run in figure.runs]
+
+
+def test_the_papers_figures_are_there_at_their_k_and_beyond() -> None:
+    assert NAMES | {f"{name}-large" for name in NAMES} <= FIGURES.keys()
+    assert {run.K for name in NAMES for run in FIGURES[name].runs} == {20_000}
+    assert {run.K for name in NAMES for run in FIGURES[f"{name}-large"].runs} == {200_000}
+    assert {run.K for run in FIGURES["adversarial-full"].runs} == {2_000}
+    assert {run.epsilon for run in FIGURES["fig6b"].runs} == {0.1, None}
+    assert {run.epsilon for run in FIGURES["fig6a"].runs} == {*EPSILONS, None}
+    assert dict(FIGURES["fig7"].runs[0].parameters) == {"actions": 20, "sigma": 0.1}
+
+
+def test_an_epsilon_is_given_where_it_is_kept() -> None:
+    for run in runs():
+        private = run.learner not in NOT_PRIVATE and ("privacy", "none") not in run.options
+        assert (run.epsilon is not None) == private
+
+
+def test_what_differs_has_another_key_and_what_is_shared_has_the_same() -> None:
+    different = set(runs())
+    assert len({run.key for run in different}) == len(different)
+    assert set(FIGURES["fig8"].runs) == set(FIGURES["fig6c"].runs) <= set(FIGURES["scale"].runs)
+    run = FIGURES["fig6c"].runs[0]
+    assert run.key != replace(run, K=run.K + 1).key
+    assert run.key == replace(run).key
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=list(FIGURES))
+def test_nothing_is_left_out_without_a_reason(figure: Figure) -> None:
+    points = {x for curve in figure.curves for x in curve.x}
+    for curve in figure.curves:
+        assert len(curve.runs) == len(curve.x)
+        assert points == {*curve.x, *(x for x, reason in curve.absent if reason)}
+    labels = [curve.line.label for curve in figure.curves]
+    assert len(set(labels)) == len(labels)
+
+
+def test_a_learner_has_the_same_constants_in_every_environment() -> None:
+    """SDP-PE that is told more than others (homogeneous) is a curve of its own, by that name."""
+    seen: dict[str, set[tuple[str, Parameters]]] = {}
+    for figure in FIGURES.values():
+        for curve in figure.curves:
+            told = {(run.constants, run.options) for run in curve.runs}
+            label = f"{curve.runs[0].learner} {curve.line.label}"
+            assert seen.setdefault(label, told) == told
+
+
+def test_all_leaves_out_only_what_says_so() -> None:
+    left_out = set(FIGURES) - {figure.name for figure in chosen("all", quick=False)}
+    assert left_out == {"adversarial-large"}
+    assert "Not part of `all`" in FIGURES["adversarial-large"].note
+
+
+def test_quick_figures_are_the_same_figures_but_small() -> None:
+    quick = figures(quick=True)
+    assert list(quick) == list(FIGURES)
+    assert max(run.K for figure in quick.values() for run in figure.runs) <= 40_000
+    with pytest.raises(ValueError, match="known are fig6a"):
+        chosen("fig9", quick=True)

@@ -1,0 +1,182 @@
+"""Jobs: kept as they come, continued after an interruption, the same on every backend."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import LocalError
+from experiments.figures import rows as rows_module
+from experiments.figures import sweep as sweep_module
+from experiments.figures.adapter import compute
+from experiments.figures.catalogue import figures
+from experiments.figures.make import make
+from experiments.figures.rows import Row, Rows, code_digest
+from experiments.figures.sweep import Backend, execute, sweep
+from tests.experiments.figures.worlds import HERE, LINE, order, run_of, small_figure
+
+JOBS = [(run, seed) for run in small_figure().runs for seed in range(2)]
+ROOT = Path(__file__).parents[3]
+
+
+def ignore(_: object) -> None:
+    return None
+
+
+def results(file: Path) -> dict[tuple[str, int], tuple[float, ...]]:
+    documents = [json.loads(line) for line in file.read_text().splitlines()]
+    return {(d["key"], d["seed"]): tuple(d["regret"]) for d in documents}
+
+
+def test_every_catalogued_learner_can_be_computed() -> None:
+    """The adapter still speaks the simulators' language."""
+    smallest = {run.learner: run for figure in figures(quick=True).values() for run in figure.runs}
+    assert len(smallest) == 8
+    small = {"uc-o-reps": "adversarial-full", "uob-lbps": "adversarial-bandit"}
+    for learner, run in smallest.items():
+        known = figures(quick=True)[small.get(learner, "fig7")].runs
+        done = compute(next(r for r in known if r.learner == run.learner), 0)
+        assert done.episodes.shape == done.regret.shape
+        assert done.constants
+        assert (done.switches is None) == (learner in small)
+
+
+def test_a_refused_run_becomes_a_row_that_says_why() -> None:
+    row = execute(run_of(LINE["SDP-PE, papers' noise"]), 0)
+    assert row.reason is not None
+    assert "messages" in row.reason
+    assert row.regret == ()
+
+
+def test_a_rerun_continues_where_it_stopped(tmp_path: Path) -> None:
+    class Interrupted(Exception):  # noqa: N818
+        pass
+
+    done: list[Row] = []
+
+    def interrupt(row: Row) -> None:
+        done.append(row)
+        if len(done) == 3:
+            raise Interrupted
+
+    file = tmp_path / "rows.jsonl"
+    with pytest.raises(Interrupted):
+        sweep(JOBS, Rows(file), HERE, interrupt)
+    with file.open("a") as stream:
+        stream.write('{"key": "cut sho')
+    again: list[Row] = []
+    sweep(JOBS, Rows(file), HERE, again.append)
+    assert len(again) == len(JOBS) - 3
+    assert not {row.identity for row in done} & {row.identity for row in again}
+    whole = tmp_path / "whole.jsonl"
+    sweep(JOBS, Rows(whole), HERE, ignore)
+    assert results(file) == results(whole)
+
+
+def test_rows_of_other_code_are_not_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    sweep(JOBS[:1], rows, HERE, ignore)
+    monkeypatch.setattr(rows_module, "code_digest", lambda: "other")
+    with pytest.raises(LocalError, match="--force"):
+        sweep(JOBS[:1], rows, HERE, ignore)
+    sweep(JOBS[1:1], rows, HERE, ignore)  # not asked for: not in the way
+
+
+def test_a_worker_with_other_code_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "code_digest", lambda: "other")
+    worker = Row("key", 0, "its own")
+    monkeypatch.setattr(sweep_module, "_computed", lambda *_: iter([worker]))
+    with pytest.raises(LocalError, match="a worker has other code"):
+        sweep(JOBS, Rows(tmp_path / "rows.jsonl"), HERE, ignore)
+
+
+def test_the_digest_names_code_not_this_machine() -> None:
+    assert len(code_digest()) == 16
+    assert code_digest() == code_digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "text"),
+    [("dask", None, "belong together"), ("loky", "tcp://127.0.0.1:1", "belong together")],
+)
+def test_a_backend_and_its_address_belong_together(
+    name: str, address: str | None, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        Backend(name, 1, address)  # type: ignore[arg-type]
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"numba", "distributed"}
+    monkeypatch.setattr(sweep_module, "find_spec", lambda name: None if name in missing else 1)
+    with pytest.raises(LocalError, match=r"need numba: pip install 'riffle-rl\[experiments\]'"):
+        Backend("loky")
+    with pytest.raises(LocalError, match="numba and distributed"):
+        Backend("dask", 1, "tcp://127.0.0.1:1")
+
+
+def test_a_scheduler_that_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "PATIENCE", 0.2)
+    nobody = Backend("dask", 1, "tcp://127.0.0.1:1")
+    with pytest.raises(LocalError, match="no Dask scheduler answers"):
+        sweep(JOBS, Rows(tmp_path / "rows.jsonl"), nobody, ignore)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A real Dask cluster, as an operator starts it: a scheduler and a worker, both processes."""
+    address = tmp_path / "scheduler.json"
+    scheduler = [
+        sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port",
+        "0", "--no-dashboard", "--scheduler-file", str(address),
+    ]  # fmt: skip
+    worker = [
+        sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(address),
+        "--nthreads", "1", "--no-dashboard", "--no-nanny",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (tmp_path / "dask.log").open("w") as log:
+        started = [
+            subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+            for command in (scheduler, worker)
+        ]
+        try:
+            yield _address(address)
+        finally:
+            for process in reversed(started):
+                process.terminate()
+                process.wait(20)
+
+
+def _address(file: Path) -> str:
+    import time
+
+    for _ in range(300):
+        if file.exists() and file.read_text().strip():
+            return str(json.loads(file.read_text())["address"])
+        time.sleep(0.1)
+    raise AssertionError("the Dask scheduler did not start")
+
+
+def test_a_dask_cluster_gives_the_same_files(tmp_path: Path, cluster: str) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    make(order(here), ignore, ignore)
+    far = order(there)
+    made = make(
+        type(far)(far.figures, far.seeds, there, Backend("dask", 1, cluster)), ignore, ignore
+    )
+    assert made[0]["backend"]["name"] == "dask"
+    for name in ("small.csv", "small-seeds.csv", "small.svg", "small.png"):
+        assert (here / name).read_bytes() == (there / name).read_bytes(), name
+    shutil.rmtree(there)

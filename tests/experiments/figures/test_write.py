@@ -1,0 +1,149 @@
+"""Files: complete, honest about gaps, and never written over."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import LocalError
+from experiments.figures.catalogue import Curve, Figure, Kind
+from experiments.figures.draw import beside, draw
+from experiments.figures.make import make
+from experiments.figures.rows import Row, Rows
+from experiments.figures.series import Series, gather, merged
+from experiments.figures.write import table
+from tests.experiments.figures.worlds import LINE, SHOWN, again, order, run_of, small_figure
+
+PNG_LIMIT = 100_000
+
+
+def ignore(_: object) -> None:
+    return None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("figures")
+    make(order(made), ignore, ignore)
+    yield made
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_all_files_are_there(folder: Path) -> None:
+    assert {file.name for file in folder.iterdir()} == {
+        "rows.jsonl", "small.csv", "small-seeds.csv", "small.png", "small.svg", "small.md",
+        "small.json",
+    }  # fmt: skip
+    assert (folder / "small.png").stat().st_size < PNG_LIMIT
+
+
+def test_the_bands_are_those_of_the_seeds(folder: Path) -> None:
+    label = "UCBVI-JDP, tight"
+    totals = [float(r["regret"]) for r in rows(folder / "small-seeds.csv") if r["curve"] == label]
+    last = [r for r in rows(folder / "small.csv") if r["curve"] == label][-1]
+    assert float(last["x"]) == 300
+    assert float(last["mean"]) == pytest.approx(np.mean(totals))
+    assert float(last["low"]) <= float(last["mean"]) <= float(last["high"])
+
+
+def test_what_could_not_be_computed_is_in_table_manifest_and_picture(folder: Path) -> None:
+    said = (folder / "small.md").read_text()
+    assert "| SDP-PE, papers' noise | not computed |" in said
+    assert "2 of 2 seeds: n=" in said.partition("## Not computed")[2]
+    assert "not computed, see the table" in (folder / "small.svg").read_text()
+    manifest = json.loads((folder / "small.json").read_text())
+    curves = {curve["label"]: curve for curve in manifest["curves"]}
+    assert list(curves) == list(SHOWN)
+    assert "messages" in curves["SDP-PE, papers' noise"]["missing"][0]
+    assert not curves["PE, not private"]["missing"]
+
+
+def test_every_curve_has_its_constants_beside_it(folder: Path) -> None:
+    said = (folder / "small.md").read_text().partition("## Constants")[2]
+    assert "bonus_scale=0.1" in said
+    assert "noise=gaussian" in said
+    manifest = json.loads((folder / "small.json").read_text())
+    computed = [curve for curve in manifest["curves"] if not curve["missing"]]
+    assert len(computed) == 3
+    assert all(curve["constants"] for curve in computed)
+    assert {"code", "versions", "seeds", "bands", "backend"} <= manifest.keys()
+    assert "noise=gaussian" in (folder / "small.svg").read_text()
+
+
+def test_finished_figures_are_not_written_over(folder: Path) -> None:
+    before = (folder / "small.json").read_bytes()
+    with pytest.raises(LocalError, match="already has small"):
+        make(order(folder), ignore, ignore)
+    assert (folder / "small.json").read_bytes() == before
+
+
+def test_more_seeds_or_another_figure_use_what_is_there(folder: Path) -> None:
+    left: list[int] = []
+    make(order(folder, small_figure("same")), ignore, left.append)
+    make(order(folder, small_figure("more"), seeds=3), ignore, left.append)
+    assert left == [0, len(SHOWN)]
+
+
+def test_force_computes_again(tmp_path: Path) -> None:
+    left: list[int] = []
+    made = order(tmp_path, seeds=1)
+    make(made, ignore, left.append)
+    first = (tmp_path / "small.csv").read_bytes()
+    make(again(made), ignore, left.append)
+    assert left == [len(SHOWN), len(SHOWN)]
+    assert (tmp_path / "small.csv").read_bytes() == first
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(SHOWN)
+
+
+def test_constants_that_differ_between_points_are_listed_in_their_order() -> None:
+    assert merged([{"K": 1, "delta": 0.05, "seed": 3}, {"K": 2, "delta": 0.05, "seed": 4}]) == {
+        "K": "1 / 2",
+        "delta": "0.05",
+    }
+    assert merged([]) == {}
+
+
+def made_up(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ...]]:
+    """Two curves at two points; the second lacks one seed at one of them."""
+    lines = [LINE["UCBVI-JDP, tight"], LINE["SDP-PE"]]
+    curves = tuple(
+        Curve(line, (run_of(line, 0.5), run_of(line, 2.0)), (0.5, 2.0), ((9.0, "too slow"),))
+        for line in lines
+    )
+    kept = Rows(tmp_path / "rows.jsonl")
+    for i, curve in enumerate(curves):
+        for j, run in enumerate(curve.runs):
+            for seed in range(2):
+                row = Row(run.key, seed, "code", None, (1.0, 2.0), (1.0, 10.0 * (i + 1) + seed),
+                          i * 100 + j, 0.99, 50.0, 0.1, {"c": j})  # fmt: skip
+                if (i, j, seed) == (1, 1, 1):
+                    row = Row(run.key, seed, "code", "no")
+                kept.append(row)
+    figure = Figure("made-up", "Made up", kind, curves)
+    return figure, gather(figure, kept, 2)
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "episodes", "switches"])
+def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
+    figure, series = made_up(tmp_path, kind)
+    draw(figure, series, 2, tmp_path / "drawn")
+    first = (tmp_path / "drawn.svg").read_bytes()
+    assert all(beside(curve).splitlines()[0].encode() in first for curve in series)
+    draw(figure, series, 2, tmp_path / "drawn")
+    assert (tmp_path / "drawn.svg").read_bytes() == first
+
+
+def test_a_table_counts_seeds_and_names_what_is_left_out(tmp_path: Path) -> None:
+    figure, series = made_up(tmp_path, "epsilon")
+    said = table(figure, series, 2)
+    assert "| SDP-PE | 20 [14, 27] | 20 [20, 20] | 101 | 100% | 0.10 |" in said
+    assert "| SDP-PE | 2: 1 of 2 seeds: no |" in said
+    assert "| SDP-PE | 9: too slow |" in said
+    assert "c=0 / 1" in said

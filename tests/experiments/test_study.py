@@ -1,0 +1,60 @@
+"""A study and the figures run the same learners on the same draws."""
+
+import pytest
+
+from coordinator.specs import RunSpec
+from experiments import per_episode
+from experiments.study import CALIBRATIONS, band, run_seed, study
+from node_client.environments.registry import exact_mdp, make
+
+RIVERSWIM = {"states": 4, "horizon": 3}
+K = 1_000
+
+
+def spec(learner: str, calibration: str = "exact") -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": "study",
+            "learner": learner,
+            "environment": "RiverSwim-v0",
+            "states": 4,
+            "actions": 2,
+            "horizon": 3,
+            "episodes": K,
+            "epsilon": 1.0,
+            "beta": 1e-5,
+            "calibration": calibration,
+        }
+    )
+
+
+@pytest.mark.parametrize("calibration", ["exact", "paper"])
+@pytest.mark.parametrize("learner", ["pe", "sdp-pe", "sdp-pe-conference", "ucbvi", "ucbvi-jdp"])
+def test_a_study_is_the_run_that_figures_show(learner: str, calibration: str) -> None:
+    if calibration == "paper" and learner.startswith("sdp-pe"):
+        pytest.skip("the papers' noise refuses batches this small")
+    mdp = exact_mdp(make("RiverSwim-v0", **RIVERSWIM))
+    here = run_seed(spec(learner, calibration), dict(RIVERSWIM), 3)
+    there = per_episode.run(
+        learner, mdp, K, epsilon=1.0, beta=1e-5, seed=3, calibration=CALIBRATIONS[calibration]
+    )
+    assert here.regret == pytest.approx(there.total)
+    assert here.policy_switches == there.switches
+    assert here.constants["delta"] == there.constants["delta"]
+
+
+def test_seeds_come_in_order_and_two_studies_agree() -> None:
+    seen: list[int] = []
+    first = study(
+        spec("ucbvi"), dict(RIVERSWIM), 3, workers=1, on_result=lambda r: seen.append(r.seed)
+    )
+    assert seen == [0, 1, 2]
+    second = study(spec("ucbvi"), dict(RIVERSWIM), 3, workers=2)
+    assert [r.regret for r in first.results] == [r.regret for r in second.results]
+    document = first.document()
+    assert document["regret_mean"] == pytest.approx(sum(r.regret for r in first.results) / 3)
+    assert "seed" not in document["constants"]
+
+
+def test_one_value_has_no_band() -> None:
+    assert band([2.0]) == (2.0, 2.0, 2.0)
