@@ -60,7 +60,8 @@ def resolve(
         "reward_low": low,
         "reward_high": high,
         "start": tuple(environment.mdp.d1) if isinstance(environment, Modelled) else None,
-        "options": base.spec.options | pairs(options),
+        # What a preset declares of its environment holds for no other one.
+        "options": (dict(base.spec.options) if env is None else {}) | pairs(options),
     }
     fields |= {key: value for key, value in changes.items() if value is not None}
     try:

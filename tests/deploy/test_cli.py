@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deploy.cli.main import build
+from deploy.cli.specs import resolve
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
 
@@ -173,6 +174,11 @@ def test_figures_without_their_packages_say_what_to_install(
     assert result.exit_code == 4
     assert "pip install 'riffle-rl[experiments]'" in result.stderr
     assert result.stderr.strip().count("\n") == 0
+
+
+def test_what_a_preset_declares_of_its_environment_holds_for_no_other() -> None:
+    assert resolve("demo").spec.options == {"homogeneous": True}
+    assert resolve("demo", "SpectrumAccess-v0", horizon=3).spec.options == {}
 
 
 def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> None:
