@@ -5,19 +5,19 @@ token as it is sent.
 """
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
 
-from common.descriptor import Name, first_fault
+from common.configuration import RoleSettings
+from common.descriptor import Name
 from common.endpoint import Tls, check_url, is_loopback, tls_files
 from common.errors import LocalError
 
 PREFIX = "RIFFLE_COORDINATOR_"
 
 
-class Settings(BaseSettings):
+class Settings(RoleSettings):
     """What an operator can set. Build it with `load`, which explains what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
@@ -42,18 +42,6 @@ class Settings(BaseSettings):
     @classmethod
     def _reachable(cls, url: str) -> str:
         return check_url("shuffler_url", url)
-
-    @classmethod
-    def load(cls) -> Self:
-        """Settings from the environment.
-
-        Raises:
-            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
-        """
-        try:
-            return cls()
-        except ValidationError as error:
-            raise LocalError("invalid-spec", f"{PREFIX}*: {first_fault(error)}") from error
 
     @property
     def url(self) -> str:

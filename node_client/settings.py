@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from common.configuration import RoleSettings
 from common.descriptor import Document, Hex16, Hex32, Name, first_fault
 from common.endpoint import check_url, is_local_url
 from common.errors import LocalError
@@ -27,7 +28,7 @@ class Credential(Document):
     token: str = Field(min_length=1, repr=False)
 
 
-class Settings(BaseSettings):
+class Settings(RoleSettings):
     """Pins, demands, environment, credentials. What protects users has no default."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
@@ -84,18 +85,6 @@ class Settings(BaseSettings):
                 "users protects none of them from being asked twice"
             )
         return self
-
-    @classmethod
-    def load(cls) -> Self:
-        """Settings from the environment.
-
-        Raises:
-            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
-        """
-        try:
-            return cls()
-        except ValidationError as error:
-            raise LocalError("invalid-spec", f"{PREFIX}*: {first_fault(error)}") from error
 
     @property
     def loopback(self) -> bool:

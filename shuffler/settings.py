@@ -5,13 +5,13 @@ hexadecimal; a file may end with a newline.
 """
 
 from pathlib import Path
-from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from common.descriptor import Name, first_fault
+from common.configuration import RoleSettings
+from common.descriptor import Name
 from common.endpoint import Tls, is_loopback, tls_files
 from common.errors import LocalError
 from common.noise import Guarantee
@@ -21,7 +21,7 @@ from shuffler.schema import sqlite_url
 PREFIX = "RIFFLE_SHUFFLER_"
 
 
-class Settings(BaseSettings):
+class Settings(RoleSettings):
     """What an operator can set. Build it with `load`, which explains what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
@@ -70,18 +70,6 @@ class Settings(BaseSettings):
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
     test_entry: bool = Field(default=False, description="accept seeded noise; loopback only")
-
-    @classmethod
-    def load(cls) -> Self:
-        """Settings from the environment.
-
-        Raises:
-            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
-        """
-        try:
-            return cls()
-        except ValidationError as error:
-            raise LocalError("invalid-spec", f"{PREFIX}*: {first_fault(error)}") from error
 
     @property
     def url(self) -> str:
