@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types docs lock clean
+.PHONY: demo test check lint types docs site lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
@@ -36,6 +36,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 # Reference pages that are made from the code; a test compares them.
 docs: $(VENV)/.installed
 	$(BIN)/python -m deploy.reference
+
+# The documentation as a site, in build/site; warnings are errors.
+site: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
 
 # Names, versions and hashes only: no addresses.
 lock: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""Reference pages made from the code: settings and commands. ``make docs`` writes them."""
+"""Reference pages made from the code: settings, commands, REST. ``make docs`` writes them."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from coordinator.settings import Settings as CoordinatorSettings
 from deploy.cli.main import build
+from deploy.reference_rest import rest_page
 from node_client.settings import Settings as NodeSettings
 from shuffler.settings import Settings as ShufflerSettings
 
@@ -46,7 +47,7 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page}
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "rest.md": rest_page}
 
 
 def write(folder: Path) -> None:
