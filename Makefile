@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types docs site lock clean
+.PHONY: demo test check lint types docs site audit sbom lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
@@ -40,6 +40,16 @@ docs: $(VENV)/.installed
 # The documentation as a site, in build/site; warnings are errors.
 site: $(VENV)/.installed-dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+
+# What is installed is what is locked, under licences we accept; needs no network.
+audit: $(VENV)/.installed-dev
+	$(BIN)/python .ci/audit_dependencies.py
+
+# The bill of materials (CycloneDX) of what the services run on, in build/sbom.json.
+sbom: $(VENV)/.installed-dev
+	mkdir -p build
+	$(BIN)/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml \
+	  --output-reproducible --validate -o build/sbom.json
 
 # Names, versions and hashes only: no addresses.
 lock: $(VENV)/.installed-dev
