@@ -105,6 +105,49 @@ class BatchStatus(Document):
     )
 
 
+class Latencies(Document):
+    """How long uploads took, in seconds; quantiles are upper edges of buckets 19 % wide."""
+
+    uploads: int
+    p50: float
+    p95: float
+    p99: float
+
+
+class MessageFlow(Document):
+    """Messages of accepted reports: accepted = held + forwarded + dropped."""
+
+    accepted: int
+    held: int
+    forwarded: int
+    dropped: int
+
+
+class Conservation(Document):
+    """What became of everything that was sent to a batch. Counts are reports, but for `messages`.
+
+    While the batch is open the coordinator gets nulls and at most ``fill_tenths``.
+    """
+
+    batch_id: Hex16
+    state: BatchState
+    n: int
+    messages_a_report: int = Field(description="L")
+    fill_tenths: int | None = Field(default=None, description="reports in tenths of n, while open")
+    accepted: int | None = None
+    held: int | None = Field(default=None, description="stored, neither handed over nor dropped")
+    forwarded: int | None = Field(default=None, description="handed to the analyzer")
+    dropped: dict[str, int] | None = Field(
+        default=None, description="accepted and never handed over, by what ended the batch"
+    )
+    rejected: dict[str, int] | None = Field(
+        default=None, description="frames not accepted, by problem slug, and repetitions"
+    )
+    messages: MessageFlow | None = None
+    upload_seconds: Latencies | None = None
+    balanced: bool = Field(description="accepted = held + forwarded + dropped, to the message")
+
+
 class Acknowledgement(Document):
     """The analyzer has these messages durably counted; the shuffler may erase."""
 

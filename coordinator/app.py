@@ -28,6 +28,7 @@ from common.service import (
 )
 from coordinator import reports, views
 from coordinator.analyzer import Analyzer
+from coordinator.conservation import conservation_view, records
 from coordinator.driver import Desk, in_thread
 from coordinator.events import LAST, Bell, wait
 from coordinator.planning import Party
@@ -158,6 +159,14 @@ async def list_stages(run_id: str, service: Service) -> views.StagesView:
 async def show_ledger(run_id: str, service: Service) -> views.LedgerView:
     """What was spent."""
     return await in_thread(_ledger, service, run_id)
+
+
+@router.get("/{run_id}/conservation")
+async def show_conservation(run_id: str, service: Service) -> views.ConservationView:
+    """Where every message of the run went, batch by batch; the shuffler is asked for its part."""
+    _, rows = await in_thread(_rows, service, run_id)
+    spends = await in_thread(service.desk.store.ledger, run_id)
+    return conservation_view(rows, spends, await records(service.desk.shuffler, rows))
 
 
 @router.get("/{run_id}/result")

@@ -1,4 +1,4 @@
-"""The shuffler as the coordinator sees it: five calls over HTTP.
+"""The shuffler as the coordinator sees it: a few calls over HTTP.
 
 Every call may be repeated. What a repetition may cure (no connection, a status of 5xx or 429, a
 token the shuffler does not know yet) is a LocalError ``unavailable``; every other refusal is a
@@ -21,11 +21,13 @@ from common.wire import (
     SIGNATURE_HEADER,
     Acknowledgement,
     BatchStatus,
+    Conservation,
     ShufflerIdentity,
 )
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
+RECORD_SECONDS = 10.0
 
 Answer = TypeVar("Answer", bound=Document)
 
@@ -47,6 +49,10 @@ class Shuffler(Protocol):
 
     async def status(self, batch_id: str, wait: float) -> BatchStatus:
         """The batch's status, as soon as it is sealed or after ``wait`` seconds."""
+        ...
+
+    async def conservation(self, batch_id: str) -> Conservation:
+        """What became of everything sent to the batch, as far as it is told here."""
         ...
 
     async def messages(self, batch_id: str, size: int) -> Messages:
@@ -100,6 +106,11 @@ class ShufflerApi:
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
         return _read(BatchStatus, await self._send("GET", path, params=params))
+
+    async def conservation(self, batch_id: str) -> Conservation:
+        """See `Shuffler`."""
+        path = f"/v1/batches/{batch_id}/conservation"
+        return _read(Conservation, await self._send("GET", path, timeout=RECORD_SECONDS))
 
     async def messages(self, batch_id: str, size: int) -> Messages:
         """See `Shuffler`; stops reading beyond ``size`` bytes."""

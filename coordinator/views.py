@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.wire import Conservation
 from coordinator.specs import RunSpec
 from coordinator.states import DeploymentState, RunState
 
@@ -188,6 +189,39 @@ class StagesView(View):
     """All finished stages in order."""
 
     stages: list[StageView]
+
+
+class BatchConservation(View):
+    """A deployment's messages from the nodes' reports to the counts.
+
+    Once settled, opened + failed = n L = what the shuffler says it handed over.
+    """
+
+    deployment: int
+    batch_id: str
+    state: DeploymentState
+    n: int
+    expected: int = Field(description="n L")
+    opened: int | None = Field(description="messages that opened; null until settled")
+    failed: int | None = Field(description="messages that did not; null until settled")
+    shuffler: Conservation | None = Field(description="its record, as far as it is told here")
+    trouble: str | None = Field(description="why there is no record of the shuffler's")
+    balanced: bool | None = Field(description="null: not known, for want of the record")
+
+
+class ConservationView(View):
+    """All batches of a run; sums are messages, of the batches of which they are known."""
+
+    batches: list[BatchConservation]
+    accepted: int
+    held: int
+    forwarded: int
+    dropped: int
+    opened: int
+    failed: int
+    balanced: bool | None = Field(
+        description="false: a batch does not balance; null: none is known not to, some not at all"
+    )
 
 
 class ResultView(View):

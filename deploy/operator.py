@@ -88,6 +88,10 @@ class Operator:
         """The answer so far, its cost, and where the time went."""
         return self._ask("GET", f"/v1/runs/{run_id}/result")
 
+    def conservation(self, run_id: str) -> Answer:
+        """Where every message of a run went: accepted, held, forwarded, dropped, opened, failed."""
+        return self._ask("GET", f"/v1/runs/{run_id}/conservation")
+
     def events(self, run_id: str) -> Iterator[Answer]:
         """Events until the run is over; taken up again where a connection broke."""
         last = 0

@@ -33,6 +33,7 @@ from common.wire import (
     Acknowledgement,
     BatchState,
     BatchStatus,
+    Conservation,
     Enrolment,
     EnrolRequest,
     LeaseReply,
@@ -87,9 +88,13 @@ def view_of(request: Request, core: Core) -> View:
 
     Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
     """
+    return (lambda status: status) if sees_all(request, core) else for_coordinator
+
+
+def sees_all(request: Request, core: Core) -> bool:
+    """Whether the caller is the operator and not the coordinator; refuse nodes and strangers."""
     require_token(request, core.coordinator_hash, core.operator_hash)
-    mine = hmac.compare_digest(hash_token(bearer(request)), core.coordinator_hash)
-    return for_coordinator if mine else lambda status: status
+    return not hmac.compare_digest(hash_token(bearer(request)), core.coordinator_hash)
 
 
 Node = Annotated[str, Depends(node_of)]
@@ -170,10 +175,11 @@ async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> Le
 @router.post("/v1/batches/{batch_id}/reports", openapi_extra=_FRAMES)
 async def upload(batch_id: Hex16, request: Request, core: Core) -> UploadReply:
     """Upload frames; one outcome each, durable before it is answered."""
+    began = asyncio.get_running_loop().time()
     node, batch = await core.admit(bearer(request), batch_id)
     with core.inflight.meter() as meter:
         body = await _body(metered(request, meter), core.upload_limit(batch))
-        return await core.upload(batch, node, body)
+        return await core.upload(batch, node, body, began)
 
 
 @router.get("/v1/batches/{batch_id}/status")
@@ -182,6 +188,14 @@ async def status(
 ) -> BatchStatus:
     """A batch's status; with ``state`` waits until it has been reached."""
     return view(await core.status(batch_id, wait=wait, wanted=state))
+
+
+@router.get("/v1/batches/{batch_id}/conservation")
+async def conservation(
+    batch_id: Hex16, core: Core, whole: Annotated[bool, Depends(sees_all)]
+) -> Conservation:
+    """What became of everything sent to a batch: accepted = held + forwarded + dropped."""
+    return await core.conservation(batch_id, whole=whole)
 
 
 @router.get(

@@ -24,6 +24,7 @@ from common.wire import (
     MAX_USERS_A_LEASE,
     BatchState,
     BatchStatus,
+    Conservation,
     Enrolment,
     EnrolRequest,
     LeaseReply,
@@ -34,6 +35,7 @@ from common.wire import (
 )
 from shuffler import leasing, nodes, store, uploads
 from shuffler.access import Access
+from shuffler.conservation import Books, add_latencies
 from shuffler.endings import Endings
 from shuffler.journal import note
 from shuffler.permute import Release, shuffle
@@ -76,6 +78,7 @@ class Shuffler:
             settings.retention_seconds,
             lambda batch_id: self._releases.pop(batch_id, None),
         )
+        self._books = Books(self._access, show_fill=settings.show_fill)
         self._open = Shared(self._read_open, lambda: (self._access.writes, self.now))
         self._probed = Shared(self._probe, lambda: self.now)
 
@@ -132,6 +135,11 @@ class Shuffler:
             wait, look, lambda status: wanted is None or reached(status.state, wanted)
         )
 
+    async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
+        """What became of everything sent to a batch; not ``whole``: as the coordinator may see."""
+        await self.tidy()
+        return await self._books.record(batch_id, self.now, whole=whole)
+
     async def release(self, batch_id: str) -> Release:
         """The permuted messages of a sealed batch: the same bytes every time, until acknowledged.
 
@@ -145,7 +153,12 @@ class Shuffler:
             if release is None:
                 release = await self._shuffled(batch)
             await self._access.write(
-                partial(store.mark_forwarded, batch_id=batch_id, sha256=release.sha256)
+                partial(
+                    store.mark_forwarded,
+                    batch_id=batch_id,
+                    sha256=release.sha256,
+                    messages=len(release.messages),
+                )
             )
             self._keep(batch_id, release)
         self.changes.notify()
@@ -212,8 +225,12 @@ class Shuffler:
         frame = LEASE_BYTES + batch.report_bytes
         return max(frame, min(self.settings.max_upload_bytes, MAX_USERS_A_LEASE * frame))
 
-    async def upload(self, batch: store.Batch, node_id: str, body: bytes) -> UploadReply:
+    async def upload(
+        self, batch: store.Batch, node_id: str, body: bytes, began: float
+    ) -> UploadReply:
         """Store reports; what is answered ``accepted`` is durable.
+
+        ``began`` is when the request came, by the event loop's clock.
 
         Raises:
             RemoteError: ``wrong-size`` when the body is not whole frames.
@@ -228,9 +245,15 @@ class Shuffler:
             )
             raise
         checked = await self._checked(batch, parts)
-        stored = await self._access.write(
-            lambda connection: uploads.upload(connection, batch_id, node_id, checked, self.now)
-        )
+        clock = asyncio.get_running_loop().time
+        measured = self._books.due(batch_id, clock())
+
+        def write(connection: Connection) -> uploads.Stored:
+            add_latencies(connection, batch_id, measured)
+            return uploads.upload(connection, batch_id, node_id, checked, self.now)
+
+        stored = await self._access.write(write)
+        self._books.took(batch_id, clock() - began)
         if stored.sealed:
             self.changes.notify()
             note("sealed", batch_id=batch_id, reports=batch.n)

@@ -67,6 +67,10 @@ batches = Table(
     Column("episodes", BigInteger, nullable=False, default=0),
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("messages_sha256", String(64)),
+    # Where accepted reports went: messages handed over; reports dropped, and the event that did it.
+    Column("forwarded", BigInteger, nullable=False, default=0),
+    Column("discarded", BigInteger, nullable=False, default=0),
+    Column("ended_by", String(16)),
     # Secret destroyed and reports deleted; only then is an erased or abandoned batch done with.
     Column("clean", Boolean, nullable=False, default=False),
 )
@@ -106,6 +110,15 @@ dropped = Table(
     Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
     Column("problem", String(32), primary_key=True),
     Column("frames", BigInteger, nullable=False),
+)
+
+
+latencies = Table(
+    "latencies",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("bucket", Integer, primary_key=True, autoincrement=False),
+    Column("uploads", BigInteger, nullable=False),
 )
 
 

@@ -69,6 +69,10 @@ class Settings(RoleSettings):
     )
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
+    show_fill: bool = Field(
+        default=True,
+        description="tell the coordinator how many tenths of an open batch are full (n >= 100)",
+    )
     test_entry: bool = Field(default=False, description="accept seeded noise; loopback only")
 
     @property

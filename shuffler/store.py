@@ -122,10 +122,26 @@ def transition(connection: Connection, batch: Batch, event: Event) -> BatchState
     """
     target = after(batch.state, event)
     if target != batch.state:
+        changed = {"state": target, **_lost_reports(connection, batch, target, event)}
         connection.execute(
-            update(batches).where(batches.c.batch_id == batch.batch_id).values(state=target)
+            update(batches).where(batches.c.batch_id == batch.batch_id).values(changed)
         )
     return target
+
+
+def _lost_reports(
+    connection: Connection, batch: Batch, target: BatchState, event: Event
+) -> dict[str, object]:
+    """What an end before the hand-over drops, as it lies in the store now."""
+    if target != "abandoned":
+        return {}
+    return {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
+
+
+def count_stored(connection: Connection, batch_id: str) -> int:
+    """Reports whose bytes are in the store."""
+    query = select(func.count()).select_from(reports).where(reports.c.batch_id == batch_id)
+    return int(connection.scalar(query) or 0)
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
@@ -160,7 +176,7 @@ def end_due(connection: Connection, now: int, retention: int) -> None:
             transition(connection, batch, event)
 
 
-def mark_forwarded(connection: Connection, batch_id: str, sha256: str) -> None:
+def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
     """Note, before a byte leaves, which bytes are handed over; they are the same ever after.
 
     Raises:
@@ -174,7 +190,9 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str) -> None:
     transition(connection, batch, "forward")
     if batch.messages_sha256 is None:
         connection.execute(
-            update(batches).where(batches.c.batch_id == batch_id).values(messages_sha256=sha256)
+            update(batches)
+            .where(batches.c.batch_id == batch_id)
+            .values(messages_sha256=sha256, forwarded=messages)
         )
 
 
@@ -250,7 +268,7 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
         reports=batch.reports,
         leased=count_leased(connection, batch_id, now) if batch.state == "open" else 0,
         episodes=connection.scalars(episodes).one(),
-        dropped={row.problem: row.frames for row in counts},
+        dropped={row.problem: row.frames for row in counts if row.problem != "replayed"},
     )
 
 

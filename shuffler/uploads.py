@@ -57,7 +57,7 @@ def upload(
             reported.add(lease.user)
         results.append(UploadResult(lease=frame.lease, outcome=outcome))
     _write(connection, batch, held, accepted)
-    store.count_dropped(connection, batch_id, _refused(results))
+    store.count_dropped(connection, batch_id, _not_accepted(results))
     sealed = _seal_if_full(connection, batch, len(accepted))
     return Stored(UploadReply(results=tuple(results)), sealed)
 
@@ -117,9 +117,8 @@ def _write(
     )
 
 
-def _refused(results: Sequence[UploadResult]) -> dict[str, int]:
-    fine = ("accepted", "replayed")
-    return dict(Counter(result.outcome for result in results if result.outcome not in fine))
+def _not_accepted(results: Sequence[UploadResult]) -> dict[str, int]:
+    return dict(Counter(result.outcome for result in results if result.outcome != "accepted"))
 
 
 def _seal_if_full(connection: Connection, batch: store.Batch, added: int) -> bool:
@@ -137,9 +136,7 @@ def _seal_if_full(connection: Connection, batch: store.Batch, added: int) -> boo
         )
         .where(leases.c.batch_id == batch.batch_id, leases.c.report_sha256.is_not(None))
     )
-    stored = connection.scalar(
-        select(func.count()).select_from(reports).where(reports.c.batch_id == batch.batch_id)
-    )
+    stored = store.count_stored(connection, batch.batch_id)
     if people != batch.n or stored != batch.n:
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
     store.transition(connection, batch, "fill")

@@ -24,7 +24,7 @@ from common.hpke import KeyPair, seal_indices
 from common.mechanism import encode
 from common.policy import Mixture
 from common.randomness import SeededRandomness, word
-from common.wire import BatchState, BatchStatus
+from common.wire import BatchState, BatchStatus, Conservation, MessageFlow
 from coordinator.analyzer import Analyzer
 from coordinator.driver import Desk
 from coordinator.events import Bell
@@ -222,6 +222,27 @@ class FakeShuffler:
         held = 3 if state == "abandoned" else n
         episodes = None if state == "open" else held + self.expired
         return BatchStatus(batch_id=batch_id, state=state, n=n, episodes=episodes)
+
+    async def conservation(self, batch_id: str) -> Conservation:
+        self._called("conservation")
+        if batch_id not in self.states:
+            raise RemoteError("unknown-batch", "no such batch")
+        d, state = self.contexts[batch_id].descriptor, self.states[batch_id]
+        L, open_ = d.padding.messages, state == "open"
+        held = 0 if open_ else 3 if state == "abandoned" else d.n
+        left = held if state in ("forwarded", "erased") else 0
+        gone = held if state == "abandoned" else 0
+        flow = MessageFlow(
+            accepted=held * L, held=(held - left - gone) * L, forwarded=left * L, dropped=gone * L
+        )
+        return Conservation(
+            batch_id=batch_id,
+            state=state,
+            n=d.n,
+            messages_a_report=L,
+            messages=None if open_ else flow,
+            balanced=True,
+        )
 
     async def messages(self, batch_id: str, size: int) -> Messages:
         self._called("messages")

@@ -29,6 +29,7 @@ ROUTES = [
     ("POST", f"/batches/{ID}/leases", {"node"}),
     ("POST", f"/batches/{ID}/reports", {"node"}),
     ("GET", f"/batches/{ID}/status", {"coordinator", "operator"}),
+    ("GET", f"/batches/{ID}/conservation", {"coordinator", "operator"}),
     ("GET", f"/batches/{ID}/messages", {"coordinator"}),
     ("POST", f"/batches/{ID}/acknowledgement", {"coordinator"}),
     ("POST", f"/batches/{ID}/abandon", {"coordinator", "operator"}),

@@ -66,6 +66,7 @@ class ModelBatch:
     state: str = "open"
     accepted: dict[str, Sent] = field(default_factory=dict)
     episodes: int = 0
+    replayed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     holders: dict[int, Lease] = field(default_factory=dict)
     released: bytes | None = None
@@ -303,6 +304,7 @@ class Shuffling(RuleBasedStateMachine):
             mine = model.accepted.get(frame.lease.user)
             if mine is not None and mine.sealed == frame.sealed:
                 assert outcome == "replayed"
+                model.replayed += 1
             else:
                 assert outcome in ("already-reported", "late", "wrong-key")
                 model.dropped[outcome] += 1
@@ -340,7 +342,7 @@ class Shuffling(RuleBasedStateMachine):
 
         async def work() -> list[str]:
             node_id, batch = await self.core.admit(node.token, batch_id)
-            reply = await self.core.upload(batch, node_id, body)
+            reply = await self.core.upload(batch, node_id, body, self.loop.time())
             return [result.outcome for result in reply.results]
 
         return self.do(work())
@@ -357,6 +359,22 @@ class Shuffling(RuleBasedStateMachine):
             assert (status.state in ("open", "abandoned")) or status.reports == N
             assert status.episodes == model.episodes
             assert status.dropped == model.dropped
+
+    @invariant()
+    def nothing_is_lost_or_made(self) -> None:
+        self.expire()
+        for model in self.batches.values():
+            work = self.core.conservation(model.batch.batch_id, whole=True)
+            record, stored = self.do(work), len(model.accepted)
+            gone = stored if model.state == "abandoned" else 0
+            left = N if model.released is not None else 0
+            assert record.balanced
+            assert record.accepted == stored
+            assert (record.forwarded, sum((record.dropped or {}).values())) == (left, gone)
+            assert record.held == stored - gone - left
+            refused = Counter(record.rejected)
+            assert refused.pop("replayed", 0) == model.replayed
+            assert refused == model.dropped
 
     @invariant()
     def a_user_is_in_one_batch(self) -> None:
