@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from common.endpoint import Tls, hash_token, is_loopback
 from common.errors import MEDIA_TYPE, LocalError, RemoteError, RiffleError
+from common.metrics import note_problem
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
@@ -32,21 +33,25 @@ def problem_response(error: RiffleError) -> JSONResponse:
 def install_problem_handlers(app: FastAPI, log: logging.Logger) -> None:
     """Answer every error with a problem document; nothing of ours leaks a traceback."""
 
-    async def riffle(_: Request, error: Exception) -> JSONResponse:
-        known = error if isinstance(error, RiffleError) else LocalError("internal", "see the log")
-        return problem_response(known)
+    def answer(request: Request, error: RiffleError) -> JSONResponse:
+        note_problem(request, error.slug)
+        return problem_response(error)
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def riffle(request: Request, error: Exception) -> JSONResponse:
+        known = error if isinstance(error, RiffleError) else LocalError("internal", "see the log")
+        return answer(request, known)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         faults = error.errors() if isinstance(error, RequestValidationError) else []
         where = ".".join(str(part) for part in faults[0]["loc"]) if faults else "request"
         what = faults[0]["msg"] if faults else "not understood"
-        return problem_response(RemoteError("malformed", f"{where}: {what}"))
+        return answer(request, RemoteError("malformed", f"{where}: {what}"))
 
-    async def http(_: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         status = error.status_code if isinstance(error, HTTPException) else 500
         slug = _STATUS_SLUGS.get(status, "malformed")
         detail = str(error.detail) if isinstance(error, HTTPException) else "not understood"
-        return problem_response(RemoteError(slug, detail))
+        return answer(request, RemoteError(slug, detail))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.exception("unexpected error at %s %s", request.method, request.url.path)

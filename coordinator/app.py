@@ -19,6 +19,7 @@ from common.descriptor import MAX_EXACT, Document, parse
 from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, RiffleError
 from common.hpke import KeyPair
+from common.metrics import Measured, exposition
 from common.service import (
     MAX_JSON_BYTES,
     install_problem_handlers,
@@ -31,6 +32,7 @@ from coordinator.analyzer import Analyzer
 from coordinator.conservation import conservation_view, records
 from coordinator.driver import Desk, in_thread
 from coordinator.events import LAST, Bell, wait
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.planning import Party
 from coordinator.records import DeploymentRecord, RunRecord
 from coordinator.registry import Registry
@@ -204,6 +206,16 @@ async def follow_events(
 # -- health -------------------------------------------------------------------------------------
 
 
+@health.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def show_metrics(request: Request, service: Service) -> Response:
+    """Metrics for Prometheus: the operator's token or the metrics token."""
+    require_token(request, *request.app.state.metrics_hashes)
+    metrics = service.desk.metrics
+    found = await in_thread(service.desk.store.census)
+    metrics.show(found, request.app.state.data_dir)
+    return exposition(metrics.registry)
+
+
 @health.get("/livez")
 async def livez() -> dict[str, str]:
     """The process answers."""
@@ -321,6 +333,8 @@ def create_app(
     key, signing_key = KeyPair.from_private(settings.analyzer_key()), settings.signing_key()
     token = settings.shuffler_token()
 
+    metrics = CoordinatorMetrics()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         api = None
@@ -337,6 +351,7 @@ def create_app(
             party=Party(settings.shuffler_id, opener.public_key),
             signing_key=signing_key,
             clock=clock,
+            metrics=metrics,
         )
         app.state.coordinator = Coordinator(desk, test_entry=settings.test_entry)
         await app.state.coordinator.start()
@@ -351,6 +366,9 @@ def create_app(
 
     app = FastAPI(title="Riffle coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.operator_hash = settings.operator_hash()
+    app.state.metrics_hashes = settings.metrics_hashes()
+    app.state.data_dir = settings.data_dir
+    app.add_middleware(Measured, metrics=metrics.requests)
     install_problem_handlers(app, log)
     app.add_exception_handler(SQLAlchemyError, _store_down)
     app.include_router(router)

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -35,6 +35,7 @@ from coordinator.analyzer import Analyzer
 from coordinator.counts import private_counts
 from coordinator.events import Bell
 from coordinator.learning.learner import Deployment, Learner
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.planning import Issue, Party, issue
 from coordinator.records import DeploymentRecord, RunRecord, Settlement
 from coordinator.recovery import replay
@@ -69,6 +70,7 @@ class Desk:
     party: Party
     signing_key: bytes
     clock: Callable[[], float]
+    metrics: CoordinatorMetrics = field(default_factory=CoordinatorMetrics)
 
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
@@ -144,6 +146,7 @@ class Driver:
     async def _after(self, run: RunRecord, error: RiffleError) -> None:
         """What an error means: later again, or the end of the run."""
         self._learner = None  # it may have seen counts that were not committed
+        self._desk.metrics.trouble.labels(error.slug).inc()
         if error.slug == "unavailable" or run.state != "running":
             await self._pause(error)
             return
@@ -345,6 +348,7 @@ class Driver:
             timings["storing"] = self._storing
         timings["acknowledging"], self._storing = laps.lap(), None
         await in_thread(self._desk.store.acknowledged, run.id, row.index, timings)
+        self._desk.metrics.took(timings)
 
 
 async def _state_at(shuffler: Shuffler, batch_id: str) -> BatchState | None:

@@ -33,6 +33,9 @@ class Settings(RoleSettings):
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
     operator_token_hash_file: Path = Field(description="SHA-256 of the operator's token")
+    metrics_token_hash_file: Path | None = Field(
+        default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
+    )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
@@ -67,6 +70,13 @@ class Settings(RoleSettings):
     def operator_hash(self) -> str:
         """SHA-256 of the operator's token, hex."""
         return _hex_bytes("OPERATOR_TOKEN_HASH_FILE", self.operator_token_hash_file).hex()
+
+    def metrics_hashes(self) -> tuple[str, ...]:
+        """Hashes of the tokens that may read the metrics."""
+        if self.metrics_token_hash_file is None:
+            return (self.operator_hash(),)
+        extra = _hex_bytes("METRICS_TOKEN_HASH_FILE", self.metrics_token_hash_file).hex()
+        return (self.operator_hash(), extra)
 
     def shuffler_token(self) -> str:
         """The coordinator's token at the shuffler."""

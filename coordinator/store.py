@@ -17,6 +17,7 @@ from common.database import writer
 from common.errors import LocalError, RemoteError
 from coordinator import changes, schema
 from coordinator.events import Event
+from coordinator.metrics import Census, census
 from coordinator.planning import Issue
 from coordinator.records import (
     DeploymentRecord,
@@ -123,6 +124,11 @@ class Store:
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(table.c.id))
             return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
+
+    def census(self) -> Census:
+        """What the store holds, for the metrics."""
+        with self._engine.connect() as connection:
+            return census(connection)
 
     def with_work(self) -> list[str]:
         """Runs that go on, or that left a batch at the shuffler to be settled."""

@@ -173,6 +173,7 @@ class LocalNetwork:
             COORDINATOR_KEY_FILE=files / "coordinator_key",
             COORDINATOR_TOKEN_HASH_FILE=files / "coordinator_token_hash",
             OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
+            METRICS_TOKEN_HASH_FILE=files / "metrics_token_hash",
             LEASE_SECONDS=self.config.lease_seconds,
             **self._demands(),
         )
@@ -190,6 +191,7 @@ class LocalNetwork:
             SHUFFLER_ID=SHUFFLER_ID,
             SHUFFLER_TOKEN_FILE=files / "shuffler_token",
             OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
+            METRICS_TOKEN_HASH_FILE=files / "metrics_token_hash",
             WORKERS=self.config.workers,
             TEST_ENTRY=self.config.test_entry,
         )

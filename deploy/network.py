@@ -7,7 +7,8 @@
   of the operator's token.
 - ``nodes/``: public keys to pin, and, after `enrol`, the nodes' credentials. Enrolment belongs to
   the shuffler's operator: the coordinator's folder never sees them.
-- ``operator/``: the operator's two tokens, in clear; keep this folder.
+- ``operator/``: the operator's two tokens and the one that reads metrics, in clear; keep this
+  folder.
 
 Each server also gets a TLS certificate of the network's own CA (``certificates``), whose
 certificate everybody else holds as ``ca.pem``. On loopback TLS may be left off.
@@ -47,6 +48,8 @@ def init_network(folder: Path) -> None:
     _token(
         folder / "operator" / "coordinator_token", folder / "coordinator" / "operator_token_hash"
     )
+    _token(folder / "operator" / "metrics_token", folder / "shuffler" / "metrics_token_hash")
+    _copy(folder / "shuffler" / "metrics_token_hash", folder / "coordinator" / "metrics_token_hash")
     _certificates(folder)
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
 from common.endpoint import hash_token
 from common.errors import RemoteError
+from common.metrics import Measured, exposition
 from common.service import (
     MAX_JSON_BYTES,
     bearer,
@@ -44,6 +45,7 @@ from common.wire import (
 )
 from shuffler.core import Clock, Shuffler
 from shuffler.journal import LOG
+from shuffler.metrics import ShufflerMetrics
 from shuffler.rules import for_coordinator
 from shuffler.settings import Settings
 from shuffler.waiting import metered
@@ -106,9 +108,11 @@ Seen = Annotated[View, Depends(view_of)]
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """The service as an ASGI app. ``clock`` returns seconds since 1970."""
 
+    metrics = ShufflerMetrics()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        core = Shuffler(settings, clock)
+        core = Shuffler(settings, clock, metrics)
         app.state.shuffler = core
         try:
             await core.start()
@@ -121,6 +125,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         title="Riffle shuffler", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     install_problem_handlers(app, LOG)
+    app.add_middleware(Measured, metrics=metrics.requests)
     app.include_router(router)
     return app
 
@@ -259,6 +264,17 @@ async def readyz(core: Core) -> dict[str, str]:
     """Store and secrets can be written."""
     await core.ready()
     return {"status": "ok"}
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def show_metrics(request: Request, core: Core) -> Response:
+    """Metrics for Prometheus: the operator's token or the metrics token, never the coordinator's.
+
+    They grow with single uploads, so the coordinator must not read them.
+    """
+    require_token(request, *core.metrics_hashes)
+    await core.measure()
+    return exposition(core.metrics.registry)
 
 
 async def _body(request: Request, limit: int) -> bytes:

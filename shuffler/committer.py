@@ -75,6 +75,11 @@ class Committer:
             ) from None
         return job.future
 
+    @property
+    def waiting(self) -> int:
+        """Writes that wait for their turn."""
+        return self._jobs.qsize()
+
     def close(self) -> None:
         """Write what waits, then end the thread."""
         self._jobs.put(None)

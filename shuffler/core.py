@@ -38,30 +38,34 @@ from shuffler.access import Access
 from shuffler.conservation import Books, add_latencies
 from shuffler.endings import Endings
 from shuffler.journal import note
-from shuffler.permute import Release, shuffle
+from shuffler.metrics import ShufflerMetrics, census
+from shuffler.permute import Release
+from shuffler.releases import Releases
 from shuffler.rules import Frame, accept_deposit
 from shuffler.schema import open_store
 from shuffler.settings import Settings
-from shuffler.states import after, reached
+from shuffler.states import reached
 from shuffler.vault import BatchSecret, SecretLostError, Vault
 from shuffler.waiting import Budget, Changes, Shared
 
 Clock = Callable[[], float]
 
-RELEASES_IN_MEMORY = 2
-
 
 class Shuffler:
     """One shuffler on one data directory. Made and closed inside a running event loop."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock, metrics: ShufflerMetrics | None = None
+    ) -> None:
         self.settings = settings
         self.coordinator_hash = settings.coordinator_hash()
         self.operator_hash = settings.operator_hash()
+        self.metrics_hashes = settings.metrics_hashes()
         self.identity = ShufflerIdentity(
             shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
         )
         self.changes = Changes()
+        self.metrics = metrics or ShufflerMetrics()
         self.inflight = Budget(settings.max_inflight_bytes, "bytes of uploads on their way")
         self._clock = clock
         self._demands = settings.demands()
@@ -69,14 +73,13 @@ class Shuffler:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._vault = Vault(settings.data_dir / "secrets")
         self._access = Access(settings.url)
-        self._releases: dict[str, Release] = {}
-        self._releasing = asyncio.Lock()
+        self._releases = Releases(self._access, self._vault, self.metrics, self._lose)
         self._endings = Endings(
             self._access,
             self._vault,
             lambda: self.now,
             settings.retention_seconds,
-            lambda batch_id: self._releases.pop(batch_id, None),
+            self._releases.forget,
         )
         self._books = Books(self._access, show_fill=settings.show_fill)
         self._open = Shared(self._read_open, lambda: (self._access.writes, self.now))
@@ -98,7 +101,6 @@ class Shuffler:
     def close(self) -> None:
         """Finish waiting writes and let go of the store."""
         self._access.close()
-        self._releases.clear()
 
     # Batches: what the coordinator does
 
@@ -146,21 +148,7 @@ class Shuffler:
         Raises:
             RemoteError: ``unknown-batch``, ``batch-not-ready``, ``late``.
         """
-        async with self._releasing:
-            batch = await self._access.read(partial(store.find, batch_id=batch_id))
-            after(batch.state, "forward")
-            release = self._releases.get(batch_id)
-            if release is None:
-                release = await self._shuffled(batch)
-            await self._access.write(
-                partial(
-                    store.mark_forwarded,
-                    batch_id=batch_id,
-                    sha256=release.sha256,
-                    messages=len(release.messages),
-                )
-            )
-            self._keep(batch_id, release)
+        release = await self._releases.release(batch_id)
         self.changes.notify()
         note("forwarded", batch_id=batch_id, messages=len(release.messages))
         return release
@@ -204,9 +192,11 @@ class Shuffler:
     async def lease(self, batch_id: str, node_id: str, users: Sequence[str]) -> LeaseReply:
         """Slots for users of a node."""
         terms = leasing.Terms(self.now, self.settings.lease_seconds, self.settings.max_node_share)
-        return await self._access.write(
+        reply = await self._access.write(
             partial(leasing.lease, batch_id=batch_id, node_id=node_id, wanted=users, terms=terms)
         )
+        self.metrics.leased(reply)
+        return reply
 
     async def admit(self, token: str, batch_id: str) -> tuple[str, store.Batch]:
         """Node id and batch of an upload, before its body is read.
@@ -243,6 +233,7 @@ class Shuffler:
             await self._access.write(
                 partial(store.count_dropped, batch_id=batch_id, problems=dropped)
             )
+            self.metrics.frames.labels(error.slug).inc()
             raise
         checked = await self._checked(batch, parts)
         clock = asyncio.get_running_loop().time
@@ -254,6 +245,7 @@ class Shuffler:
 
         stored = await self._access.write(write)
         self._books.took(batch_id, clock() - began)
+        self.metrics.uploaded(stored.reply, clock() - began)
         if stored.sealed:
             self.changes.notify()
             note("sealed", batch_id=batch_id, reports=batch.n)
@@ -276,6 +268,16 @@ class Shuffler:
             LocalError: ``unavailable``, with what is wrong.
         """
         await self._probed.get()
+
+    async def measure(self) -> None:
+        """Bring the metrics of what is stored and waits up to date."""
+        found = await self._access.read(census)
+        self.metrics.show(
+            found,
+            inflight_bytes=self.settings.max_inflight_bytes - self.inflight.left,
+            writes_waiting=self._access.committer.waiting,
+            data_dir=self.settings.data_dir,
+        )
 
     async def tidy(self) -> None:
         """End what is due; destroy and delete what is over. Repeats harmlessly."""
@@ -332,33 +334,6 @@ class Shuffler:
             for (lease, sealed), plaintext in zip(parts, opened, strict=True)
         ]
 
-    async def _shuffled(self, batch: store.Batch) -> Release:
-        try:
-            return await asyncio.to_thread(self._shuffle, batch)
-        except SecretLostError as error:
-            await self._lose(batch.batch_id)
-            raise RemoteError(
-                "late", "the batch's secret is lost; its messages are handed over no more"
-            ) from error
-
-    def _shuffle(self, batch: store.Batch) -> Release:
-        secret = self._vault.get(batch.batch_id)
-        with self._access.engine.connect() as connection:
-            return shuffle(
-                store.sealed_reports(connection, batch.batch_id),
-                secret,
-                batch.report_info,
-                n=batch.n,
-                L=batch.L,
-                message_bytes=batch.message_bytes,
-            )
-
-    def _keep(self, batch_id: str, release: Release) -> None:
-        self._releases.pop(batch_id, None)
-        while len(self._releases) >= RELEASES_IN_MEMORY:
-            self._releases.pop(next(iter(self._releases)))
-        self._releases[batch_id] = release
-
     async def _read_open(self) -> list[OpenBatch]:
         await self.tidy()
         return await self._access.read(partial(store.open_batches, now=self.now))
@@ -378,7 +353,7 @@ def preflight(settings: Settings) -> None:
     settings.tls()
     settings.public_key()
     settings.coordinator_hash()
-    settings.operator_hash()
+    settings.metrics_hashes()
     Vault(settings.data_dir / "secrets").probe()
     open_store(settings.url).dispose()
 

@@ -38,6 +38,9 @@ class Settings(RoleSettings):
     coordinator_token_hash_file: Path | None = Field(default=None, description="file with it")
     operator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
     operator_token_hash_file: Path | None = Field(default=None, description="file with it")
+    metrics_token_hash_file: Path | None = Field(
+        default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
+    )
     max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
     min_dishonest_fraction: float = Field(
@@ -108,6 +111,13 @@ class Settings(RoleSettings):
         return _hex_bytes(
             "operator_token_hash", self.operator_token_hash, self.operator_token_hash_file
         ).hex()
+
+    def metrics_hashes(self) -> tuple[str, ...]:
+        """Hashes of the tokens that may read the metrics."""
+        if self.metrics_token_hash_file is None:
+            return (self.operator_hash(),)
+        extra = _hex_bytes("metrics_token_hash", None, self.metrics_token_hash_file).hex()
+        return (self.operator_hash(), extra)
 
     def demands(self) -> Demands:
         """What the owner demands of a batch.

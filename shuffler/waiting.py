@@ -23,6 +23,11 @@ class Budget:
         self._left = limit
         self._what = what
 
+    @property
+    def left(self) -> int:
+        """How much more can be held now."""
+        return self._left
+
     @contextmanager
     def hold(self, amount: int) -> Iterator[None]:
         """Hold ``amount`` while the context lasts.

@@ -1,0 +1,105 @@
+"""What the coordinator tells Prometheus. It knows of batches and sums only, and tells no more.
+
+Counters and histograms are this process's. Gauges read from the store (``census``) are the same at
+every replica: take their maximum, not their sum. No label is a run, a batch or anything smaller.
+"""
+
+import math
+import shutil
+from collections import Counter as Tally
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from sqlalchemy import Connection, func, select
+
+from common.metrics import SECONDS, RequestMetrics
+from coordinator import schema
+from coordinator.states import DEPLOYMENT, RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What the store holds: runs and batches by state, messages, and the largest epsilon spent.
+
+    ``seeded`` batches are the test entry's, whose epsilon has no bound.
+    """
+
+    runs: Mapping[str, int]
+    batches: Mapping[str, int]
+    opened: int
+    failed: int
+    epsilon: float
+    seeded: int
+
+
+def census(connection: Connection) -> Census:
+    """Count what the store holds."""
+    runs = select(schema.runs.c.state, func.count()).group_by(schema.runs.c.state)
+    rows = select(schema.deployments.c.state, func.count()).group_by(schema.deployments.c.state)
+    spends = [
+        (row.opened, row.failed, row.epsilon_upper)
+        for row in connection.execute(
+            select(schema.ledger.c.opened, schema.ledger.c.failed, schema.ledger.c.epsilon_upper)
+        )
+    ]
+    return Census(
+        runs=Tally({row[0]: row[1] for row in connection.execute(runs)}),
+        batches=Tally({row[0]: row[1] for row in connection.execute(rows)}),
+        opened=sum(opened for opened, _, _ in spends),
+        failed=sum(failed for _, failed, _ in spends),
+        epsilon=max((epsilon for _, _, epsilon in spends if math.isfinite(epsilon)), default=0.0),
+        seeded=sum(not math.isfinite(epsilon) for _, _, epsilon in spends),
+    )
+
+
+class CoordinatorMetrics:
+    """The registry of one coordinator process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = RequestMetrics(registry)
+        self.steps = Histogram(
+            "riffle_coordinator_step_seconds",
+            "parts of a batch's way: waiting, fetching, opening, planning, storing, acknowledging",
+            ("step",),
+            buckets=(*SECONDS, 300.0, 1_800.0, 7_200.0),
+            registry=registry,
+        )
+        self.trouble = Counter(
+            "riffle_coordinator_steps_failed",
+            "steps of runs that failed and are tried again, or ended their run",
+            ("problem",),
+            registry=registry,
+        )
+        self._runs = _gauge(registry, "runs", "runs in the store", "state")
+        self._batches = _gauge(registry, "batches", "batches in the store", "state")
+        self._opened = _gauge(registry, "messages_opened", "messages opened, all batches")
+        self._failed = _gauge(registry, "messages_failed", "messages that did not open")
+        self._epsilon = _gauge(
+            registry, "epsilon_spent", "largest epsilon that any user's batch spent"
+        )
+        self._seeded = _gauge(registry, "seeded_batches", "batches without privacy: the test entry")
+        self._free = _gauge(registry, "disk_free_bytes", "free space for the data")
+
+    def took(self, timings: Mapping[str, float]) -> None:
+        """Note the parts of a batch's way, in seconds."""
+        for step, seconds in timings.items():
+            self.steps.labels(step).observe(seconds)
+
+    def show(self, found: Census, data_dir: Path) -> None:
+        """Set the gauges."""
+        for run_state in RUN:
+            self._runs.labels(run_state).set(found.runs.get(run_state, 0))
+        for state in DEPLOYMENT:
+            self._batches.labels(state).set(found.batches.get(state, 0))
+        self._opened.set(found.opened)
+        self._failed.set(found.failed)
+        self._epsilon.set(found.epsilon)
+        self._seeded.set(found.seeded)
+        self._free.set(shutil.disk_usage(data_dir).free)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"riffle_coordinator_{name}", text, labels, registry=registry)

@@ -1,0 +1,65 @@
+"""The coordinator's metrics: who may read them and what they say."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from common.endpoint import hash_token
+from tests.coordinator.api import Api
+from tests.coordinator.world import RUN, SMALL, TOKEN
+from tests.shuffler.test_metrics import sample
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with ExitStack() as stack:
+        yield Api(tmp_path, stack)
+
+
+def scrape(api: Api, token: str = TOKEN) -> tuple[int, str]:
+    answer = api.client.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+    return answer.status_code, answer.text
+
+
+def test_a_token_of_its_own_reads_them_and_nothing_else(api: Api) -> None:
+    assert api.client.get("/metrics").status_code == 401
+    file = api.directory / "metrics_hash"
+    file.write_text(hash_token("reader"))
+    assert scrape(api, "reader")[0] == 401
+    api.restart(metrics_token_hash_file=file)
+    assert scrape(api, "reader")[0] == scrape(api)[0] == 200
+    runs = api.client.get("/v1/runs", headers={"Authorization": "Bearer reader"})
+    assert runs.status_code == 401
+
+
+def test_a_run_shows_in_sums(api: Api) -> None:
+    api.shuffler.broken = {0: 3}
+    api.shuffler.down = 1
+    api.finish()
+    api.until(lambda: api.get(f"/{RUN}/deployments")["deployments"][-1]["acknowledged"])
+    spent = api.get(f"/{RUN}/ledger")
+    text = scrape(api)[1]
+    for series, expected in {
+        'riffle_coordinator_runs{state="finished"}': 1,
+        'riffle_coordinator_batches{state="counted"}': 2,
+        "riffle_coordinator_messages_failed": 3,
+        "riffle_coordinator_messages_opened": sum(e["opened"] for e in spent["entries"]),
+        "riffle_coordinator_epsilon_spent": spent["epsilon"],
+        "riffle_coordinator_seeded_batches": 0,
+        'riffle_coordinator_step_seconds_count{step="planning"}': 2,
+        'riffle_coordinator_steps_failed_total{problem="unavailable"}': 1,
+    }.items():
+        assert sample(text, series) == pytest.approx(expected), series
+    assert RUN not in text
+
+
+def test_seeded_batches_are_told_apart(api: Api) -> None:
+    """Their epsilon has no bound; a gauge of infinity would hide every other batch's."""
+    api.restart(test_entry=True)
+    assert api.call("POST", "", json={**SMALL, "test_seed": 1}).status_code == 201
+    api.wait_for("finished")
+    text = scrape(api)[1]
+    assert sample(text, "riffle_coordinator_seeded_batches") == 2
+    assert sample(text, "riffle_coordinator_epsilon_spent") == 0
