@@ -332,6 +332,7 @@ def create_app(
     verify = trusted(settings.ca_file)
     key, signing_key = KeyPair.from_private(settings.analyzer_key()), settings.signing_key()
     token = settings.shuffler_token()
+    learners = registry or Registry(files=settings.learners)
 
     metrics = CoordinatorMetrics()
 
@@ -346,7 +347,7 @@ def create_app(
             store=Store(settings.url),
             shuffler=cast("Shuffler", shuffler or api),
             analyzer=opener,
-            registry=registry or Registry(),
+            registry=learners,
             bell=Bell(),
             party=Party(settings.shuffler_id, opener.public_key),
             signing_key=signing_key,

@@ -1,18 +1,20 @@
 """Learners by name: those of Riffle, and those that other packages offer.
 
-A learner is made by a factory (problem, preset, options) -> Learner. Another package adds one with
-an entry point in the group ``riffle.learners``; its name is then a run's ``learner``.
+Another package adds a learner with an entry point in the group ``riffle.learners``: a class, or a
+function, that takes the `Problem` and its options by name; the entry point's name is then a run's
+``learner``. So does a Python file that whoever starts this process names (`common.plugins`).
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
 from common.descriptor import first_fault
-from common.errors import RemoteError
+from common.errors import LocalError, RemoteError
+from common.plugins import Maker, from_entry_point, from_file, nearest, offered, parameters
 from coordinator.learning.learner import Learner, LearnerError, Problem
 from coordinator.learning.presets import PRESETS, Constants
 from coordinator.learning.schedule import Schedule
@@ -29,16 +31,26 @@ Factory = Callable[[Problem, str, Options], Learner]
 
 
 class Registry:
-    """Learners that this coordinator can run."""
+    """Learners that this coordinator can run; ``files`` are name -> ``path/file.py:Class``.
 
-    def __init__(self, extra: Mapping[str, Factory] | None = None) -> None:
-        self._built_in: dict[str, Factory] = {**BUILT_IN, **(extra or {})}
-        self._offered: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
+    Raises:
+        LocalError: ``invalid-spec``: a file cannot be used, or has a built-in learner's name.
+    """
+
+    def __init__(
+        self, extra: Mapping[str, Factory] | None = None, files: Mapping[str, str] | None = None
+    ) -> None:
+        self._known: dict[str, Factory] = {**BUILT_IN, **(extra or {})}
+        for name, reference in (files or {}).items():
+            if name in self._known:
+                raise LocalError("invalid-spec", f"{reference}: {name!r} is the name of another")
+            self._known[name] = partial(_brought, from_file(reference))
+        self._offered = offered(GROUP)
 
     @property
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted({*self._built_in, *self._offered})
+        return sorted({*self._known, *self._offered})
 
     def build(self, spec: RunSpec) -> Learner:
         """A fresh learner for a run.
@@ -54,13 +66,22 @@ class Registry:
             raise RemoteError("invalid-spec", f"{spec.learner}: {error}") from error
 
     def _factory(self, name: str) -> Factory:
-        if name in self._built_in:
-            return self._built_in[name]
+        if name in self._known:
+            return self._known[name]
         if name in self._offered:
-            offered: Factory = self._offered[name].load()
-            return offered
-        known = ", ".join(self.names)
-        raise RemoteError("invalid-spec", f"learner: there is no {name!r}; known are {known}")
+            return partial(_brought, from_entry_point(self._offered[name]))
+        hint, known = nearest(name, self.names) or ";", ", ".join(self.names)
+        raise RemoteError("invalid-spec", f"learner: there is no {name!r}{hint} known are {known}")
+
+
+def _brought(maker: Maker, problem: Problem, _: str, options: Options) -> Learner:
+    """A learner of somebody else's; it has no presets, and options are its parameters."""
+    settable = parameters(maker)[1:]
+    for name in sorted(set(options) - set(settable)):
+        hint, known = nearest(name, settable) or ";", ", ".join(settable) or "none"
+        raise LearnerError(f"there is no option {name!r}{hint} known are {known}")
+    learner: Learner = maker(problem, **options)
+    return learner
 
 
 def problem(spec: RunSpec) -> Problem:

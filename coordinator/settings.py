@@ -13,6 +13,7 @@ from common.configuration import RoleSettings
 from common.descriptor import Name
 from common.endpoint import Tls, check_url, is_loopback, tls_files
 from common.errors import LocalError
+from coordinator.specs import LearnerName
 
 PREFIX = "RIFFLE_COORDINATOR_"
 
@@ -37,6 +38,10 @@ class Settings(RoleSettings):
         default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
     )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
+    learners: dict[LearnerName, str] = Field(
+        default_factory=dict,
+        description='JSON object of learners in Python files, name -> "path/file.py:Class"',
+    )
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
     test_entry: bool = Field(default=False, description="allow seeded runs; loopback only")

@@ -11,7 +11,8 @@ from deploy.cli.output import progress
 from deploy.operator import Operator
 from deploy.presets import Preset
 from deploy.report import Finished, write
-from node_client.environments.registry import exact_mdp, make
+from node_client.environments.environment import Modelled
+from node_client.environments.registry import make
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
     if finished.result["state"] != "finished":
         reason = finished.result["message"] or finished.result["state"]
         raise LocalError("wrong-state", f"run {run['id']} did not finish: {reason}")
-    mdp = exact_mdp(make(preset.spec.environment, **preset.environment))
+    environment = make(preset.spec.environment, **preset.environment)
+    mdp = environment.mdp if isinstance(environment, Modelled) else None
     seeds = {"learner": preset.spec.seed, "test": preset.spec.test_seed}
     return write(folder, finished, mdp, time.monotonic() - started, seeds)
 

@@ -18,7 +18,7 @@ import httpx
 
 from common.errors import LocalError
 from deploy.certificates import LOOPBACK
-from deploy.network import SHUFFLER_ID, enrol, init_network
+from deploy.network import SHUFFLER_ID, URL_FILE, enrol, init_network
 from deploy.probe import get
 from node_client.environments.registry import Parameter
 
@@ -32,6 +32,7 @@ class LocalConfig:
     """What to start: how many nodes of which environment, and what their owner demands.
 
     A port of 0 means any free one. ``test_entry`` allows seeded noise, on loopback only.
+    ``learners`` is name -> ``path/file.py:Class``.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class LocalConfig:
     workers: int = 2
     lease_seconds: int = 120
     test_entry: bool = False
+    learners: dict[str, str] = field(default_factory=dict)
 
 
 class LocalNetwork:
@@ -61,6 +63,7 @@ class LocalNetwork:
         init_network(self.secrets)
         (self.config.folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
+            (self.secrets / "operator" / URL_FILE).write_text(self.coordinator_url)
             self.start("shuffler")
             self.wait_ready("shuffler")
             enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)
@@ -194,6 +197,7 @@ class LocalNetwork:
             METRICS_TOKEN_HASH_FILE=files / "metrics_token_hash",
             WORKERS=self.config.workers,
             TEST_ENTRY=self.config.test_entry,
+            LEARNERS=json.dumps(self.config.learners),
         )
 
     def _node(self) -> dict[str, str]:

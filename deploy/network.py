@@ -8,7 +8,7 @@
 - ``nodes/``: public keys to pin, and, after `enrol`, the nodes' credentials. Enrolment belongs to
   the shuffler's operator: the coordinator's folder never sees them.
 - ``operator/``: the operator's two tokens and the one that reads metrics, in clear; keep this
-  folder.
+  folder. In ``coordinator_url`` may stand where the coordinator answers.
 
 Each server also gets a TLS certificate of the network's own CA (``certificates``), whose
 certificate everybody else holds as ``ca.pem``. On loopback TLS may be left off.
@@ -31,6 +31,7 @@ from deploy.certificates import make_authority
 
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
+URL_FILE = "coordinator_url"
 
 
 def init_network(folder: Path) -> None:

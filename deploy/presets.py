@@ -8,19 +8,24 @@ RiverSwim is the same at every step, so counts are pooled over steps after they 
 at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the paper's K = 20,000.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from common.plugins import nearest
 from coordinator.specs import RunSpec
 from node_client.environments.registry import Parameter
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A run, its environment's parameters, and the number of nodes."""
+    """A run, its environment's parameters, the number of nodes, and learners from files.
+
+    ``learners`` is name -> ``path/file.py:Class``.
+    """
 
     spec: RunSpec
     environment: dict[str, Parameter]
     nodes: int = 20
+    learners: dict[str, str] = field(default_factory=dict)
 
 
 def preset(name: str) -> Preset:
@@ -30,7 +35,8 @@ def preset(name: str) -> Preset:
         ValueError: there is none.
     """
     if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; known are {', '.join(sorted(PRESETS))}")
+        hint, known = nearest(name, PRESETS) or ";", ", ".join(sorted(PRESETS))
+        raise ValueError(f"there is no preset {name!r}{hint} known are {known}")
     return PRESETS[name]
 
 

@@ -53,11 +53,12 @@ class Finished:
         return regret(mdp, [_deployment(row) for row in self.deployments if _executed(row)])
 
 
-def summary(finished: Finished, mdp: TabularMDP, wall_seconds: float) -> dict[str, Any]:
-    """The run in one document; the keys are documented in the README."""
+def summary(finished: Finished, mdp: TabularMDP | None, wall_seconds: float) -> dict[str, Any]:
+    """The run in one document; the keys are documented in the README.
+
+    Exact values are null when the environment can only be run (``mdp`` None).
+    """
     result = finished.result
-    policy = np.array(result["policy"], dtype=np.int64)
-    best, reached = optimal_value(mdp), policy_value(mdp, policy)
     return {
         "run_id": finished.run["id"],
         "state": result["state"],
@@ -69,10 +70,7 @@ def summary(finished: Finished, mdp: TabularMDP, wall_seconds: float) -> dict[st
         "messages_forwarded": result["messages_forwarded"],
         "messages_counted": result["messages_counted"],
         "messages_failed": result["failed"],
-        "regret": finished.regret(mdp).total,
-        "optimal_value": best,
-        "policy_value": reached,
-        "policy_value_share": reached / best if best > 0 else 1.0,
+        **_exact(finished, mdp),
         "value_estimate": result["value_estimate"],
         "policy_switches": result["policy_switches"],
         "active_policies": result["active"],
@@ -82,17 +80,35 @@ def summary(finished: Finished, mdp: TabularMDP, wall_seconds: float) -> dict[st
     }
 
 
+def _exact(finished: Finished, mdp: TabularMDP | None) -> dict[str, float | None]:
+    if mdp is None:
+        return dict.fromkeys(("regret", "optimal_value", "policy_value", "policy_value_share"))
+    policy = np.array(finished.result["policy"], dtype=np.int64)
+    best, reached = optimal_value(mdp), policy_value(mdp, policy)
+    return {
+        "regret": finished.regret(mdp).total,
+        "optimal_value": best,
+        "policy_value": reached,
+        "policy_value_share": reached / best if best > 0 else 1.0,
+    }
+
+
 def write(
-    folder: Path, finished: Finished, mdp: TabularMDP, wall_seconds: float, seeds: dict[str, Any]
+    folder: Path,
+    finished: Finished,
+    mdp: TabularMDP | None,
+    wall_seconds: float,
+    seeds: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write all files into ``folder`` and return the summary."""
+    """Write all files into ``folder`` and return the summary; no curve without an ``mdp``."""
     document = summary(finished, mdp, wall_seconds)
     _write_json(folder / "summary.json", document)
     _write_csv(folder / "stages.csv", finished.stages, leave_out=("policy",))
     _write_csv(folder / "ledger.csv", finished.ledger["entries"], leave_out=("noise",))
     deployments = [_flat(row) for row in finished.deployments]
     _write_csv(folder / "deployments.csv", deployments, leave_out=("mixture", "noise", "timings"))
-    plot_regret(folder / "regret.png", finished.regret(mdp), document)
+    if mdp is not None:
+        plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))
     return document
 

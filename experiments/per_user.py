@@ -33,14 +33,14 @@ class SimulatedBatch:
 
 
 def run_per_user(
-    spec: RunSpec, run_id: str, environment: Environment
+    spec: RunSpec, run_id: str, environment: Environment, registry: Registry | None = None
 ) -> tuple[list[SimulatedBatch], LearnerSummary]:
     """Run a spec to its end, user by user.
 
     Raises:
         RemoteError: ``batch-too-small`` or ``invalid-spec``, as the coordinator would.
     """
-    learner = Registry().build(spec)
+    learner = (registry or Registry()).build(spec)
     batches: list[SimulatedBatch] = []
     while (deployment := learner.next_deployment()) is not None:
         index = len(batches)

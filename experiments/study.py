@@ -7,9 +7,10 @@ seed plus the same number. Bands are two-sided 95 % Student t intervals of the m
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, Literal
 
@@ -27,6 +28,9 @@ from experiments.regret import optimal_value, policy_value
 from experiments.simulator import Calibrate, Mechanism, simulate
 from node_client.environments.registry import Parameter, exact_mdp, make
 from node_client.environments.tabular import TabularMDP
+
+Files = Mapping[str, str]
+NO_FILES: Files = {}
 
 # The same choice under two names: a run's spec speaks of the shuffle model's accountant only.
 CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper": "paper"}
@@ -95,16 +99,19 @@ def band(values: list[float]) -> tuple[float, float, float]:
     return float(found.mean), float(found.low), float(found.high)
 
 
-def run_seed(spec: RunSpec, environment: dict[str, Parameter], seed: int) -> SeedResult:
+def run_seed(
+    spec: RunSpec, environment: dict[str, Parameter], seed: int, learners: Files = NO_FILES
+) -> SeedResult:
     """One seed of a spec, on the path that its learner needs."""
     mdp = exact_mdp(make(spec.environment, **environment))
-    path = _every_episode if spec.learner in PER_EPISODE else _by_population
-    return path(spec, mdp, seed)
+    if spec.learner in PER_EPISODE:
+        return _every_episode(spec, mdp, seed)
+    return _by_population(spec, mdp, seed, Registry(files=learners))
 
 
-def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
+def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry) -> SeedResult:
     started = time.perf_counter()
-    learner = Registry().build(spec.model_copy(update={"seed": spec.seed + seed}))
+    learner = registry.build(spec.model_copy(update={"seed": spec.seed + seed}))
     run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed)
     policy = run.summary.policy
     return SeedResult(
@@ -165,20 +172,23 @@ def study(
     *,
     workers: int = 2,
     on_result: Callable[[SeedResult], None] = lambda _: None,
+    learners: Files = NO_FILES,
 ) -> Study:
-    """All seeds 0..seeds-1, in ``workers`` processes; results in the order of the seeds."""
+    """All seeds 0..seeds-1, in ``workers`` processes; results in the order of the seeds.
+
+    ``learners`` is name -> ``path/file.py:Class``, for learners that are not installed.
+    """
+    one = partial(run_seed, spec, environment, learners=learners)
     results: list[SeedResult] = []
-    for result in _results(spec, environment, seeds, workers):
+    for result in _results(one, seeds, workers):
         on_result(result)
         results.append(result)
     return Study(spec, tuple(results))
 
 
-def _results(
-    spec: RunSpec, environment: dict[str, Parameter], seeds: int, workers: int
-) -> Iterator[SeedResult]:
+def _results(one: Callable[[int], SeedResult], seeds: int, workers: int) -> Iterator[SeedResult]:
     if min(workers, seeds) <= 1:
-        yield from (run_seed(spec, environment, seed) for seed in range(seeds))
+        yield from map(one, range(seeds))
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_seed, [spec] * seeds, [environment] * seeds, range(seeds))
+        yield from pool.map(one, range(seeds))

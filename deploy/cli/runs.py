@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from common.errors import LocalError
+from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, emit, one_line_errors, progress, table
 from deploy.follow import run_to_end
@@ -22,6 +23,7 @@ Force = Annotated[bool, typer.Option("--force", help="replace results that are a
 @one_line_errors
 def up_command(
     preset: specs.PresetName = "demo",
+    learner: specs.Learner = "sdp-pe",
     env: specs.Environment = None,
     param: specs.Param = None,
     horizon: specs.Horizon = None,
@@ -47,12 +49,14 @@ def up_command(
         param,
         horizon,
         option,
+        learner=learner,
         episodes=episodes,
         epsilon=epsilon,
         beta=beta,
         families=families,
         preset=constants,
     )
+    Registry(files=chosen.learners).build(chosen.spec)  # refuse before anything is started
     prepare(out, force=force)
     config = LocalConfig(
         folder=out,
@@ -65,6 +69,7 @@ def up_command(
         shuffler_port=shuffler_port,
         coordinator_port=coordinator_port,
         workers=workers,
+        learners=chosen.learners,
     )
     with LocalNetwork(config) as network:
         progress.print(
@@ -86,6 +91,7 @@ def run_command(
     coordinator_url: Annotated[str, typer.Option(help="where the coordinator answers")] = (
         "http://127.0.0.1:8400"
     ),
+    learner: specs.Learner = "sdp-pe",
     env: specs.Environment = None,
     param: specs.Param = None,
     horizon: specs.Horizon = None,
@@ -107,6 +113,7 @@ def run_command(
         param,
         horizon,
         option,
+        learner=learner,
         episodes=episodes,
         epsilon=epsilon,
         beta=beta,

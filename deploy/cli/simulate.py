@@ -1,38 +1,27 @@
 """``riffle simulate``: any learner without a network, at any population size."""
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from common.plugins import nearest
 from coordinator.registry import Registry
-from coordinator.specs import RunSpec
+from coordinator.specs import MANUAL
 from deploy.cli import specs
 from deploy.cli.output import Format, emit, one_line_errors, progress, table
+from deploy.presets import Preset
 from experiments.per_episode import PER_EPISODE
 from experiments.study import CALIBRATIONS, SeedResult, Study, study
-from node_client.environments.registry import Parameter
 
 Calibration = Literal["tight", "paper"]
 SPEC_NAMES = {name: spec_name for spec_name, name in CALIBRATIONS.items()}
 
 
-class Learner(StrEnum):
-    """What can be simulated: batched learners, and those that plan in every episode."""
-
-    sdp_pe = "sdp-pe"
-    sdp_pe_conference = "sdp-pe-conference"
-    pe = "pe"
-    ucbvi = "ucbvi"
-    ucbvi_jdp = "ucbvi-jdp"
-    ucbvi_ldp = "ucbvi-ldp"
-
-
 @one_line_errors
 def simulate_command(
     preset: specs.PresetName = "demo",
-    learner: Annotated[Learner, typer.Option(help="who learns")] = Learner.sdp_pe,
+    learner: specs.Learner = "sdp-pe",
     calibration: Annotated[
         Calibration | None, typer.Option(help="noise: the least that is proved, or the papers'")
     ] = None,
@@ -56,7 +45,7 @@ def simulate_command(
         param,
         horizon,
         option,
-        learner=learner.value,
+        learner=learner,
         calibration=None if calibration is None else SPEC_NAMES[calibration],
         episodes=episodes,
         epsilon=epsilon,
@@ -64,23 +53,26 @@ def simulate_command(
         families=families,
         preset=constants,
     )
-    spec = chosen.spec
     if learner in PER_EPISODE:
-        spec = _every_episode(spec, families, option)
+        if families is not None:
+            raise ValueError(f"--families is not for {learner}: --calibration decides it")
     else:
-        Registry().build(spec)  # refuses a wrong option before any work is done
-    document = _study(spec, chosen.environment, seeds, workers).document()
+        _refuse_early(chosen)
+    document = _study(chosen, seeds, workers).document()
     emit(document, output, lambda: table(("quantity", "value"), _rows(document)))
 
 
-def _every_episode(spec: RunSpec, families: str | None, option: list[str] | None) -> RunSpec:
-    """A preset's options are SDP-PE's; these learners take only what was asked for."""
-    if families is not None:
-        raise ValueError(f"--families is not for {spec.learner}: --calibration decides it")
-    return spec.model_copy(update={"options": specs.pairs(option)})
+def _refuse_early(chosen: Preset) -> None:
+    """Refuse an unknown learner or a wrong option before any work is done."""
+    registry, name = Registry(files=chosen.learners), chosen.spec.learner
+    known = sorted({*registry.names, *PER_EPISODE} - {MANUAL})
+    if name not in known:
+        hint = nearest(name, known) or ";"
+        raise ValueError(f"there is no learner {name!r} here{hint} known are {', '.join(known)}")
+    registry.build(chosen.spec)
 
 
-def _study(spec: RunSpec, environment: dict[str, Parameter], seeds: int, workers: int) -> Study:
+def _study(chosen: Preset, seeds: int, workers: int) -> Study:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress) as bar:
         task = bar.add_task("seeds", total=seeds)
@@ -88,7 +80,14 @@ def _study(spec: RunSpec, environment: dict[str, Parameter], seeds: int, workers
         def on_result(result: SeedResult) -> None:
             bar.update(task, advance=1, description=f"seed {result.seed + 1}/{seeds}")
 
-        return study(spec, environment, seeds, workers=workers, on_result=on_result)
+        return study(
+            chosen.spec,
+            chosen.environment,
+            seeds,
+            workers=workers,
+            on_result=on_result,
+            learners=chosen.learners,
+        )
 
 
 def _rows(document: dict[str, Any]) -> list[tuple[str, object]]:

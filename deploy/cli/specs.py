@@ -1,5 +1,6 @@
 """Options that several commands share, and how they become a run's spec."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -7,12 +8,20 @@ from pydantic import ValidationError
 
 from common.counters import Families
 from common.descriptor import first_fault
-from coordinator.specs import RunSpec
+from common.plugins import is_file, name_of
+from coordinator.registry import BUILT_IN
+from coordinator.specs import MANUAL, RunSpec
 from deploy.presets import Preset, preset
 from node_client.environments.environment import Modelled
 from node_client.environments.registry import Parameter, make
 
-Environment = Annotated[str | None, typer.Option("--env", help="environment id, as RiverSwim-v0")]
+Environment = Annotated[
+    str | None,
+    typer.Option("--env", "--environment", help="environment id, as RiverSwim-v0; or file.py:make"),
+]
+Learner = Annotated[
+    str, typer.Option("--learner", help="who learns: its name, or path/file.py:Class")
+]
 Param = Annotated[
     list[str] | None, typer.Option("--param", help="environment parameter, NAME=VALUE; repeatable")
 ]
@@ -28,6 +37,8 @@ Option = Annotated[
     list[str] | None, typer.Option("--option", help="learner constant, NAME=VALUE; repeatable")
 ]
 PresetName = Annotated[str, typer.Option("--preset", help="demo or paper: what to start from")]
+DECLARED = BUILT_IN.keys() - {MANUAL}
+"""Learners that understand what a preset declares of its environment."""
 
 
 def resolve(
@@ -36,6 +47,7 @@ def resolve(
     params: list[str] | None = None,
     horizon: int | None = None,
     options: list[str] | None = None,
+    learner: str = "sdp-pe",
     **changes: float | str | None,
 ) -> Preset:
     """A preset with what the command line changes; sizes come from the environment itself.
@@ -45,30 +57,50 @@ def resolve(
         LocalError: ``invalid-spec``, the environment does not exist or refuses a parameter.
     """
     base = preset(name)
-    environment_id = env or base.spec.environment
-    parameters: dict[str, Parameter] = dict(base.environment) if env is None else {}
+    environment_id, parameters = _environment(env, base)
     parameters |= pairs(params)
     if horizon is not None:
         parameters["horizon"] = horizon
     environment = make(environment_id, **parameters)
+    learner_name, learners = _learner(learner)
     low, high = environment.reward_range
     fields = base.spec.model_dump() | {
         "environment": environment_id,
+        "learner": learner_name,
         "states": environment.sizes.X,
         "actions": environment.sizes.A,
         "horizon": environment.sizes.H,
         "reward_low": low,
         "reward_high": high,
         "start": tuple(environment.mdp.d1) if isinstance(environment, Modelled) else None,
-        # What a preset declares of its environment holds for no other one.
-        "options": (dict(base.spec.options) if env is None else {}) | pairs(options),
+        # What a preset declares to SDP-PE of its environment holds for no other one.
+        "options": (dict(base.spec.options) if env is None and learner_name in DECLARED else {})
+        | pairs(options),
     }
     fields |= {key: value for key, value in changes.items() if value is not None}
     try:
         spec = RunSpec.model_validate(fields)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from error
-    return Preset(spec, parameters, base.nodes)
+    return Preset(spec, parameters, base.nodes, learners)
+
+
+def _environment(asked: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:
+    """Id and parameters; of a file the id has the name only, and a parameter the folder."""
+    if asked is None:
+        return base.spec.environment, dict(base.environment)
+    if not is_file(asked):
+        return asked, {}
+    path, _, name = asked.rpartition(":")
+    return f"{Path(path).name}:{name}", {"folder": str(Path(path).resolve().parent)}
+
+
+def _learner(asked: str) -> tuple[str, dict[str, str]]:
+    """Name of a learner and, if it is in a file, where."""
+    if not is_file(asked):
+        return asked, {}
+    path, _, name = asked.rpartition(":")
+    return name_of(asked), {name_of(asked): f"{Path(path).resolve()}:{name}"}
 
 
 def pairs(texts: list[str] | None) -> dict[str, Any]:

@@ -4,14 +4,20 @@ The library is optional: it is imported when an id ``gymnasium:<id>`` is asked f
 observation space's n values and one absorbing state more, for episodes that terminate or are
 truncated early. Gymnasium environments draw from a generator of their own; every episode seeds it
 with 64 bits of the randomness given, so a test run repeats and a deployed node's episodes do not.
+
+An environment that shows its table, as Gymnasium's toy texts do (``P[x][a]``, a list of
+(probability, x', reward, terminated), and ``initial_state_distrib``), has a known MDP.
 """
 
 import importlib
 from typing import Any, Protocol
 
+import numpy as np
+
 from common.counters import Sizes
 from common.errors import LocalError
 from common.randomness import Randomness
+from node_client.environments.tabular import TabularMDP, stationary
 
 
 class DiscreteSpace(Protocol):
@@ -62,6 +68,35 @@ class GymnasiumEnvironment:
         return state, float(reward), bool(terminated or truncated)
 
 
+class TabledGymnasium(GymnasiumEnvironment):
+    """The same, of an environment that shows its table; `mdp` is what the table says."""
+
+    def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
+        super().__init__(env, horizon, low, high)
+        X, A = self.sizes.X, self.sizes.A
+        P, r = np.zeros((X, A, X)), np.zeros((X, A))
+        P[self.absorbing, :, self.absorbing] = 1.0
+        for x, actions in _table(env).items():
+            for a, outcomes in actions.items():
+                for p, y, reward, terminated in outcomes:
+                    P[x, a, self.absorbing if terminated else y] += p
+                    r[x, a] += p * (reward - low) / (high - low)
+        d1 = np.append(np.asarray(_unwrapped(env).initial_state_distrib, dtype=np.float64), 0.0)
+        self.mdp: TabularMDP = stationary(P, r, d1, horizon)
+
+
+def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> GymnasiumEnvironment:
+    """The adapter of an environment, with its MDP where the table is shown and holds.
+
+    The table says nothing of a time limit, so an environment that ends within the horizon has none.
+    """
+    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+    tabled = isinstance(_table(env), dict) and hasattr(_unwrapped(env), "initial_state_distrib")
+    if tabled and (limit is None or horizon < limit):
+        return TabledGymnasium(env, horizon, low, high)
+    return GymnasiumEnvironment(env, horizon, low, high)
+
+
 def make_gymnasium(
     name: str, *, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
 ) -> GymnasiumEnvironment:
@@ -80,7 +115,15 @@ def make_gymnasium(
         env = library.make(name)
     except Exception as error:  # Gymnasium has a dozen error types; all mean the same here
         raise LocalError("invalid-spec", f"gymnasium cannot make {name!r}: {error}") from error
-    return GymnasiumEnvironment(env, horizon, reward_low, reward_high)
+    return adapt(env, horizon, reward_low, reward_high)
+
+
+def _unwrapped(env: GymnasiumLike) -> Any:  # noqa: ANN401
+    return getattr(env, "unwrapped", env)
+
+
+def _table(env: GymnasiumLike) -> Any:  # noqa: ANN401
+    return getattr(_unwrapped(env), "P", None)
 
 
 def _discrete(space: Any, what: str) -> DiscreteSpace:  # noqa: ANN401

@@ -1,19 +1,31 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-Ids are ``Name-v0``; ``gymnasium:<id>`` reaches any Gymnasium environment with discrete spaces. The
-sizes ``states``, ``actions``, ``horizon`` may be given for every id: where an environment does not
-let them be chosen, they must be what it has.
+Ids are ``Name-v0``; ``gymnasium:<id>`` reaches any Gymnasium environment with discrete spaces.
+Another package adds one with an entry point in the group ``riffle.environments``, a callable that
+returns an `Environment`; ``file.py:make`` is such a callable in a Python file, which stands in the
+parameter ``folder`` (default: the working directory), so that no id tells where. The sizes
+``states``, ``actions``, ``horizon`` may be given for every id: where an environment does not let
+them be chosen, they must be what it has.
 """
 
-import difflib
-import inspect
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from common.counters import Sizes
 from common.errors import LocalError
+from common.plugins import (
+    Maker,
+    from_entry_point,
+    from_file,
+    is_file,
+    nearest,
+    offered,
+    parameters,
+    where,
+)
 from node_client.environments.bandit import BanditEnvironment, global_means
 from node_client.environments.environment import Environment, Modelled
 from node_client.environments.file import load
@@ -22,31 +34,34 @@ from node_client.environments.random_mdp import random_mdp
 from node_client.environments.spectrum import spectrum_access
 from node_client.environments.tabular import TabularEnvironment, TabularMDP, riverswim
 
+GROUP = "riffle.environments"
 GYMNASIUM = "gymnasium:"
+FOLDER = "folder"
 _SIZES = frozenset({"states", "actions", "horizon"})
 Parameter = int | float | str | list[float]
 
 
-def make(name: str, **parameters: Parameter | None) -> Environment:
+def make(name: str, **wanted: Parameter | None) -> Environment:
     """A fresh environment; parameters that are None are as if not given.
 
     Raises:
         LocalError: ``invalid-spec``: unknown id or parameter (with the nearest that exists), a
             value out of range, or sizes that this environment does not have.
     """
-    builder = _builder(name)
-    given = {key: value for key, value in parameters.items() if value is not None}
-    accepted = set(inspect.signature(builder).parameters)
+    given = {key: value for key, value in wanted.items() if value is not None}
+    builder = _builder(name, str(given.pop(FOLDER, ".")) if is_file(name) else ".")
+    accepted = parameters(builder)
     sizes = {key: value for key, value in given.items() if key in _SIZES}
     chosen = {key: value for key, value in given.items() if key in accepted}
     for key in given.keys() - accepted - sizes.keys():
         raise LocalError(
-            "invalid-spec", f"{name} has no parameter {key!r}{_nearest(key, sorted(accepted))}"
+            "invalid-spec", f"{name} has no parameter {key!r}{nearest(key, sorted(accepted))}"
         )
     try:
         environment: Environment = builder(**chosen)
     except (TypeError, ValueError) as error:
-        raise LocalError("invalid-spec", f"{name}: {error}") from error
+        said = where(error) if is_file(name) else error
+        raise LocalError("invalid-spec", f"{name}: {said}") from error
     _check_sizes(name, environment.sizes, sizes)
     return environment
 
@@ -58,13 +73,15 @@ def exact_mdp(environment: Environment) -> TabularMDP:
         LocalError: ``invalid-spec``: this environment can be sampled only.
     """
     if not isinstance(environment, Modelled):
-        raise LocalError("invalid-spec", "this environment has no known MDP; it can be run only")
+        raise LocalError(
+            "invalid-spec", "this environment has no known MDP; it can be run, not simulated"
+        )
     return environment.mdp
 
 
 def names() -> list[str]:
-    """Ids of the built-in environments."""
-    return sorted(_BUILDERS)
+    """Ids of the built-in environments, and of those that other packages offer."""
+    return sorted({*_BUILDERS, *offered(GROUP)})
 
 
 def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
@@ -99,22 +116,20 @@ _BUILDERS: dict[str, Callable[..., Environment]] = {
 }
 
 
-def _builder(name: str) -> Callable[..., Environment]:
+def _builder(name: str, folder: str) -> Maker:
     if name.startswith(GYMNASIUM):
         return partial(make_gymnasium, name.removeprefix(GYMNASIUM))
-    if name not in _BUILDERS:
-        known = ", ".join(names())
-        raise LocalError(
-            "invalid-spec",
-            f"there is no environment {name!r}{_nearest(name, names())} Known: {known}",
-        )
-    return _BUILDERS[name]
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    lowered = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
-    return f"; did you mean {lowered[close[0]]!r}?" if close else "."
+    if is_file(name):
+        return from_file(str(Path(folder) / name))
+    if name in _BUILDERS:
+        return _BUILDERS[name]
+    if name in (others := offered(GROUP)):
+        return from_entry_point(others[name])
+    known = names()
+    hint = nearest(name, known) or "."
+    raise LocalError(
+        "invalid-spec", f"there is no environment {name!r}{hint} Known: {', '.join(known)}"
+    )
 
 
 def _check_sizes(name: str, sizes: Sizes, wanted: dict[str, Parameter]) -> None:

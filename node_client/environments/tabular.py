@@ -56,6 +56,17 @@ class TabularMDP:
         return Sizes(X=X, A=A, H=H)
 
 
+def stationary(P: Floats, r: Floats, d1: Floats, H: int) -> TabularMDP:
+    """The MDP whose every step has P (X, A, X) and r (X, A).
+
+    Raises:
+        ValueError: as `TabularMDP`, or the horizon is below one.
+    """
+    if H < 1:
+        raise ValueError(f"horizon is {H}; it must be at least 1")
+    return TabularMDP(np.repeat(P[None], H, axis=0), np.repeat(r[None], H, axis=0), d1)
+
+
 def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
     """RiverSwim with X states in a row and horizon H.
 
@@ -74,7 +85,7 @@ def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
     r[0, LEFT], r[X - 1, RIGHT] = REWARD_LEFT, REWARD_RIGHT
     d1 = np.zeros(X)
     d1[0] = 1.0
-    return TabularMDP(np.repeat(P[None], H, axis=0), np.repeat(r[None], H, axis=0), d1)
+    return stationary(P, r, d1, H)
 
 
 class TabularEnvironment:

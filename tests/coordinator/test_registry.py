@@ -1,11 +1,13 @@
 """Learners by name: built in, and offered by other packages."""
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from common.errors import RemoteError
+from common.errors import LocalError, RemoteError
 from coordinator.registry import GROUP, Registry, problem
 from tests.coordinator.world import Tiny, spec
 
@@ -13,18 +15,39 @@ from tests.coordinator.world import Tiny, spec
 def test_another_packages_learner_is_found_by_its_entry_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    offered = EntryPoint("outside", "tests.coordinator.world:tiny", GROUP)
-    monkeypatch.setattr("coordinator.registry.entry_points", lambda group: [offered])
+    offered = EntryPoint("outside", "tests.coordinator.world:Tiny", GROUP)
+    monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
     registry = Registry()
     assert registry.names == ["manual", "outside", "pe", "sdp-pe", "sdp-pe-conference"]
     assert isinstance(registry.build(spec(learner="outside")), Tiny)
-    with pytest.raises(RemoteError, match="no option 'size'"):
+    with pytest.raises(RemoteError, match="no option 'size'; known are none"):
         registry.build(spec(learner="outside", options={"size": 1}))
+
+
+def test_a_learner_in_a_file_has_a_name_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def make(problem, *, share=0.5):\n    return (problem.K, share)\n")
+    registry = Registry(files={"mine": f"{file}:make"})
+    assert "mine" in registry.names
+    built: object = registry.build(spec(learner="mine", options={"share": 0.1}))
+    assert built == (40, 0.1)
+    with pytest.raises(RemoteError, match="no option 'shar'; did you mean 'share'"):
+        registry.build(spec(learner="mine", options={"shar": 0.1}))
+    with pytest.raises(LocalError, match="'sdp-pe' is the name of another"):
+        Registry(files={"sdp-pe": f"{file}:make"})
+
+
+@pytest.mark.parametrize("name", ["mine.py:make", "/a/mine.py:make", "../mine", "mine:make"])
+def test_a_request_cannot_name_a_file(name: str) -> None:
+    with pytest.raises(ValidationError, match="learner"):
+        spec(learner=name)
 
 
 def test_an_unknown_learner_is_told_which_are_known() -> None:
     with pytest.raises(RemoteError, match="known are manual, pe, sdp-pe, sdp-pe-conference"):
         Registry().build(spec(learner="nobody"))
+    with pytest.raises(RemoteError, match="did you mean 'sdp-pe'"):
+        Registry().build(spec(learner="sdp-p"))
 
 
 def test_a_learner_is_told_the_problem() -> None:

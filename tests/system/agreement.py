@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.counts import private_counts
+from coordinator.registry import Registry
 from coordinator.specs import RunSpec
 from deploy.local import LocalConfig
 from deploy.operator import Operator
 from experiments.per_user import run_per_user
+from node_client.environments.environment import Environment
 from node_client.environments.registry import Parameter, make
 
 RUN_ID = "5e" * 16
@@ -31,7 +33,7 @@ def seeded_spec(episodes: int) -> RunSpec:
     )
 
 
-def seeded_network(folder: Path, **changes: int) -> LocalConfig:
+def seeded_network(folder: Path, lease_seconds: int = 120) -> LocalConfig:
     return LocalConfig(
         folder=folder,
         environment="RiverSwim-v0",
@@ -40,16 +42,22 @@ def seeded_network(folder: Path, **changes: int) -> LocalConfig:
         max_epsilon=4.0,
         max_beta=1e-3,
         test_entry=True,
-        **changes,
+        lease_seconds=lease_seconds,
     )
 
 
-def assert_equal_to_simulator(operator: Operator, spec: RunSpec) -> None:
+def assert_equal_to_simulator(
+    operator: Operator,
+    spec: RunSpec,
+    environment: Environment | None = None,
+    registry: Registry | None = None,
+) -> None:
     """Private counts equal, batch by batch, and the same policy learned."""
+    environment = environment or make("RiverSwim-v0", **PARAMETERS)
     count = len(operator.deployments(RUN_ID))
     live = [operator.deployment(RUN_ID, index) for index in range(count)]
-    batches, learned = run_per_user(spec, RUN_ID, make("RiverSwim-v0", **PARAMETERS))
-    assert len(batches) == count > 3
+    batches, learned = run_per_user(spec, RUN_ID, environment, registry)
+    assert len(batches) == count > 1
     for batch, detail in zip(batches, live, strict=True):
         expected = private_counts(batch.descriptor, batch.histogram)
         assert detail["batch_id"] == batch.descriptor.batch_id

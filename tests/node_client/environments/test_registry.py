@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,29 @@ def test_gymnasium_by_id_through_the_library(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(native, "observation_space", "Box(3,)")
     with pytest.raises(LocalError, match="must be Discrete"):
         GymnasiumEnvironment(native, 4, 0.0, 1.0)
+
+
+def test_an_environment_from_a_file_stands_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from node_client.environments.registry import make as known\n"
+        "def make(states=4):\n    return known('RiverSwim-v0', states=states, horizon=2)\n"
+    )
+    made = make("mine.py:make", folder=str(tmp_path), states=3)
+    assert made.sizes == Sizes(X=3, A=2, H=2)
+    with pytest.raises(LocalError, match=r"mine\.py:make has no parameter 'state'; did you mean"):
+        make("mine.py:make", folder=str(tmp_path), state=3)
+    with pytest.raises(LocalError, match="has 2 horizon here, not 3"):
+        make("mine.py:make", folder=str(tmp_path), horizon=3)
+    with pytest.raises(LocalError, match="no Python file"):
+        make("mine.py:make", folder=str(tmp_path / "other"))
+
+
+def test_another_packages_environment_is_found_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = "node_client.environments.registry:_riverswim"
+    offered = EntryPoint("Mine-v0", value, "riffle.environments")
+    monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
+    assert make("Mine-v0", states=5).sizes.X == 5
+    with pytest.raises(LocalError, match=r"did you mean 'Mine-v0'\? Known: Bandit-v0"):
+        make("Mime-v0")

@@ -1,0 +1,136 @@
+"""What people bring runs in the simulator and over live services, with the same private counts.
+
+Seeded noise is keyed by (run, batch, slot), so the equality is exact. See tests/system.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.plugins import from_file
+from common.policy import Mixture
+from coordinator.counts import private_counts
+from coordinator.estimate import value_estimate
+from coordinator.learning.learner import Deployment
+from coordinator.planning import issue
+from coordinator.registry import Registry
+from coordinator.specs import RunSpec
+from deploy.cli.specs import resolve
+from deploy.follow import run_to_end
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.network import operator_client
+from deploy.operator import Operator
+from deploy.presets import Preset
+from experiments.per_user import NEVER, NOBODY, batch_histogram
+from node_client.environments.registry import make
+from tests.system.agreement import RUN_ID, assert_equal_to_simulator
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OUTSIDE = "0d" * 16
+OUTSIDE_LEARNER = f"{EXAMPLES}/rest_learner.py"
+LEARNER = f"{EXAMPLES}/own_learner.py:ExploreThenCommit"
+SMALL: dict[str, Any] = {"run_id": RUN_ID, "episodes": 400, "epsilon": 4.0, "beta": 1e-3}
+
+
+def seeded(environment: str, learner: str) -> Preset:
+    return resolve("demo", environment, learner=learner, test_seed=3, **SMALL)
+
+
+def network_of(folder: Path, chosen: Preset) -> LocalNetwork:
+    config = LocalConfig(
+        folder=folder,
+        environment=chosen.spec.environment,
+        environment_parameters=chosen.environment,
+        nodes=3,
+        max_epsilon=chosen.spec.epsilon,
+        max_beta=chosen.spec.beta,
+        workers=1,
+        test_entry=True,
+        learners=chosen.learners,
+    )
+    return LocalNetwork(config)
+
+
+def operator_of(network: LocalNetwork) -> Operator:
+    client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
+    return Operator(client)
+
+
+def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
+    environment = f"{EXAMPLES / 'own_environment.py'}:make"
+    chosen = seeded(environment, LEARNER)
+    assert chosen.spec.learner == "own-learner"
+    assert chosen.spec.environment == "own_environment.py:make"
+    with network_of(tmp_path, chosen) as network, operator_of(network) as operator:
+        summary = run_to_end(operator, chosen, tmp_path, started=0.0)
+        assert_simulated(operator, chosen)
+        by_hand = seeded(environment, "manual")
+        spec = by_hand.spec.model_copy(update={"run_id": OUTSIDE})
+        assert_outside_learner_agrees(network, operator, Preset(spec, by_hand.environment))
+    assert summary["episodes"] == 400
+    assert summary["regret"] is not None
+
+
+def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
+    chosen = seeded(f"{EXAMPLES / 'own_gymnasium.py'}:make", LEARNER)
+    with network_of(tmp_path, chosen) as network, operator_of(network) as operator:
+        summary = run_to_end(operator, chosen, tmp_path, started=0.0)
+        assert_simulated(operator, chosen)
+    assert summary["episodes"] == 400
+    assert summary["regret"] is None, "nobody knows it"
+    assert not (tmp_path / "regret.png").exists()
+
+
+def assert_simulated(operator: Operator, chosen: Preset) -> None:
+    environment = make(chosen.spec.environment, **chosen.environment)
+    assert_equal_to_simulator(operator, chosen.spec, environment, Registry(files=chosen.learners))
+
+
+def assert_outside_learner_agrees(
+    network: LocalNetwork, operator: Operator, chosen: Preset
+) -> None:
+    run = operator.create_run(chosen.spec)
+    with operator_client(network.secrets, network.coordinator_url, network.operator_token) as api:
+        policy = from_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
+    result = operator.result(OUTSIDE)
+    assert (result["state"], result["episodes"]) == ("finished", 400)
+    live = [operator.deployment(OUTSIDE, d["index"]) for d in operator.deployments(OUTSIDE)]
+    simulated, spec = Simulated(chosen), chosen.spec
+    learn = from_file(f"{OUTSIDE_LEARNER}:learn")
+    assert policy == learn(simulated.deploy, spec.states, spec.actions, spec.horizon, spec.episodes)
+    assert [d["value_estimate"]["value"] for d in live] == simulated.values
+    for detail, counts in zip(live, simulated.transitions, strict=True):
+        np.testing.assert_array_equal(detail["counts"]["transitions"], counts)
+
+
+class Simulated:
+    """Deploys by hand without services, user by user."""
+
+    def __init__(self, chosen: Preset) -> None:
+        self.spec: RunSpec = chosen.spec
+        self.environment = make(chosen.spec.environment, **chosen.environment)
+        self.values: list[float] = []
+        self.transitions: list[Any] = []
+
+    def deploy(self, policy: list[list[int]], episodes: int) -> float:
+        index = len(self.values)
+        asked = Deployment(index, "manual", Mixture.single(policy), episodes, None)
+        issued = issue(self.spec, OUTSIDE, NOBODY, asked, index=index, step=index, expires_at=NEVER)
+        histogram = batch_histogram(issued.descriptor, self.environment)
+        counts = private_counts(issued.descriptor, histogram)
+        estimate = value_estimate(counts, self.spec.delta)
+        assert estimate is not None
+        self.values.append(estimate.value)
+        self.transitions.append(counts.transitions)
+        return estimate.value
+
+
+@pytest.mark.parametrize(
+    ("file", "most"),
+    [("own_learner.py", 40), ("own_environment.py", 40), ("own_gymnasium.py", 40),
+     ("rest_learner.py", 60)],
+)  # fmt: skip
+def test_an_example_is_short(file: str, most: int) -> None:
+    assert len((EXAMPLES / file).read_text().splitlines()) <= most
