@@ -1,13 +1,21 @@
-"""How a service opens its database: durable, checked, and of a version that it knows.
+"""How a service opens its database: durable, checked, and of a schema that it knows.
 
-SQLAlchemy Core over SQLite (write-ahead log, every commit synced, so that it is on the disk before
-anyone is answered) or any database it knows by URL. A database carries its schema version; another
-one than the program's is refused, so that no program writes into a store it does not understand.
+SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both
+
+- a commit has returned only once it is on the disk, so nobody is answered before;
+- transactions that write follow one another: each takes the store's one writing lock when it
+  begins, so what it checks holds until it commits, whatever replica it runs on, and no two can
+  deadlock. Group commits (`shuffler.committer`) share the lock's and the disk's cost;
+- a transaction that reads sees one state of the store.
+
+A replica that stops in the middle of a write loses its lock, and its transaction, after
+`IDLE_SECONDS`. The schema is brought up to date at opening (`common.migrations`).
 """
 
 import sqlite3
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Column,
     Connection,
@@ -17,19 +25,30 @@ from sqlalchemy import (
     Table,
     create_engine,
     event,
-    insert,
-    select,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from common.errors import LocalError
+from common.migrations import Schema, migrate
+
+LOCK_SECONDS = 20
+IDLE_SECONDS = 10
 
 _WRITES = "riffle_writes"
-_VERSION = "schema"
+_WRITING_LOCK = "SELECT pg_advisory_xact_lock(0, 0)"
+_POSTGRES_OPTIONS = {
+    "synchronous_commit": "on",
+    "lock_timeout": f"{LOCK_SECONDS}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_SECONDS}s",
+    # A replica whose network is cut must not hold the lock until TCP gives up by itself.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+}
 
 
 def meta_table(metadata: MetaData) -> Table:
-    """The table of named numbers that every store has; one of them is its schema version."""
+    """The table of named numbers that every store has."""
     return Table(
         "meta",
         metadata,
@@ -40,13 +59,14 @@ def meta_table(metadata: MetaData) -> Table:
 
 def writer(engine: Engine) -> Engine:
     """The same engine for transactions that write: each takes its lock when it begins."""
+    if engine.dialect.name == "postgresql":
+        # What is read after the wait for the lock must be what the last writer left.
+        engine = engine.execution_options(isolation_level="READ COMMITTED")
     return engine.execution_options(**{_WRITES: True})
 
 
-def open_database(url: str, metadata: MetaData, version: int) -> Engine:
-    """Engine of the database at ``url``, its tables made if it is new.
-
-    ``metadata`` has a `meta_table`; ``version`` is the schema's.
+def open_database(url: str, schema: Schema) -> Engine:
+    """Engine of the database at ``url``, its tables made or migrated as ``schema`` says.
 
     Raises:
         LocalError: ``unavailable``: it is damaged, of another version, or out of reach;
@@ -56,8 +76,7 @@ def open_database(url: str, metadata: MetaData, version: int) -> Engine:
     try:
         with writer(engine).begin() as connection:
             _check_integrity(connection)
-            metadata.create_all(connection)
-            _check_version(connection, metadata.tables["meta"], version)
+            migrate(connection, schema)
     except (SQLAlchemyError, sqlite3.Error, LocalError) as error:
         engine.dispose()
         raise _explained(error, engine) from error
@@ -74,11 +93,13 @@ def _connectable(url: str) -> Engine:
         raise LocalError("invalid-spec", reason) from error
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
+    if engine.dialect.name == "postgresql":
+        return _prepared_postgres(engine.url)
     return engine
 
 
 def _prepare_sqlite(engine: Engine) -> None:
-    """The one place with SQLite's own words, but for its check of integrity below."""
+    """SQLite's own words, but for its check of integrity below."""
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -98,24 +119,31 @@ def _prepare_sqlite(engine: Engine) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def _prepared_postgres(url: URL) -> Engine:
+    """PostgreSQL's own words."""
+    options = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_OPTIONS.items())
+    engine = create_engine(
+        url,
+        hide_parameters=True,
+        isolation_level="REPEATABLE READ",
+        pool_pre_ping=True,  # a server that was started again is found at once
+        connect_args={"connect_timeout": 5, "options": options},
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get(_WRITES, False):
+            connection.exec_driver_sql(_WRITING_LOCK)
+
+    return engine
+
+
 def _check_integrity(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
     found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     if found != "ok":
         raise LocalError("unavailable", f"it is damaged ({found}); restore it from a copy")
-
-
-def _check_version(connection: Connection, meta: Table, known: int) -> None:
-    found = connection.scalar(select(meta.c.value).where(meta.c.key == _VERSION))
-    if found is None:
-        connection.execute(insert(meta).values(key=_VERSION, value=known))
-    elif found != known:
-        raise LocalError(
-            "unavailable",
-            f"it has schema version {found}, this program knows {known}; run the program that "
-            "wrote it, or use another data directory",
-        )
 
 
 def _explained(error: Exception, engine: Engine) -> LocalError:

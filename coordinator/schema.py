@@ -1,5 +1,9 @@
-"""The coordinator's tables. How its database is opened: `common.database`."""
+"""The coordinator's tables. How its database is opened: `common.database`.
 
+A change here needs a revision in ``migrations``; a test compares the two.
+"""
+
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -18,8 +22,9 @@ from sqlalchemy import (
 )
 
 from common.database import meta_table, open_database
+from common.migrations import Schema
 
-SCHEMA_VERSION = 1
+SCHEMA = Schema(Path(__file__).with_name("migrations"), "coordinator_1")
 
 metadata = MetaData()
 
@@ -102,7 +107,7 @@ events = Table(
     "events",
     metadata,
     Column("run_id", String(32), primary_key=True),
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("kind", String(32), nullable=False),
     Column("at", Float, nullable=False),
     Column("data", Text, nullable=False),
@@ -112,4 +117,4 @@ events = Table(
 
 def open_store(url: str) -> Engine:
     """Engine of the store at ``url``; raises as `common.database.open_database` does."""
-    return open_database(url, metadata, SCHEMA_VERSION)
+    return open_database(url, SCHEMA)

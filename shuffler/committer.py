@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from common.database import writer
 from common.errors import LocalError
@@ -37,9 +37,9 @@ class Job(Generic[T]):
         try:
             with connection.begin_nested():
                 result = self.write(connection)
-        except OperationalError:
-            raise  # disk full, connection lost: the transaction itself is in doubt
         except Exception as error:
+            if _ends_all(error):
+                raise
             failure = error
             self._answer = lambda: self.future.set_exception(failure)
         else:
@@ -49,6 +49,13 @@ class Job(Generic[T]):
         """Hand over the result: only after the group's commit."""
         if self._answer is not None:
             self._answer()
+
+
+def _ends_all(error: Exception) -> bool:
+    """Whether the transaction itself is in doubt: disk full, lock not granted, connection lost."""
+    return isinstance(error, OperationalError) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
 
 
 class Committer:

@@ -1,6 +1,7 @@
 """Tables of the shuffler's store. How it is opened: `common.database`.
 
 A user's row outlives its batch: it is what makes a second report impossible over batches and runs.
+A change here needs a revision in ``migrations``; a test compares the two.
 """
 
 from pathlib import Path
@@ -22,8 +23,9 @@ from sqlalchemy import (
 
 from common.database import meta_table, open_database
 from common.errors import LocalError
+from common.migrations import Schema
 
-SCHEMA_VERSION = 1
+SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_1")
 
 metadata = MetaData()
 
@@ -124,7 +126,7 @@ latencies = Table(
 
 def open_store(url: str) -> Engine:
     """Engine of the store at ``url``; raises as `common.database.open_database` does."""
-    return open_database(url, metadata, SCHEMA_VERSION)
+    return open_database(url, SCHEMA)
 
 
 def sqlite_url(directory: Path) -> str:

@@ -1,11 +1,22 @@
 """Common to all tests."""
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
+
+from tests import postgres
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see deploy/__init__.py
 
 # Machines are noisy: a slow example is no failure. Examples are the same on every run of CI.
 hypothesis.settings.register_profile("riffle", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("riffle")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[postgres.Cluster]:
+    """A PostgreSQL server; skips where there is none."""
+    with postgres.cluster() as running:
+        yield running

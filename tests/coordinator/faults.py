@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.store import Store
-from tests.coordinator.world import RUN, Crash
+from tests.coordinator.world import RUN, Crash, store_url
 
 
 def read(directory: Path, look: Callable[[Store], Any]) -> Any:
-    store = Store(f"sqlite:///{directory / 'coordinator.sqlite'}")
+    store = Store(store_url(directory))
     try:
         return look(store)
     finally:

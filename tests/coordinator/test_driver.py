@@ -12,6 +12,7 @@ from common.errors import RemoteError
 from coordinator.driver import Desk
 from coordinator.records import DeploymentRecord
 from coordinator.runs import Coordinator
+from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, Failing, outcome, read
 from tests.coordinator.world import (
     RUN,
@@ -24,6 +25,8 @@ from tests.coordinator.world import (
     spec,
     until,
 )
+
+pytestmark = both_engines
 
 STEPS = (
     ("shuffler", "deposit"),

@@ -15,6 +15,7 @@ from common.errors import RemoteError
 from common.hpke import KeyPair
 from coordinator.analyzer import Analyzer
 from coordinator.runs import Coordinator
+from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read
 from tests.coordinator.world import (
     NOW,
@@ -28,6 +29,8 @@ from tests.coordinator.world import (
     spec,
     until,
 )
+
+pytestmark = both_engines
 
 
 def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The store: one count a batch, refused transitions, budget, versions, damaged files."""
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,11 @@ from coordinator.planning import Issue, Party, issue
 from coordinator.records import Settlement
 from coordinator.states import DEPLOYMENT, RUN, check_deployment, check_run
 from coordinator.store import Store
-from tests.coordinator.world import NOW, SHUFFLER_ID, spec
+from tests.coordinator.conftest import both_engines
+from tests.coordinator.world import NOW, SHUFFLER_ID, spec, store_url
 from tests.coordinator.world import RUN as RUN_ID
+
+pytestmark = both_engines
 
 MANUAL = spec(learner="manual")
 
@@ -44,7 +46,7 @@ def settlement(index: int = 0, **changes: Any) -> Settlement:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    opened = Store(store_url(tmp_path))
     opened.create_run(RUN_ID, MANUAL, issued(0), NOW)
     yield opened
     opened.close()
@@ -92,7 +94,7 @@ def test_a_deployment_beyond_the_budget_is_refused_with_all_that_came_with_it(
 
 
 def test_a_first_deployment_beyond_the_budget_makes_no_run(tmp_path: Path) -> None:
-    store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    store = Store(store_url(tmp_path))
     too_much = replace(issued(0), spend=Spend(0.0, 1.0, 0.02, 2, True))
     with pytest.raises(LocalError, match="budget"):
         store.create_run(RUN_ID, MANUAL, too_much, NOW)
@@ -159,26 +161,6 @@ def test_events_are_numbered_within_their_run(store: Store) -> None:
     assert [event.id for event in store.events(RUN_ID)] == [1, 2, 3]
     assert [event.id for event in store.events(other)] == [1]
     assert [event.id for event in store.events(RUN_ID, after=2)] == [3]
-
-
-def test_sqlite_syncs_every_commit(store: Store) -> None:
-    with store._engine.connect() as connection:
-        pragma = {
-            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-            for name in ("journal_mode", "synchronous", "foreign_keys")
-        }
-    assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
-
-
-def test_a_newer_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite"
-    Store(f"sqlite:///{path}").close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE meta SET value = 2 WHERE key = 'schema'")
-    connection.commit()
-    connection.close()
-    with pytest.raises(LocalError, match="schema version 2"):
-        Store(f"sqlite:///{path}")
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

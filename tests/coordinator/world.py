@@ -312,9 +312,17 @@ def settings(directory: Path, **changes: Any) -> Settings:
     )
 
 
+def store_url(directory: Path) -> str:
+    """A file of SQLite's, or what a fixture has noted (`tests.coordinator.conftest`)."""
+    noted = directory / "store_url"
+    if noted.exists():
+        return noted.read_text()
+    return f"sqlite:///{directory / 'coordinator.sqlite'}"
+
+
 def desk(directory: Path, shuffler: Any, clock: Clock | None = None) -> Desk:
     return Desk(
-        store=Store(f"sqlite:///{directory / 'coordinator.sqlite'}"),
+        store=Store(store_url(directory)),
         shuffler=shuffler,
         analyzer=analyzer(),
         registry=registry(),

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from common.descriptor import SignedDescriptor
 from common.wire import DIGEST_HEADER, Lease
 from shuffler.app import create_app
+from shuffler.settings import Settings
 from tests.shuffler.world import (
     COORDINATOR_TOKEN,
     OPERATOR_TOKEN,
@@ -27,16 +28,20 @@ from tests.shuffler.world import (
 class Api:
     """A running shuffler. ``restart`` stops it and starts another on the same directory."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, stack: ExitStack, store_url: str | None = None) -> None:
         self.directory = directory
         self.clock = FakeClock()
         self._stack = stack
-        self._changes: dict[str, Any] = {}
+        self._changes: dict[str, Any] = {"store_url": store_url}
         self.client = self._start()
         self.node_id, self.token = self.enrol(1_000)
 
+    @property
+    def settings(self) -> Settings:
+        return settings(self.directory, **self._changes)
+
     def _start(self) -> TestClient:
-        app = create_app(settings(self.directory, **self._changes), self.clock)
+        app = create_app(self.settings, self.clock)
         return self._stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
     def restart(self, **changes: Any) -> None:
@@ -127,10 +132,23 @@ class Api:
         return batch.rows(answer.content)
 
 
+both_engines = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+
+
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
+def store_url(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """A PostgreSQL database where a test asks for it; else the default, a file of SQLite's."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield None
+        return
+    with request.getfixturevalue("cluster").database("shuffler") as url:
+        yield url
+
+
+@pytest.fixture
+def api(tmp_path: Path, store_url: str | None) -> Iterator[Api]:
     with ExitStack() as stack:
-        yield Api(tmp_path, stack)
+        yield Api(tmp_path, stack, store_url)
 
 
 def problem(answer: httpx.Response) -> str:

@@ -12,11 +12,14 @@ from sqlalchemy.exc import OperationalError
 from common.errors import LocalError, RemoteError
 from shuffler.committer import Committer
 from shuffler.schema import meta, open_store, sqlite_url
+from tests.shuffler.conftest import both_engines
+
+pytestmark = both_engines
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = open_store(sqlite_url(tmp_path))
+def engine(tmp_path: Path, store_url: str | None) -> Iterator[Engine]:
+    engine = open_store(store_url or sqlite_url(tmp_path))
     yield engine
     engine.dispose()
 
@@ -115,6 +118,27 @@ def test_when_the_commit_fails_nobody_is_told_it_worked(
         error = future.exception(10)
         assert isinstance(error, LocalError)
         assert error.slug == "unavailable"
+    assert stored(engine) == before
+    assert committer.submit(put("a")).result(10) == "a"
+
+
+def test_when_the_connection_is_lost_nobody_is_told_it_worked(
+    engine: Engine, committer: Committer
+) -> None:
+    """On SQLite there is none to lose: the file's handle stands for it."""
+    gate, before = Gate(), stored(engine)
+    committer.submit(gate)
+
+    def lose(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        connection.invalidate()
+        put("c")(connection)
+
+    writes: list[Callable[[Connection], object]] = [put("a"), lose, put("b")]
+    futures = [committer.submit(write) for write in writes]
+    gate.leave.set()
+    assert [type(future.exception(10)) for future in futures] == [LocalError] * 3
     assert stored(engine) == before
     assert committer.submit(put("a")).result(10) == "a"
 

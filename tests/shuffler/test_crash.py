@@ -5,21 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, text
 
 from common.errors import LocalError
 from shuffler import store
 from shuffler.core import Shuffler, preflight
 from shuffler.vault import Vault
-from tests.shuffler.conftest import Api, problem
-from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, settings, user
+from tests.shuffler.conftest import Api, both_engines, problem
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, user
+
+pytestmark = both_engines
+
+
+def core(api: Api) -> Shuffler:
+    found: Shuffler = api.client.app.state.shuffler  # type: ignore[attr-defined]
+    return found
 
 
 def count(api: Api, table: str) -> int:
-    engine = create_engine(f"sqlite:///{api.directory / 'data' / 'shuffler.sqlite'}")
-    with engine.connect() as connection:
+    with core(api)._access.engine.connect() as connection:
         found = connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608
-    engine.dispose()
     return int(found)
 
 
@@ -136,7 +141,7 @@ def test_a_lost_secret_ends_its_batch_and_no_other(api: Api, restart: bool) -> N
     lose_secret(api, short)
     lose_secret(api, full)
     if restart:
-        preflight(settings(api.directory))
+        preflight(api.settings)
         api.restart()
     assert api.outcomes(short, [(lease.lease, short.report())]) == ["late"]
     answer = api.messages(full)
@@ -210,8 +215,12 @@ def test_no_leftover_of_an_erased_batch_opens(api: Api) -> None:
     secret = secrets(api)[0].read_bytes()
     api.fill(batch)
     api.finish(batch)
-    for path in (api.directory / "data").rglob("*"):
-        if path.is_file():
+    url = core(api)._access.engine.url
+    folders = [api.directory / "data"]
+    if "host" in url.query:
+        folders.append(Path(str(url.query["host"])) / "data")  # the server's files, its log too
+    for folder in folders:
+        for path in (path for path in folder.rglob("*") if path.is_file()):
             data = path.read_bytes()
             assert secret[16:48] not in data
             assert secret[48:] not in data
@@ -227,22 +236,37 @@ def test_a_user_marked_by_a_batch_is_marked_whatever_follows(api: Api) -> None:
     assert answer["refused"] == [{"user": user(0), "problem": "already-reported"}]
 
 
+FULL_IN_POSTGRES = """
+    CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$;
+    CREATE TRIGGER full_disk BEFORE INSERT ON reports
+    FOR EACH ROW WHEN (NEW.slot >= 25) EXECUTE FUNCTION full_disk()
+"""
+
+
 def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
     """Uploads until the store is full; after a restart with room again, none of them is lost."""
     batch = api.deposit(n=40)
     leases = api.leases(batch, [user(i) for i in range(40)])
     frames = [(lease.lease, batch.report()) for lease in leases]
-    core: Shuffler = api.client.app.state.shuffler  # type: ignore[attr-defined]
 
     def no_more_room(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(FULL_IN_POSTGRES))
+            return
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 4}")
 
-    core._access.committer.submit(no_more_room).result(10)
+    def room_again(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("DROP FUNCTION full_disk CASCADE"))
+
+    core(api)._access.committer.submit(no_more_room).result(10)
     answers = [api.upload(batch, [frame]) for frame in frames]
     stored = [answer.status_code == 200 for answer in answers]
     assert any(stored)
     assert {answer.status_code for answer in answers} == {200, 503}
+    core(api)._access.committer.submit(room_again).result(10)
     api.restart()
     expected = ["replayed" if was else "accepted" for was in stored]
     assert api.outcomes(batch, frames) == expected

@@ -10,9 +10,10 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -33,6 +34,7 @@ from common.wire import EnrolRequest, Lease
 from shuffler import store
 from shuffler.core import Shuffler
 from shuffler.vault import Vault
+from tests.postgres import Cluster
 from tests.shuffler import world
 from tests.shuffler.world import NOW, Batch, FakeClock, descriptor_bytes, signature, user
 
@@ -81,11 +83,17 @@ class Shuffling(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
+        self.closing = ExitStack()
+        self.store_url = self.make_store()
         self.clock = FakeClock()
         self.loop = asyncio.new_event_loop()
         self.core = self.open_core()
         self.batches: dict[int, ModelBatch] = {}
         self.reported: dict[str, int] = {}
+
+    def make_store(self) -> str | None:
+        """A file of SQLite's in the directory."""
+        return None
 
     # The process
 
@@ -94,7 +102,8 @@ class Shuffling(RuleBasedStateMachine):
 
     def open_core(self) -> Shuffler:
         async def start() -> Shuffler:
-            core = Shuffler(world.settings(Path(self.directory.name)), self.clock)
+            settings = world.settings(Path(self.directory.name), store_url=self.store_url)
+            core = Shuffler(settings, self.clock)
             await core.start()
             return core
 
@@ -104,6 +113,7 @@ class Shuffling(RuleBasedStateMachine):
         self.core.close()
         self.do(self.loop.shutdown_default_executor())
         self.loop.close()
+        self.closing.close()
         self.directory.cleanup()
 
     @initialize()
@@ -391,11 +401,34 @@ class Shuffling(RuleBasedStateMachine):
         }
 
 
+class ShufflingOnPostgres(Shuffling):
+    """The same over PostgreSQL."""
+
+    cluster: ClassVar[Cluster]
+
+    def make_store(self) -> str | None:
+        return self.closing.enter_context(self.cluster.database("shuffler"))
+
+
+@pytest.fixture
+def server(cluster: Cluster) -> None:
+    ShufflingOnPostgres.cluster = cluster
+
+
+EXAMPLES = int(os.environ.get("RIFFLE_MODEL_EXAMPLES", "15"))
+
+
+def bounded(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=50,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes of real syncs
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
 TestShuffling = Shuffling.TestCase
-TestShuffling.settings = settings(
-    max_examples=int(os.environ.get("RIFFLE_MODEL_EXAMPLES", "15")),
-    stateful_step_count=50,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes of real syncs: ask for it
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+TestShuffling.settings = bounded(EXAMPLES)
+TestShufflingOnPostgres = pytest.mark.usefixtures("server")(ShufflingOnPostgres.TestCase)
+TestShufflingOnPostgres.settings = bounded(max(1, EXAMPLES // 5))

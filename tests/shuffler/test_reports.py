@@ -4,8 +4,10 @@ import pytest
 
 from common import hpke
 from common.wire import Lease
-from tests.shuffler.conftest import Api, problem
+from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
+
+pytestmark = both_engines
 
 
 def held(api: Api, batch: Batch, number: int = 0) -> Lease:

@@ -1,0 +1,136 @@
+"""A PostgreSQL server for the tests: made in a temporary folder, reached over a socket in it.
+
+Never synced to the disk: the tests kill processes, not machines. Where PostgreSQL's programs are
+missing its tests are skipped, unless RIFFLE_REQUIRE_POSTGRES is set (CI sets it): then they fail.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+from coordinator.schema import open_store as open_coordinator
+from shuffler.schema import open_store as open_shuffler
+
+DEBIAN = "/usr/lib/postgresql"
+REQUIRED = "RIFFLE_REQUIRE_POSTGRES"
+START_SECONDS = 30
+OPTIONS = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=60")
+TEMPLATES = {"shuffler": open_shuffler, "coordinator": open_coordinator}
+
+
+def programs() -> Path:
+    """The folder of initdb and postgres; skips or fails the test when there is none."""
+    newest_first = sorted(Path(DEBIAN).glob("*/bin/postgres"), reverse=True)
+    found = newest_first[0] if newest_first else shutil.which("postgres")
+    if found is None:
+        why = "PostgreSQL is not installed (Debian: postgresql)"
+        if os.environ.get(REQUIRED):
+            pytest.fail(f"{why} and {REQUIRED} is set")
+        pytest.skip(why)
+    return Path(found).parent
+
+
+class Cluster:
+    """A running server. ``database`` makes databases that are dropped after use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._numbers = count()
+        self._bin = programs()
+        self._as_user = _unprivileged(folder)
+        made = self._run(
+            "initdb",
+            "--no-sync",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--username=riffle",
+            f"--pgdata={folder / 'data'}",
+        )
+        made.wait(START_SECONDS)
+        assert made.returncode == 0, (folder / "log").read_text()
+        self.process = self._start()
+        for name, open_store in TEMPLATES.items():
+            self._sql(f"CREATE DATABASE {name}_template")
+            open_store(self.url(f"{name}_template")).dispose()
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://riffle@/{database}?host={self.folder}"
+
+    @contextmanager
+    def database(self, store: str) -> Iterator[str]:
+        """URL of a fresh database with the tables of ``store``: shuffler, coordinator; or "" """
+        name = f"test_{next(self._numbers)}"
+        self._sql(
+            f"CREATE DATABASE {name} TEMPLATE {store + '_template' if store else 'template0'}"
+        )
+        yield self.url(name)
+        self._sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGQUIT)  # to this process only; it ends its own children
+        self.process.wait(START_SECONDS)
+
+    def restart(self) -> None:
+        """As after a crash of the server."""
+        self.stop()
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        settings = [
+            f"-c{option}" for option in (*OPTIONS, f"unix_socket_directories={self.folder}")
+        ]
+        process = self._run("postgres", f"-D{self.folder / 'data'}", *settings)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._sql("SELECT 1")
+            except Exception:
+                assert process.poll() is None, (self.folder / "log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            else:
+                return process
+
+    def _run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "log").open("ab") as log:
+            # The server ends with the tests, however they end.
+            command = ["setpriv", "--pdeathsig", "QUIT", *self._as_user, str(self._bin / program)]
+            return subprocess.Popen([*command, *arguments], cwd=self.folder, stdout=log, stderr=log)
+
+    def _sql(self, statement: str) -> None:
+        engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql(statement)
+        finally:
+            engine.dispose()
+
+
+def _unprivileged(folder: Path) -> list[str]:
+    """How to be somebody whom PostgreSQL accepts: it refuses to run as root."""
+    if os.getuid() != 0:
+        return []
+    shutil.chown(folder, "nobody", "nogroup")
+    return ["--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """A server in a folder of its own: pytest's folders are closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="riffle-pg-") as folder:
+        running = Cluster(Path(folder))
+        try:
+            yield running
+        finally:
+            running.stop()
