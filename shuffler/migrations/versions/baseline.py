@@ -13,6 +13,7 @@ def upgrade() -> None:
     _meta()
     _nodes()
     _dropped()
+    _latencies()
     _reports()
     _users()
     _leases()
@@ -37,6 +38,9 @@ def _batches() -> None:
         sa.Column("episodes", sa.BigInteger(), nullable=False),
         sa.Column("next_slot", sa.BigInteger(), nullable=False),
         sa.Column("messages_sha256", sa.String(length=64), nullable=True),
+        sa.Column("forwarded", sa.BigInteger(), nullable=False),
+        sa.Column("discarded", sa.BigInteger(), nullable=False),
+        sa.Column("ended_by", sa.String(length=16), nullable=True),
         sa.Column("clean", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("batch_id"),
         sa.UniqueConstraint("deposited"),
@@ -123,4 +127,15 @@ def _leases() -> None:
         ["batch_id", "expires_at"],
         sqlite_where=sa.text("report_sha256 IS NULL"),
         postgresql_where=sa.text("report_sha256 IS NULL"),
+    )
+
+
+def _latencies() -> None:
+    op.create_table(
+        "latencies",
+        sa.Column("batch_id", sa.String(length=32), nullable=False),
+        sa.Column("bucket", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("uploads", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.batch_id"]),
+        sa.PrimaryKeyConstraint("batch_id", "bucket"),
     )
