@@ -6,9 +6,10 @@ token as it is sent.
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from common.at_rest import AtRest, storage
 from common.configuration import RoleSettings
 from common.descriptor import Name
 from common.endpoint import Tls, check_url, is_loopback, tls_files
@@ -27,6 +28,12 @@ class Settings(RoleSettings):
     port: int = Field(default=8400, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store")
     store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
+    storage_key: SecretStr | None = Field(
+        default=None, description="32 bytes in hex that encrypt private keys on disk; or:"
+    )
+    storage_key_file: Path | None = Field(
+        default=None, description="file with it, on another medium; mandatory off loopback"
+    )
     signing_key_file: Path = Field(description="Ed25519 private key that signs descriptors")
     analyzer_key_file: Path = Field(description="X25519 private key that opens messages")
     shuffler_url: str = Field(description="https://host:port; http only on loopback")
@@ -66,7 +73,17 @@ class Settings(RoleSettings):
 
     def signing_key(self) -> bytes:
         """Raw Ed25519 private key (32 bytes)."""
-        return _hex_bytes("SIGNING_KEY_FILE", self.signing_key_file)
+        data = _bytes("SIGNING_KEY_FILE", self.signing_key_file)
+        opened = self.at_rest().open(data, "signing key")
+        return _parsed("SIGNING_KEY_FILE", self.signing_key_file, opened)
+
+    def at_rest(self) -> AtRest:
+        """How private keys lie on this service's disk.
+
+        Raises:
+            LocalError: see `common.at_rest.storage`.
+        """
+        return storage(self.storage_key, self.storage_key_file, self.host, PREFIX)
 
     def analyzer_key(self) -> bytes:
         """Raw X25519 private key (32 bytes)."""
@@ -95,16 +112,28 @@ class Settings(RoleSettings):
             )
 
 
+def _bytes(name: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise LocalError("invalid-spec", f"{PREFIX}{name}: cannot read {file}: {error}") from error
+
+
 def _text(name: str, file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        return _bytes(name, file).decode("ascii").strip()
+    except UnicodeDecodeError as error:
         raise LocalError("invalid-spec", f"{PREFIX}{name}: cannot read {file}: {error}") from error
 
 
 def _hex_bytes(name: str, file: Path) -> bytes:
+    return _parsed(name, file, _bytes(name, file))
+
+
+def _parsed(name: str, file: Path, data: bytes) -> bytes:
+    """32 bytes from their hexadecimal text."""
     try:
-        value = bytes.fromhex(_text(name, file))
+        value = bytes.fromhex(data.decode("ascii").strip())
     except ValueError:
         value = b""
     if len(value) != 32:

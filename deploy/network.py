@@ -10,25 +10,29 @@
 - ``operator/``: the operator's two tokens and the one that reads metrics, in clear; keep this
   folder. In ``coordinator_url`` may stand where the coordinator answers.
 
+Private keys are encrypted under the key of ``shuffler-storage/`` or ``coordinator-storage/``, which
+belongs on another medium than the role's own folder.
+
 Each server also gets a TLS certificate of the network's own CA (``certificates``), whose
 certificate everybody else holds as ``ca.pem``. On loopback TLS may be left off.
 """
 
 import datetime
 import json
-import os
 import secrets
 from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from common.at_rest import AtRest, replace_file
 from common.endpoint import hash_token, trusted
 from common.errors import LocalError, RemoteError, slug_of
 from common.hpke import KeyPair
 from common.wire import Enrolment, EnrolRequest
 from deploy.certificates import make_authority
 
+STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
 URL_FILE = "coordinator_url"
@@ -36,10 +40,11 @@ URL_FILE = "coordinator_url"
 
 def init_network(folder: Path) -> None:
     """Write every secret that is missing. Idempotent."""
-    for role in ROLES:
+    for role in (*ROLES, *STORAGE):
         (folder / role).mkdir(parents=True, exist_ok=True)
-    _key_pair(folder / "shuffler" / "signing_key", folder / "nodes" / "shuffler_key")
-    _key_pair(folder / "coordinator" / "signing_key", folder / "nodes" / "coordinator_key")
+    for role in ("shuffler", "coordinator"):
+        _write(folder / f"{role}-storage" / "key", secrets.token_bytes(32).hex())
+        _key_pair(folder, role)
     _copy(folder / "nodes" / "coordinator_key", folder / "shuffler" / "coordinator_key")
     _write(folder / "coordinator" / "analyzer_key", KeyPair.generate().private.hex())
     _token(
@@ -114,11 +119,20 @@ def _certificates(folder: Path) -> None:
         _replace(folder / role / "ca.pem", authority.pem)
 
 
-def _key_pair(private_file: Path, public_file: Path) -> None:
+def at_rest(folder: Path, role: str) -> AtRest:
+    """How a server's private keys are encrypted."""
+    return AtRest(bytes.fromhex((folder / f"{role}-storage" / "key").read_text()))
+
+
+def _key_pair(folder: Path, role: str) -> None:
+    """A server's signing key, and its public half where nodes pin it."""
+    private_file, storage = folder / role / "signing_key", at_rest(folder, role)
     if not private_file.exists():
-        _write(private_file, Ed25519PrivateKey.generate().private_bytes_raw().hex())
-    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_file.read_text()))
-    _write(public_file, key.public_key().public_bytes_raw().hex())
+        made = Ed25519PrivateKey.generate().private_bytes_raw().hex().encode()
+        replace_file(private_file, storage.seal(made, "signing key"))
+    private = bytes.fromhex(storage.open(private_file.read_bytes(), "signing key").decode())
+    public = Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    _write(folder / "nodes" / f"{role}_key", public.hex())
 
 
 def _token(clear_file: Path, hash_file: Path) -> None:
@@ -136,11 +150,4 @@ def _write(file: Path, text: str) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write aside and rename, readable by the owner only."""
-    aside = file.with_name(file.name + ".new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(file)
+    replace_file(file, text.encode())

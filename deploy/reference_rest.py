@@ -40,6 +40,7 @@ def apps() -> dict[str, FastAPI]:
             "Coordinator": coordinator_app(
                 CoordinatorSettings(
                     data_dir=coordinator,
+                    storage_key_file=folder / "coordinator-storage" / "key",
                     signing_key_file=coordinator / "signing_key",
                     analyzer_key_file=coordinator / "analyzer_key",
                     shuffler_url="http://127.0.0.1:8401",
@@ -52,6 +53,7 @@ def apps() -> dict[str, FastAPI]:
                 ShufflerSettings(
                     data_dir=shuffler,
                     shuffler_id=SHUFFLER_ID,
+                    storage_key_file=folder / "shuffler-storage" / "key",
                     signing_key_file=shuffler / "signing_key",
                     coordinator_key_file=shuffler / "coordinator_key",
                     coordinator_token_hash_file=shuffler / "coordinator_token_hash",

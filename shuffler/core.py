@@ -71,7 +71,7 @@ class Shuffler:
         self._demands = settings.demands()
         self._signing_key = settings.signing_key()
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._vault = Vault(settings.data_dir / "secrets")
+        self._vault = Vault(settings.data_dir / "secrets", settings.at_rest())
         self._access = Access(settings.url)
         self._releases = Releases(self._access, self._vault, self.metrics, self._lose)
         self._endings = Endings(
@@ -354,7 +354,7 @@ def preflight(settings: Settings) -> None:
     settings.public_key()
     settings.coordinator_hash()
     settings.metrics_hashes()
-    Vault(settings.data_dir / "secrets").probe()
+    Vault(settings.data_dir / "secrets", settings.at_rest()).probe()
     open_store(settings.url).dispose()
 
 

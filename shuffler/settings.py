@@ -7,9 +7,10 @@ hexadecimal; a file may end with a newline.
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from common.at_rest import AtRest, storage
 from common.configuration import RoleSettings
 from common.descriptor import Name
 from common.endpoint import Tls, is_loopback, tls_files
@@ -31,6 +32,12 @@ class Settings(RoleSettings):
     data_dir: Path = Field(description="directory of the store and of the batch secrets")
     store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
     shuffler_id: Name = Field(description="the name that descriptors must carry")
+    storage_key: SecretStr | None = Field(
+        default=None, description="32 bytes in hex that encrypt private keys on disk; or:"
+    )
+    storage_key_file: Path | None = Field(
+        default=None, description="file with it, on another medium; mandatory off loopback"
+    )
     signing_key_file: Path = Field(description="Ed25519 private key that countersigns")
     coordinator_key: str | None = Field(default=None, description="pinned Ed25519 public key")
     coordinator_key_file: Path | None = Field(default=None, description="file with that key")
@@ -93,7 +100,21 @@ class Settings(RoleSettings):
 
     def signing_key(self) -> bytes:
         """Raw Ed25519 private key (32 bytes)."""
-        return _hex_bytes("signing_key", None, self.signing_key_file)
+        try:
+            data = self.signing_key_file.read_bytes()
+        except OSError as error:
+            raise LocalError(
+                "invalid-spec", f"signing_key: cannot read {self.signing_key_file}: {error}"
+            ) from error
+        return _parsed("signing_key", self.at_rest().open(data, "signing key").decode("latin-1"))
+
+    def at_rest(self) -> AtRest:
+        """How private keys lie on this service's disk.
+
+        Raises:
+            LocalError: see `common.at_rest.storage`.
+        """
+        return storage(self.storage_key, self.storage_key_file, self.host, PREFIX)
 
     def public_key(self) -> bytes:
         """Raw Ed25519 public key (32 bytes) of the signing key."""
@@ -151,6 +172,10 @@ def _hex_bytes(name: str, text: str | None, file: Path | None) -> bytes:
             text = file.read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise LocalError("invalid-spec", f"{name}: cannot read {file}: {error}") from error
+    return _parsed(name, text)
+
+
+def _parsed(name: str, text: str) -> bytes:
     try:
         value = bytes.fromhex(text.strip())
     except ValueError:

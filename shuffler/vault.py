@@ -12,11 +12,13 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.at_rest import OVERHEAD, AtRest, erase_file, replace_file, sync_directory
 from common.errors import LocalError
 from common.hpke import KeyPair
 
 MAGIC = b"riffle secret 1\n"
 KEY_BYTES = 32
+SECRET_BYTES = len(MAGIC) + 2 * KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class SecretLostError(LocalError):
 class Vault:
     """The directory of batch secrets. Writes are synced, file and directory, before they return."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, at_rest: AtRest) -> None:
         self._directory = directory
+        self._at_rest = at_rest
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -57,27 +60,19 @@ class Vault:
         Raises:
             LocalError: ``unavailable``, when it cannot be written.
         """
+        data = MAGIC + secret.outer.private + secret.permutation
         try:
-            self._put(self._path(batch_id), MAGIC + secret.outer.private + secret.permutation)
+            replace_file(self._path(batch_id), self._at_rest.seal(data, _name(batch_id)))
         except OSError as error:
             raise LocalError("unavailable", f"cannot write a batch secret: {error}") from error
-
-    def _put(self, path: Path, data: bytes) -> None:
-        aside = path.with_suffix(".new")
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        self._sync_directory()
 
     def get(self, batch_id: str) -> BatchSecret:
         """The secret of a batch.
 
         Raises:
             SecretLostError: it is missing or damaged.
-            LocalError: ``unavailable``: it cannot be read now, which says nothing about later.
+            LocalError: ``unavailable``: it cannot be read now, or does not open with this storage
+                key, which says nothing about later.
         """
         try:
             data = self._path(batch_id).read_bytes()
@@ -85,23 +80,24 @@ class Vault:
             if isinstance(error, FileNotFoundError) and self._directory.is_dir():
                 raise SecretLostError(batch_id, "missing") from error
             raise LocalError("unavailable", f"cannot read a batch secret: {error}") from error
+        if len(data) not in (SECRET_BYTES, SECRET_BYTES + OVERHEAD):
+            raise SecretLostError(batch_id, "damaged")
+        try:
+            data = self._at_rest.open(data, _name(batch_id))
+        except LocalError as error:
+            # Perhaps the storage key is wrong: that is mended, so it must not cost the batch.
+            raise LocalError("unavailable", error.detail) from error
         keys = data.removeprefix(MAGIC)
-        if not data.startswith(MAGIC) or len(keys) != 2 * KEY_BYTES:
+        if not data.startswith(MAGIC) or len(data) != SECRET_BYTES:
             raise SecretLostError(batch_id, "damaged")
         return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
 
     def destroy(self, batch_id: str) -> None:
         """Overwrite and remove a secret. Nothing happens if it is gone: a retry after a crash."""
         path = self._path(batch_id)
-        for file_path in (path, path.with_suffix(".new")):
-            if not file_path.exists():
-                continue
-            with file_path.open("r+b") as file:
-                file.write(os.urandom(len(MAGIC) + 2 * KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            file_path.unlink()
-        self._sync_directory()
+        for file in (path, path.with_name(path.name + ".new")):
+            erase_file(file)
+        sync_directory(self._directory)
 
     def probe(self) -> None:
         """Raise LocalError ``unavailable`` unless secrets can be written and read here."""
@@ -111,9 +107,6 @@ class Vault:
     def _path(self, batch_id: str) -> Path:
         return self._directory / f"{batch_id}.secret"
 
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+def _name(batch_id: str) -> str:
+    return f"secret of batch {batch_id}"

@@ -74,7 +74,7 @@ def test_a_setting_that_does_not_exist_is_not_set() -> None:
 
 
 def test_every_file_that_is_named_is_made(network: Path) -> None:
-    named = {Path(path) for path in re.findall(r"/network/(\w+/[\w.]+)", COMPOSE)}
+    named = {Path(path) for path in re.findall(r"/network/([\w-]+/[\w.]+)", COMPOSE)}
     made = {file.relative_to(network) for file in network.rglob("*") if file.is_file()}
     assert len(named) > 12
     assert named - made == {Path("nodes/credentials.json")}  # by `riffle network enrol`
@@ -85,7 +85,8 @@ def test_a_role_starts_with_its_settings(
     role: str, network: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment(role).items():
-        assert value.startswith(f"/network/{role}/") or not value.startswith("/network")
+        mine = (f"/network/{role}/", f"/network/{role}-storage/")
+        assert value.startswith(mine) or not value.startswith("/network")
         monkeypatch.setenv(name, value.replace("/network", str(network)))
     settings = SETTINGS[role].load()
     if isinstance(settings, NodeSettings):

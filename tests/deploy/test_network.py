@@ -49,6 +49,7 @@ def shuffler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
         "PORT": port,
         "DATA_DIR": tmp_path_factory.mktemp("data"),
         "SHUFFLER_ID": SHUFFLER_ID,
+        "STORAGE_KEY_FILE": secrets / "shuffler-storage" / "key",
         "SIGNING_KEY_FILE": mine / "signing_key",
         "COORDINATOR_KEY_FILE": mine / "coordinator_key",
         "COORDINATOR_TOKEN_HASH_FILE": mine / "coordinator_token_hash",
