@@ -23,7 +23,7 @@ from common.accounting import (
 from common.accounting.losses import binomial_losses
 from common.accounting.search import needed_bits
 from common.counters import CounterLayout, Families, Sizes
-from common.noise import Padding
+from common.noise import Noise, Padding
 
 SIZES = Sizes(X=4, A=2, H=6)
 BETA = 1e-5
@@ -43,7 +43,7 @@ def reference(
     n: int = 4096,
     epsilon: float = 1.0,
     calibration: CalibrationName = "exact",
-) -> Calibration:
+) -> Calibration[Noise]:
     layout = CounterLayout(SIZES, families, layer)
     return calibrate(
         n=n,

@@ -27,8 +27,19 @@ from pydantic import (
 from common.counters import CounterLayout, Families, Sizes
 from common.errors import RemoteError
 from common.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
-from common.noise import MAX_DRAWS, Guarantee, Noise, Padding
+from common.noise import (
+    MAX_DRAWS,
+    BatchNoise,
+    FairBits,
+    Flips,
+    Guarantee,
+    Laplace,
+    Noise,
+    Padding,
+    Trust,
+)
 from common.policy import TOTAL_WEIGHT, Mixture
+from common.workflow import Symbols
 
 LABEL_DIGEST = b"riffle v1 descriptor\x00"
 LABEL_DEPOSIT = b"riffle v1 deposit\x00"
@@ -58,12 +69,58 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class NoiseDocument(Document):
-    """`Noise` on the wire."""
+NoiseKind = Literal["bernoulli", "flips", "laplace", "binomial"]
 
+KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
+    "shuffle": ("bernoulli",),
+    "local": ("flips",),
+    "central": ("laplace", "binomial"),
+}
+"""Which noise each workflow has."""
+
+
+class NoiseDocument(Document):
+    """Noise on the wire: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
+
+    For `Flips` and `Laplace` p_numerator / 2**32 is f and q, and bits is 1.
+    """
+
+    kind: NoiseKind = "bernoulli"
     bits: int = Field(ge=1, le=1 << 32)
     p_numerator: int = Field(ge=1)
     p_log2: int = Field(ge=1, le=32)
+
+    @classmethod
+    def of(cls, noise: BatchNoise) -> "NoiseDocument":
+        """The document of a noise."""
+        match noise:
+            case Noise(bits, p_numerator, p_log2):
+                return cls(bits=bits, p_numerator=p_numerator, p_log2=p_log2)
+            case FairBits(bits):
+                return cls(kind="binomial", bits=bits, p_numerator=1, p_log2=1)
+            case Flips(numerator):
+                return cls(kind="flips", bits=1, p_numerator=numerator, p_log2=32)
+            case Laplace(numerator):
+                return cls(kind="laplace", bits=1, p_numerator=numerator, p_log2=32)
+
+    def noise(self) -> BatchNoise:
+        """The noise; ValueError when the numbers are not what its kind takes."""
+        found = self._of_kind()
+        # One noise has one document, so that nothing in it is without a meaning.
+        if NoiseDocument.of(found) != self:
+            raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
+        return found
+
+    def _of_kind(self) -> BatchNoise:
+        match self.kind:
+            case "bernoulli":
+                return Noise(self.bits, self.p_numerator, self.p_log2)
+            case "binomial":
+                return FairBits(self.bits)
+            case "flips":
+                return Flips(self.p_numerator)
+            case "laplace":
+                return Laplace(self.p_numerator)
 
 
 class GuaranteeDocument(Document):
@@ -82,7 +139,7 @@ class BatchDescriptor(Document):
     batch_id: Hex16
     shuffler_id: Name
     deployment: int = Field(ge=0, le=MAX_EXACT)
-    trust: Literal["shuffle"] = "shuffle"
+    trust: Trust = "shuffle"
     environment: Name
     n: int = Field(ge=1, le=1 << 32)
     expires_at: int = Field(ge=0, le=MAX_EXACT, description="seconds since 1970, UTC")
@@ -107,14 +164,19 @@ class BatchDescriptor(Document):
         self.mixture.check(self.sizes)
         layout = self.layout
         _ = self.to_noise()
+        if self.noise.kind not in KINDS[self.trust]:
+            raise ValueError(f"trust {self.trust} takes no noise of kind {self.noise.kind}")
         if self.reward_low >= self.reward_high:
             raise ValueError("reward_low must be below reward_high")
         if layout.counters > MAX_COUNTERS:
             raise ValueError(f"{layout.counters} counters exceed {MAX_COUNTERS}")
         if (draws := self.noise.bits * layout.counters) > MAX_DRAWS:
             raise ValueError(f"{draws} noise bits a report exceed {MAX_DRAWS}")
-        if self.data_slots != layout.data_slots:
-            raise ValueError(f"data_slots must be {layout.data_slots} for these counters")
+        data_slots = layout.data_slots if self.trust == "shuffle" else 1
+        if self.data_slots != data_slots:
+            raise ValueError(f"data_slots must be {data_slots} for these counters")
+        if self.trust != "shuffle" and self.noise_slots:
+            raise ValueError(f"a report is one message under trust {self.trust}: no noise_slots")
         if self.padding.messages > MAX_MESSAGES:
             raise ValueError(f"{self.padding.messages} messages a report exceed {MAX_MESSAGES}")
         return self
@@ -148,18 +210,23 @@ class BatchDescriptor(Document):
         return Padding(self.data_slots, self.noise_slots)
 
     @property
+    def symbols(self) -> Symbols:
+        """What a message's plaintext is made of."""
+        return Symbols.of(self.trust, self.layout)
+
+    @property
     def message_bytes(self) -> int:
         """Bytes of a sealed message."""
-        return OVERHEAD + self.layout.width
+        return OVERHEAD + self.symbols.size
 
     @property
     def report_bytes(self) -> int:
         """Bytes of a report under its outer seal, as uploaded."""
         return self.padding.messages * self.message_bytes + OVERHEAD
 
-    def to_noise(self) -> Noise:
-        """The noise every user adds."""
-        return Noise(self.noise.bits, self.noise.p_numerator, self.noise.p_log2)
+    def to_noise(self) -> BatchNoise:
+        """The noise every user adds, or the coordinator (trust ``central``)."""
+        return self.noise.noise()
 
     def to_guarantee(self) -> Guarantee:
         """The promise."""

@@ -74,12 +74,22 @@ def open_each(
 
 
 def seal_indices(
-    public_key: bytes, info: bytes, indices: npt.NDArray[np.integer], width: int
+    public_key: bytes,
+    info: bytes,
+    indices: npt.NDArray[np.integer],
+    width: int,
+    together: int = 1,
 ) -> bytes:
-    """Seal every index (N,) on its own as ``width`` big-endian bytes: N * (48 + width) bytes."""
+    """Seal indices (N together,) as ``width`` big-endian bytes each, ``together`` in a message.
+
+    Returns:
+        N sealed messages end to end, of 48 + together * width bytes each.
+    """
     key = X25519PublicKey.from_public_bytes(public_key)
-    encrypt = _SUITE.encrypt
-    return b"".join(encrypt(int(i).to_bytes(width, "big"), key, info) for i in indices)
+    encrypt, size = _SUITE.encrypt, width * together
+    words = indices.astype(">u8").view(np.uint8).reshape(-1, 8)
+    plain = words[:, 8 - width :].tobytes()
+    return b"".join(encrypt(plain[i : i + size], key, info) for i in range(0, len(plain), size))
 
 
 def open_histogram(

@@ -8,6 +8,10 @@ of messages reaches the analyzer, so a counter that N bits fed carries Binomial(
 p is an integer over a power of two, so that every node draws exactly the same distribution from
 its random bits and no accountant has to trust a rounding of p.
 
+That is the workflow of the shuffle model. In the two others of 000, Fig. 2, noise is `Flips`
+(local: every user flips bits of the own report, `common.local`), or `Laplace` or `FairBits`
+(central: the coordinator adds one draw to every counter, `common.central`).
+
 Padding fixes the number of messages of a report, because the number of 1-bits would otherwise tell
 whoever sees the upload about the user's data. Slots for data and slots for noise are apart: only
 noise is ever cut off, so a failure never depends on the data.
@@ -18,6 +22,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
+
+Trust = Literal["shuffle", "local", "central"]
+"""Who is trusted: the shuffle and a share of the users; nobody; the coordinator."""
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
@@ -63,6 +71,87 @@ class Noise:
     def variance(self, n: int) -> float:
         """Variance of one counter's noise when all n reports are honest: n bits p (1 - p)."""
         return n * self.bits * self.p * (1.0 - self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """Randomised response of one user: every bit is flipped with f = numerator / 2**32 < 1/2.
+
+    Raises ValueError unless 0 < numerator < 2**31.
+    """
+
+    numerator: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.numerator < 2 ** (MAX_P_LOG2 - 1):
+            raise ValueError(f"bits flip with f between 0 and 1/2, got {self.numerator}/2**32")
+
+    @property
+    def f(self) -> float:
+        """Probability of a flip, exact in a double."""
+        return math.ldexp(self.numerator, -MAX_P_LOG2)
+
+    def mean(self, n: int) -> float:
+        """Expected 1-bits of n users whose bits are 0: n f."""
+        return n * self.f
+
+    def variance(self, n: int) -> float:
+        """Variance of the debiased count, n f (1 - f) / (1 - 2 f)**2, whatever the data."""
+        return n * self.f * (1.0 - self.f) / (1.0 - 2.0 * self.f) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class Laplace:
+    """Discrete Laplace noise of a batch: Pr[Z = z] ~ q**|z|, q = numerator / 2**32.
+
+    Raises ValueError unless 0 < numerator < 2**32.
+    """
+
+    numerator: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.numerator < 2**MAX_P_LOG2:
+            raise ValueError(f"q must lie strictly between 0 and 1, got {self.numerator}/2**32")
+
+    @property
+    def q(self) -> float:
+        """Ratio of two neighbouring probabilities, exact in a double."""
+        return math.ldexp(self.numerator, -MAX_P_LOG2)
+
+    def mean(self, n: int) -> float:
+        """Zero."""
+        del n
+        return 0.0
+
+    def variance(self, n: int) -> float:
+        """2 q / (1 - q)**2, whatever n is."""
+        del n
+        return 2.0 * self.q / (1.0 - self.q) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class FairBits:
+    """Binomial(bits, 1/2) noise of a batch. Raises ValueError unless 1 <= bits <= 2**53."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"fair bits a counter must be 1 to 2**53, got {self.bits}")
+
+    def mean(self, n: int) -> float:
+        """bits / 2, whatever n is."""
+        del n
+        return self.bits / 2.0
+
+    def variance(self, n: int) -> float:
+        """bits / 4, whatever n is."""
+        del n
+        return self.bits / 4.0
+
+
+CentralNoise = Laplace | FairBits
+BatchNoise = Noise | Flips | CentralNoise
 
 
 @dataclass(frozen=True, slots=True)

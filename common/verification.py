@@ -5,10 +5,26 @@ when it writes the ledger. Nobody believes the numbers a descriptor claims: the 
 recomputed from n, noise, padding and counters at the *owner's* dishonest fraction.
 """
 
+from collections.abc import Collection
+
 from common.accounting import Account, account
 from common.descriptor import BatchDescriptor
 from common.errors import RemoteError
-from common.noise import Guarantee
+from common.noise import Guarantee, Trust
+
+
+def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None:
+    """Raise RemoteError ``trust-refused`` unless an owner allows the descriptor's trust model.
+
+    A batch of another model may give the same epsilon, but against other people: a coordinator that
+    asks for ``central`` would read every trajectory.
+    """
+    if descriptor.trust not in allowed:
+        raise RemoteError(
+            "trust-refused",
+            f"the batch is of trust model {descriptor.trust!r}; allowed here: "
+            f"{', '.join(sorted(allowed))}",
+        )
 
 
 def achieved(descriptor: BatchDescriptor, *, beta: float, dishonest_fraction: float) -> Account:

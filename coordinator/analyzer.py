@@ -15,10 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.counters import Ints
-from common.descriptor import Context
+from common import central
+from common.counters import CounterLayout, Ints
+from common.descriptor import BatchDescriptor, Context
 from common.errors import LocalError, RemoteError
-from common.hpke import KeyPair, open_histogram
+from common.hpke import OVERHEAD, KeyPair, open_each, open_histogram
+from common.noise import CentralNoise, Trust
+from common.randomness import Randomness, SeededRandomness, SystemRandomness
+from common.workflow import Symbols, count
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 5_000
 CHUNKS_A_WORKER = 4
@@ -27,15 +31,14 @@ STATE_OF_POOL = "the analyzer's worker processes stopped; they are being started
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Messages an index (C + 1,), dummies last, and how many did not open or named no counter."""
+    """What a batch counts, its noise included: histogram (C + 1,), see `common.workflow.count`.
+
+    ``opened`` messages were counted; ``failed`` ones did not open or made no sense.
+    """
 
     histogram: Ints
+    opened: int
     failed: int
-
-    @property
-    def opened(self) -> int:
-        """Messages counted: data, noise and dummies."""
-        return int(self.histogram.sum())
 
 
 def process_pool(workers: int) -> Executor:
@@ -77,11 +80,11 @@ class Analyzer:
             self._pool = self._make_pool(self._workers)
             raise LocalError("unavailable", STATE_OF_POOL) from error
         histogram = np.asarray(np.sum([part for part, _ in parts], axis=0), dtype=np.int64)
-        opening = Opening(histogram, sum(failed for _, failed in parts))
-        descriptor = context.descriptor
-        if opening.opened + opening.failed != descriptor.n * descriptor.padding.messages:
+        failed, descriptor = sum(failed for _, failed in parts), context.descriptor
+        opened = int(histogram.sum() if descriptor.trust == "shuffle" else histogram[-1])
+        if opened + failed != descriptor.n * descriptor.padding.messages:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
-        return opening
+        return Opening(add_noise(descriptor, histogram), opened, failed)
 
     def check_key(self, context: Context) -> None:
         """Raise LocalError ``unavailable`` when the batch is sealed to another analyzer key.
@@ -102,23 +105,52 @@ class Analyzer:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _all_chunks(self, context: Context, messages: bytes) -> list[tuple[Ints, int]]:
-        layout = context.descriptor.layout
+        descriptor = context.descriptor
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
         async def one(span: slice) -> tuple[Ints, int]:
             async with room:
                 return await loop.run_in_executor(
                     self._pool,
-                    open_histogram,
+                    open_messages,
                     self._key.private,
                     context.message_info,
                     messages[span],
-                    layout.width,
-                    layout.counters,
+                    descriptor.trust,
+                    descriptor.layout,
                 )
 
-        size = context.descriptor.message_bytes
+        size = descriptor.message_bytes
         return list(await asyncio.gather(*map(one, chunks(len(messages), size, self._workers))))
+
+
+def open_messages(
+    private_key: bytes, info: bytes, sealed: bytes, trust: Trust, layout: CounterLayout
+) -> tuple[Ints, int]:
+    """Open messages end to end and count them: histogram (C + 1,), and how many failed."""
+    if trust == "shuffle":
+        return open_histogram(private_key, info, sealed, layout.width, layout.counters)
+    symbols = Symbols.of(trust, layout)
+    size = OVERHEAD + symbols.size
+    each = (sealed[start : start + size] for start in range(0, len(sealed), size))
+    opened = [plaintext for plaintext in open_each(private_key, info, each) if plaintext]
+    histogram, failed = count(trust, layout, symbols.read(b"".join(opened)))
+    return histogram, failed + len(sealed) // size - len(opened)
+
+
+def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
+    """The histogram as anything but the analyzer may see it: trust ``central`` adds its noise.
+
+    Noise comes from the system's CSPRNG, or from the batch's own stream where a test seeds it.
+    """
+    noise = descriptor.to_noise()
+    if not isinstance(noise, CentralNoise):
+        return histogram
+    randomness: Randomness = SystemRandomness()
+    if descriptor.test_seed is not None:
+        key = (descriptor.run_id, descriptor.batch_id, "analyzer")
+        randomness = SeededRandomness.keyed(descriptor.test_seed, *key)
+    return central.add_noise(histogram, noise, randomness)
 
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:

@@ -276,6 +276,7 @@ class Driver:
             index=row.index,
             spend=await in_thread(ledger.spent, context.descriptor, opening.failed),
             histogram=opening.histogram,
+            opened=opening.opened,
             failed=opening.failed,
             messages_sha256=messages.sha256,
             timings=timings,

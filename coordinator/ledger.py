@@ -89,7 +89,9 @@ def _allowed(descriptor: BatchDescriptor) -> int:
 
 def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool) -> Spend:
     beta = descriptor.guarantee.beta
-    if descriptor.test_seed is not None or dishonest >= descriptor.n:
+    if descriptor.test_seed is not None:
+        return Spend(math.inf, math.inf, beta, dishonest, within_promise)
+    if descriptor.trust == "shuffle" and dishonest >= descriptor.n:
         return Spend(math.inf, math.inf, beta, dishonest, within_promise)
     account = _account(descriptor, dishonest)
     return Spend(
@@ -98,7 +100,9 @@ def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool)
 
 
 def _account(descriptor: BatchDescriptor, dishonest: int) -> Account:
-    fraction = dishonest / descriptor.n
+    # Without the shuffle nobody's privacy rests on the others' noise.
+    fraction = dishonest / descriptor.n if descriptor.trust == "shuffle" else 0.0
+    dishonest = dishonest if descriptor.trust == "shuffle" else 0
     # The quotient may round below dishonest / n, which would count one lying report as honest.
     while descriptor.n - honest_reports(descriptor.n, fraction) < dishonest:
         fraction = math.nextafter(fraction, 1.0)

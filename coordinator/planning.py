@@ -1,15 +1,24 @@
 """From a learner's deployment to a batch: noise, padding, descriptor. Pure.
 
-Noise is calibrated to the run's (epsilon, beta) with N = honest_reports(n, gamma) * bits Bernoulli
-bits a counter (`common.accounting.calibrate`). A user is in one batch of one run, so every batch
-may spend the whole budget and a run's spend is the largest of its batches, not their sum.
+Noise is calibrated to the run's (epsilon, beta): under trust ``shuffle`` with N = honest_reports(n,
+gamma) * bits Bernoulli bits a counter (`common.accounting.calibrate`), under ``local`` and
+``central`` without regard to n (`common.accounting.trusted`). A user is in one batch of one run, so
+every batch may spend the whole budget and a run's spend is the largest of its batches, not their
+sum.
 """
 
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from common.accounting import Calibration, CalibrationError, calibrate
+from common.accounting import (
+    Calibration,
+    CalibrationError,
+    account,
+    calibrate,
+    calibrate_central,
+    calibrate_local,
+)
 from common.counters import CounterLayout
 from common.descriptor import (
     BatchDescriptor,
@@ -20,6 +29,7 @@ from common.descriptor import (
     serialize,
 )
 from common.errors import RemoteError
+from common.noise import BatchNoise, Padding
 from coordinator.learning.learner import Deployment
 from coordinator.ledger import Spend, planned
 from coordinator.specs import RunSpec
@@ -63,7 +73,7 @@ class PlannedNoise:
         return calibrated(self.spec, n, layer).noise.variance(n)
 
 
-def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration:
+def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoise]:
     """Noise and padding of a batch of n reports.
 
     Raises:
@@ -72,6 +82,8 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration:
     """
     layout = CounterLayout(spec.sizes, spec.families, layer)
     try:
+        if spec.trust != "shuffle":
+            return _of_one_message(spec, layout, n)
         return calibrate(
             n=n,
             dishonest_fraction=spec.dishonest_fraction,
@@ -87,6 +99,28 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration:
     except CalibrationError as error:
         scope = "all layers" if layer is None else f"layer {layer}"
         raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error
+
+
+def _of_one_message(spec: RunSpec, layout: CounterLayout, n: int) -> Calibration[BatchNoise]:
+    """Calibration of a local or central batch: its noise needs no messages."""
+    cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
+    noise: BatchNoise
+    if spec.trust == "local":
+        noise = calibrate_local(cells=cells, epsilon=spec.epsilon, beta=spec.beta)
+    else:
+        noise = calibrate_central(
+            cells=cells, counters=counters, epsilon=spec.epsilon, beta=spec.beta
+        )
+    given = account(
+        noise,
+        padding,
+        n=n,
+        dishonest_fraction=spec.dishonest_fraction,
+        cells=cells,
+        counters=counters,
+        beta=spec.beta,
+    )
+    return Calibration(noise, padding, given)
 
 
 def issue(
@@ -113,6 +147,7 @@ def issue(
             batch_id=batch_id(run_id, index),
             shuffler_id=party.shuffler_id,
             deployment=index,
+            trust=spec.trust,
             environment=spec.environment,
             n=deployment.n,
             expires_at=expires_at,
@@ -125,7 +160,7 @@ def issue(
             layer=deployment.layer,
             policies=tuple(tuple(map(tuple, policy)) for policy in mixture.policies.tolist()),
             weights=tuple(mixture.weights.tolist()),
-            noise=_noise_document(calibration),
+            noise=NoiseDocument.of(calibration.noise),
             data_slots=calibration.padding.data_slots,
             noise_slots=calibration.padding.noise_slots,
             guarantee=GuaranteeDocument(
@@ -158,8 +193,3 @@ def same_deployment(one: Deployment, other: Deployment) -> bool:
         (one.stage, one.purpose, one.n, one.layer)
         == (other.stage, other.purpose, other.n, other.layer)
     ) and one.mixture.same_as(other.mixture)
-
-
-def _noise_document(calibration: Calibration) -> NoiseDocument:
-    noise = calibration.noise
-    return NoiseDocument(bits=noise.bits, p_numerator=noise.p_numerator, p_log2=noise.p_log2)

@@ -107,6 +107,7 @@ class Settlement:
     index: int
     spend: Spend
     histogram: Ints
+    opened: int
     failed: int
     messages_sha256: str
     timings: Timings
@@ -125,11 +126,6 @@ class Settlement:
     def goes_on(self) -> bool:
         """Whether the run's state or next deployment depends on it; not so once a run is over."""
         return self.following is not None or self.finished or self.failure is not None
-
-    @property
-    def opened(self) -> int:
-        """Messages that opened and named a counter or the dummy."""
-        return int(self.histogram.sum())
 
 
 def run_record(row: Row[Any]) -> RunRecord:

@@ -120,6 +120,7 @@ def _deployment(row: DeploymentRecord, descriptor: BatchDescriptor) -> dict[str,
             probabilities=mixture.probabilities.tolist(),
         ),
         "batch_id": row.batch_id,
+        "trust": descriptor.trust,
         "expires_at": descriptor.expires_at,
         "messages": descriptor.padding.messages,
         "noise": _noise(descriptor),
@@ -140,11 +141,7 @@ def _progress(row: DeploymentRecord) -> dict[str, Any]:
 def _noise(descriptor: BatchDescriptor) -> views.NoiseView:
     noise, n = descriptor.to_noise(), descriptor.n
     return views.NoiseView(
-        bits=noise.bits,
-        p_numerator=noise.p_numerator,
-        p_log2=noise.p_log2,
-        variance=noise.variance(n),
-        expected_ones=noise.mean(n),
+        **descriptor.noise.model_dump(), variance=noise.variance(n), expected_ones=noise.mean(n)
     )
 
 
@@ -165,6 +162,7 @@ def _spend(
     return views.SpendView(
         deployment=row.index,
         batch_id=row.batch_id,
+        trust=descriptor.trust,
         n=row.n,
         epsilon_lower=record.spend.epsilon_lower,
         epsilon_upper=record.spend.epsilon_upper,

@@ -27,7 +27,7 @@ from common.descriptor import (
     first_fault,
 )
 from common.errors import RemoteError
-from common.noise import Guarantee
+from common.noise import Guarantee, Trust
 from common.policy import Mixture
 
 # A number too large for an exact integer would pass as a float, so floats end there too.
@@ -65,6 +65,9 @@ class RunSpec(Document):
     beta: float = Field(gt=0, lt=1)
     delta: float = Field(default=0.05, gt=0, lt=1)
     dishonest_fraction: float = Field(default=0.0, ge=0, lt=1, description="gamma")
+    trust: Trust = Field(
+        default="shuffle", description="who adds the noise; nodes serve what their owners allow"
+    )
     families: Families = "joint"
     calibration: Literal["exact", "paper"] = "exact"
     preset: Literal["practical", "paper"] = "practical"
@@ -97,6 +100,8 @@ class RunSpec(Document):
         counters = CounterLayout(self.sizes, self.families).counters
         if counters > MAX_COUNTERS:
             raise ValueError(f"{counters} counters exceed {MAX_COUNTERS}; use fewer states")
+        if self.trust != "shuffle" and self.calibration == "paper":
+            raise ValueError("calibration 'paper' is for trust 'shuffle' only")
         if self.start is not None:
             _check_start(self.start, self.states)
         return self

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.descriptor import NoiseKind
+from common.noise import Trust
 from common.wire import Conservation
 from coordinator.specs import RunSpec
 from coordinator.states import DeploymentState, RunState
@@ -53,8 +55,13 @@ class MixtureView(View):
 
 
 class NoiseView(View):
-    """Bernoulli bits of one user and counter, each 1 with probability p_numerator / 2**p_log2."""
+    """Noise of a batch, by kind (`common.descriptor.NoiseDocument`).
 
+    ``bernoulli``: bits of one user and counter, each 1 with probability p_numerator / 2**p_log2;
+    ``flips``: the probability that a user flips a bit; ``laplace``: q; ``binomial``: fair bits.
+    """
+
+    kind: NoiseKind
     bits: int
     p_numerator: int
     p_log2: int
@@ -73,6 +80,7 @@ class DeploymentView(View):
     layer: int | None
     mixture: MixtureView
     batch_id: str
+    trust: Trust
     expires_at: int
     messages: int = Field(description="L, messages of one report")
     noise: NoiseView
@@ -125,6 +133,7 @@ class SpendView(View):
 
     deployment: int
     batch_id: str
+    trust: Trust = Field(description="against whom: shuffle, local or central, see privacy.md")
     n: int
     epsilon_lower: float
     epsilon_upper: float

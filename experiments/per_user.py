@@ -11,7 +11,8 @@ import numpy as np
 
 from common.counters import Ints
 from common.descriptor import BatchDescriptor
-from common.mechanism import count
+from common.workflow import count
+from coordinator.analyzer import add_noise
 from coordinator.counts import private_counts
 from coordinator.learning.learner import LearnerSummary
 from coordinator.planning import Party, issue
@@ -52,11 +53,11 @@ def run_per_user(
 
 
 def batch_histogram(descriptor: BatchDescriptor, environment: Environment) -> Ints:
-    """Messages an index (C + 1,) of all n reports of a batch, dummies last."""
+    """What the analyzer makes (C + 1,) of all n reports of a batch."""
     plan = BatchPlan.of(descriptor)
-    histogram = np.zeros(plan.layout.counters + 1, dtype=np.int64)
-    for slot in range(descriptor.n):
-        _, messages = slot_report(plan, environment, slot, test_entry=True)
-        histogram[:-1] += count(plan.layout, messages)
-        histogram[-1] += int((messages == plan.layout.dummy).sum())
-    return histogram
+    reports = [
+        slot_report(plan, environment, slot, test_entry=True)[1] for slot in range(descriptor.n)
+    ]
+    symbols = np.concatenate(reports).reshape(-1, descriptor.symbols.count)
+    histogram, _ = count(descriptor.trust, plan.layout, symbols)
+    return add_noise(descriptor, histogram)

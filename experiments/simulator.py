@@ -3,10 +3,10 @@
 Users are exchangeable, so the counts of (policy, state) at a step are all that matters: policies
 are drawn multinomially from the mixture, start states from d1, and at every step, given how many
 users of policy m stand in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward
-bits depend on (x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). The noise on a counter is
-Binomial(n bits, p).
-This is the law of n single users, without approximation, as long as no report's noise overflows its
-padding (an event the accountant charges to beta, and at most beta likely).
+bits depend on (x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n single
+users' too, or of the coordinator's draw (`with_noise`); in the shuffle model it is Binomial(n bits,
+p). This is the law of n single users, without approximation, as long as no report's noise overflows
+its padding (an event the accountant charges to beta, and at most beta likely).
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.counters import CounterLayout, Families
-from common.noise import Noise, Padding
+from common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from common.policy import Mixture
 from common.randomness import generator_for
+from common.workflow import debias
 from coordinator.learning.counts import batch_counts
 from coordinator.learning.learner import (
     BatchCounts,
@@ -42,7 +43,7 @@ IntArray = NDArray[np.int64]
 class Mechanism:
     """Noise and padding of a batch, as calibrated; `noise` None means no privacy, no noise."""
 
-    noise: Noise | None
+    noise: BatchNoise | None
     padding: Padding
 
 
@@ -95,7 +96,7 @@ def private_counts(
     mdp: TabularMDP,
     deployment: Deployment,
     layout: CounterLayout,
-    noise: Noise | None,
+    noise: BatchNoise | None,
     generator: np.random.Generator,
 ) -> BatchCounts:
     """Debiased private counts of one deployment, everybody honest."""
@@ -103,9 +104,29 @@ def private_counts(
     counts = counters(layout, joint_counts(mdp, deployment.mixture, n, generator))
     if noise is None:
         return batch_counts(layout, n, counts.astype(np.float64), 0.0)
-    noisy = counts + generator.binomial(n * noise.bits, noise.p, size=counts.shape)
-    debiased = noisy.astype(np.float64) - noise.mean(n)
+    noisy = with_noise(counts, n, noise, generator)
+    debiased = debias(noise, n, np.append(noisy, n))
     return batch_counts(layout, n, debiased, noise.variance(n))
+
+
+def with_noise(
+    counts: IntArray, n: int, noise: BatchNoise, generator: np.random.Generator
+) -> IntArray:
+    """What the analyzer counts (C,) when the true counts of n users are these; the exact law.
+
+    A counter that c of n users feed has Binomial(c, 1 - f) + Binomial(n - c, f) ones after flips.
+    """
+    match noise:
+        case Noise():
+            return counts + generator.binomial(n * noise.bits, noise.p, size=counts.shape)
+        case Flips():
+            kept = generator.binomial(counts, 1.0 - noise.f)
+            return np.asarray(kept + generator.binomial(n - counts, noise.f))
+        case Laplace():
+            up, down = generator.geometric(1.0 - noise.q, size=(2, *counts.shape))
+            return np.asarray(counts + up - down)
+        case FairBits():
+            return counts + generator.binomial(noise.bits, 0.5, size=counts.shape)
 
 
 def simulate(

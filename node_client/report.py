@@ -1,6 +1,6 @@
 """What one user's slot in a batch becomes: policy draw, episode, and the L messages of the report.
 
-This is the node's half of `common.mechanism`, and the only place where a node draws anything.
+This is the node's half of `common.workflow`, and the only place where a node draws anything.
 Deployed nodes draw from the system's CSPRNG. A batch of the test entry point (``test_seed`` set,
 and ``test_entry=True`` said by whoever calls) draws from streams keyed by (run, batch, slot,
 purpose), so that its counts do not depend on who served which slot, or when. The simulator's
@@ -13,10 +13,10 @@ from typing import Literal
 from common.counters import CounterLayout, Episode, Ints
 from common.descriptor import BatchDescriptor
 from common.errors import LocalError
-from common.mechanism import encode
-from common.noise import Noise, Padding
+from common.noise import BatchNoise, Padding
 from common.policy import Mixture
 from common.randomness import Randomness, SeededRandomness, SystemRandomness, word
+from common.workflow import encode
 from node_client.environments.environment import Environment
 from node_client.episode import EpisodeFailed, run_episode
 
@@ -30,7 +30,7 @@ class BatchPlan:
     descriptor: BatchDescriptor
     mixture: Mixture
     layout: CounterLayout
-    noise: Noise
+    noise: BatchNoise
     padding: Padding
 
     @classmethod
@@ -69,7 +69,7 @@ def slot_randomness(
 def slot_report(
     plan: BatchPlan, environment: Environment, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Ints]:
-    """One user's episode (None when the environment failed) and the report's messages (L,).
+    """One user's episode (None when the environment failed) and the report's symbols (L count,).
 
     A failed episode still sends noise and padding: the other users' guarantee counts on it.
 

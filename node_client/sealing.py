@@ -20,6 +20,7 @@ from common.counters import Ints
 from common.descriptor import Context
 from common.errors import LocalError
 from common.hpke import seal, seal_indices
+from common.workflow import Symbols
 
 CHUNK_MESSAGES = 2_000
 _INDEX = np.dtype("<u4")
@@ -34,18 +35,18 @@ class SealKeys:
     message_info: bytes
     batch_key: bytes
     report_info: bytes
-    width: int
+    symbols: Symbols
     messages: int
 
     @classmethod
     def of(cls, context: Context, batch_key: bytes) -> "SealKeys":
-        """Keys and sizes of a batch; L = ``messages``, w = ``width``."""
+        """Keys and sizes of a batch; L = ``messages``."""
         return cls(
             analyzer_key=bytes.fromhex(context.descriptor.analyzer_key),
             message_info=context.message_info,
             batch_key=batch_key,
             report_info=context.report_info,
-            width=context.descriptor.layout.width,
+            symbols=context.descriptor.symbols,
             messages=context.descriptor.padding.messages,
         )
 
@@ -56,7 +57,7 @@ def reports_a_chunk(messages: int) -> int:
 
 
 def pack(messages: Ints) -> bytes:
-    """Messages (reports, L) as the bytes that `seal_reports` takes, 4 bytes an index."""
+    """Reports (reports, L count) as the bytes that `seal_reports` takes, 4 bytes a symbol."""
     return messages.astype(_INDEX).tobytes()
 
 
@@ -64,14 +65,17 @@ def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
     """Seal every message to the analyzer, every report once more to the batch key.
 
     Returns:
-        The sealed reports end to end, L (48 + w) + 48 bytes each.
+        The sealed reports end to end, each L messages and 48 bytes.
     """
-    reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages)
+    symbols = keys.symbols
+    reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages * symbols.count)
     return b"".join(
         seal(
             keys.batch_key,
             keys.report_info,
-            seal_indices(keys.analyzer_key, keys.message_info, report, keys.width),
+            seal_indices(
+                keys.analyzer_key, keys.message_info, report, symbols.width, symbols.count
+            ),
         )
         for report in reports
     )
@@ -91,9 +95,9 @@ class SealingPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
-        """Sealed reports of messages (reports, L). A dead worker is replaced, its task repeated.
+        """Sealed reports of symbols (reports, L count).
 
-        Repeating is safe: nothing of the chunk was sent.
+        A dead worker is replaced, its task repeated: nothing of the chunk was sent.
 
         Raises:
             LocalError: ``unavailable``: workers keep dying (out of memory, most likely).

@@ -12,7 +12,7 @@ from common.configuration import RoleSettings
 from common.descriptor import Document, Hex16, Hex32, Name, first_fault
 from common.endpoint import check_url, is_local_url
 from common.errors import LocalError
-from common.noise import Guarantee
+from common.noise import Guarantee, Trust
 from common.wire import MAX_USERS_A_LEASE
 from node_client.environments.environment import Environment
 from node_client.environments.registry import Parameter, make
@@ -61,6 +61,11 @@ class Settings(RoleSettings):
     max_beta: float = Field(gt=0, lt=1, description="largest beta the owner accepts")
     min_dishonest_fraction: float = Field(
         ge=0, lt=1, description="dishonest reports that epsilon and beta must survive"
+    )
+    trust_models: tuple[Trust, ...] = Field(
+        default=("shuffle",),
+        min_length=1,
+        description="trust models that the owner allows, a JSON list of shuffle, local, central",
     )
     test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
 
@@ -115,6 +120,7 @@ class Settings(RoleSettings):
             environment=self.environment,
             sizes=environment.sizes,
             reward_range=environment.reward_range,
+            trust_models=self.trust_models,
             test_entry=self.test_entry,
             loopback=self.loopback,
         )

@@ -2,18 +2,19 @@
 
 A `SignedDescriptor` served by the shuffler is accepted when all of this holds, in this order:
 
-- its bytes parse strictly: known fields, right types, sizes that agree, trust model ``shuffle``;
+- its bytes parse strictly: known fields, right types, sizes that agree;
 - the coordinator's pinned key signed those bytes;
 - the shuffler's pinned key signed their digest together with the per-batch key;
 - the batch id is the one that was asked for, and is the one derived from run and deployment;
 - the shuffler named in it is ours;
 - it has not expired;
+- its trust model is one that the owner allows, whatever guarantee another one would give;
 - environment, X, A, H are this node's, and its reward range covers the environment's;
 - a ``test_seed`` only where the owner allowed the test entry point and the shuffler is on loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives none:
   everybody could open what is sealed to it);
-- the guarantee, recomputed from n, noise, padding and counters at the owner's beta and dishonest
-  fraction, is at most the owner's epsilon, and the promise in the descriptor is true.
+- the guarantee, recomputed for its trust model from n, noise, padding and counters at the owner's
+  beta and dishonest fraction, is at most the owner's epsilon, and the descriptor's promise is true.
 
 Signatures come before all meaning, and the costly recomputation last. A refusal is a `RemoteError`
 whose detail can be logged: it holds nothing but the descriptor's and the owner's numbers.
@@ -35,8 +36,8 @@ from common.descriptor import (
     verify_deposit,
 )
 from common.errors import RemoteError
-from common.noise import Guarantee
-from common.verification import check_guarantee
+from common.noise import Guarantee, Trust
+from common.verification import check_guarantee, check_trust
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar shows a low-order point
 
@@ -52,6 +53,7 @@ class Demands:
     environment: str
     sizes: Sizes
     reward_range: tuple[float, float]
+    trust_models: tuple[Trust, ...] = ("shuffle",)
     test_entry: bool = False
     loopback: bool = False
 
@@ -78,6 +80,7 @@ def accept(signed: SignedDescriptor, asked_id: str, demands: Demands, now: float
     descriptor = context.descriptor
     _check_ids(descriptor, asked_id, demands)
     check_expiry(descriptor, now)
+    check_trust(descriptor, demands.trust_models)
     _check_environment(descriptor, demands)
     _check_test_entry(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")

@@ -5,6 +5,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
 - it names this shuffler and has not expired;
+- its trust model is one that the owner allows;
 - n is at least the owner's smallest batch, and n * L messages no more bytes than the owner takes;
 - seeded noise is asked for only where the test entry point is open;
 - the guarantee, recomputed at the owner's beta and dishonest fraction, is not weaker than the
@@ -24,8 +25,8 @@ from typing import Literal
 
 from common.descriptor import Context, batch_id, parse, verify_deposit
 from common.errors import RemoteError
-from common.noise import Guarantee
-from common.verification import check_guarantee
+from common.noise import Guarantee, Trust
+from common.verification import check_guarantee, check_trust
 from common.wire import BatchState, BatchStatus
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
@@ -50,6 +51,7 @@ class Demands:
     shuffler_id: str
     coordinator_key: bytes
     guarantee: Guarantee
+    trust_models: tuple[Trust, ...]
     smallest_n: int
     test_entry: bool
     max_batch_bytes: int
@@ -137,6 +139,7 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
 
 def _check_promise(context: Context, demands: Demands) -> None:
     d = context.descriptor
+    check_trust(d, demands.trust_models)
     if d.n < demands.smallest_n:
         raise RemoteError(
             "batch-too-small",

@@ -15,7 +15,7 @@ from common.configuration import RoleSettings
 from common.descriptor import Name
 from common.endpoint import Tls, is_loopback, tls_files
 from common.errors import LocalError
-from common.noise import Guarantee
+from common.noise import Guarantee, Trust
 from shuffler.rules import Demands
 from shuffler.schema import sqlite_url
 
@@ -52,6 +52,11 @@ class Settings(RoleSettings):
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
     min_dishonest_fraction: float = Field(
         default=0.0, ge=0, lt=1, description="dishonest reports a batch must withstand"
+    )
+    trust_models: tuple[Trust, ...] = Field(
+        default=("shuffle",),
+        min_length=1,
+        description="trust models that the owner allows, a JSON list of shuffle, local, central",
     )
     smallest_n: int = Field(default=2, ge=2, description="smallest batch accepted")
     max_node_share: float = Field(
@@ -156,6 +161,7 @@ class Settings(RoleSettings):
                 "coordinator_key", self.coordinator_key, self.coordinator_key_file
             ),
             guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
+            trust_models=self.trust_models,
             smallest_n=self.smallest_n,
             test_entry=self.test_entry,
             max_batch_bytes=self.max_batch_bytes,

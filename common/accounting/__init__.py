@@ -4,7 +4,7 @@
 asked, `events` composes batches. Everything is pure: no clock, no randomness, no I/O.
 
 Read in this order: `losses` (one counter), `composition` (all of them, both directions, all errors
-bounded), `overflow` (what padding costs), `account`, `calibrate`.
+bounded), `overflow` (what padding costs), `account`, `calibrate`, `trusted` (the other workflows).
 """
 
 from common.accounting.account import Account, account
@@ -20,6 +20,7 @@ from common.accounting.events import (
 from common.accounting.gaussian import gaussian_variance
 from common.accounting.paper import paper_tau
 from common.accounting.search import CalibrationError
+from common.accounting.trusted import calibrate_central, calibrate_local
 
 __all__ = [
     "NEIGHBOURS",
@@ -32,6 +33,8 @@ __all__ = [
     "account",
     "account_event",
     "calibrate",
+    "calibrate_central",
+    "calibrate_local",
     "gaussian_variance",
     "paper_tau",
     "repeated_user_guarantee",

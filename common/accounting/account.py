@@ -5,6 +5,9 @@ beta pays for two things: the composition of the counters' losses (`composition`
 finds no slot (`overflow`). epsilon_upper, the guarantee as shipped, is the smallest epsilon at
 which both together stay within beta. Only honest reports' noise counts; dishonest ones are
 independent of the user's data whatever they contain.
+
+Local and central batches (`Flips`; `Laplace`, `FairBits`) cut no noise and count on nobody else's:
+their beta is for composition alone, and n and the dishonest fraction change nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from common.accounting import bounds
-from common.accounting.bounds import Moves
+from common.accounting.bounds import AnyMoves, Moves, Steps
 from common.accounting.overflow import charge, overflow_probability
-from common.noise import Noise, Padding, honest_reports
+from common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding, honest_reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Account:
 
 
 def account(
-    noise: Noise,
+    noise: BatchNoise,
     padding: Padding,
     *,
     n: int,
@@ -77,16 +80,43 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
         raise ValueError(f"beta must lie strictly between 0 and 1, got {beta}")
 
 
+def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
+    """Losses of `cells` pairs of moves under this noise; `honest` reports carry it."""
+    match noise:
+        case Noise():
+            return Moves(honest * noise.bits, noise.p, cells)
+        case Flips():
+            return Steps(noise.f / (1.0 - noise.f), cells)
+        case Laplace():
+            return Steps(noise.q, cells)
+        case FairBits():
+            return Moves(noise.bits, 0.5, cells)
+
+
+def overflow_of(noise: BatchNoise, padding: Padding, n: int, counters: int) -> float:
+    """eta of `overflow`: only bits that users send can find no slot."""
+    if not isinstance(noise, Noise):
+        return 0.0
+    return overflow_probability(n, noise.bits * counters, noise.p, padding.noise_slots)
+
+
 @lru_cache(maxsize=1024)
 def _account(
-    noise: Noise, padding: Padding, *, n: int, honest: int, cells: int, counters: int, beta: float
+    noise: BatchNoise,
+    padding: Padding,
+    *,
+    n: int,
+    honest: int,
+    cells: int,
+    counters: int,
+    beta: float,
 ) -> Account:
-    moves = [Moves(honest * noise.bits, noise.p, cells)]
-    trials = noise.bits * counters
-    eta = overflow_probability(n, trials, noise.p, padding.noise_slots)
+    moves = [moves_of(noise, honest, cells)]
+    eta = overflow_of(noise, padding, n, counters)
     upper = bounds.epsilon(moves, beta, "upper", eta)
     lower = bounds.epsilon(moves, beta, "lower", eta)
     middle = bounds.epsilon(moves, beta, "estimate")
+    from_user = isinstance(noise, Noise | Flips)
     return Account(
         epsilon_lower=min(lower, upper),
         epsilon_estimate=min(max(middle, lower), upper),
@@ -95,7 +125,7 @@ def _account(
         beta_overflow=min(1.0, charge(upper, eta)) if math.isfinite(upper) else min(1.0, eta),
         variance=noise.variance(n),
         expected_ones=noise.mean(n),
-        expected_ones_per_report=trials * noise.p,
+        expected_ones_per_report=counters * noise.mean(1) if from_user else 0.0,
         messages=padding.messages,
         n=n,
         honest_reports=honest,

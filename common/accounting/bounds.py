@@ -11,7 +11,7 @@ import numpy as np
 
 from common.accounting.composition import Bound, compose
 from common.accounting.curve import Curve
-from common.accounting.losses import binomial_losses, trim
+from common.accounting.losses import Losses, binomial_losses, step_losses, trim
 from common.accounting.tilt import Part, choose_tilt, cumulants, tilt_at
 
 TRIM_SHARE = 1e-5
@@ -42,10 +42,36 @@ class Moves:
                 f"got N={self.N}, cells={self.cells}, p={self.p}"
             )
 
+    @property
+    def capped(self) -> bool:
+        """Whether it is accounted as if it had less noise."""
+        return _most_bits(self.p) < self.N
 
-def curve(moves: tuple[Moves, ...], delta: float, bound: Bound) -> Curve:
+    def losses(self) -> tuple[Losses, Losses]:
+        """Losses of one move up and of one down."""
+        return binomial_losses(min(self.N, _most_bits(self.p)), self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`cells` counters up and `cells` down by one, the loss of each +log(1/q) or -log(1/q)."""
+
+    q: float
+    cells: int
+    capped = False
+
+    def losses(self) -> tuple[Losses, Losses]:
+        """Losses of one move up and of one down, which are the same."""
+        one = step_losses(self.q)
+        return one, one
+
+
+AnyMoves = Moves | Steps
+
+
+def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
     """Composition of all moves, sharpest near this delta in (0, 1); valid for every delta."""
-    if bound == "lower" and any(_most_bits(m.p) < m.N for m in moves):
+    if bound == "lower" and any(m.capped for m in moves):
         return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
     near = min(max(delta, SMALLEST_DELTA), 0.5)
     tilt, upper = sharpest(moves, near)
@@ -53,7 +79,7 @@ def curve(moves: tuple[Moves, ...], delta: float, bound: Bound) -> Curve:
 
 
 @lru_cache(maxsize=64)
-def sharpest(moves: tuple[Moves, ...], near: float) -> tuple[float, Curve]:
+def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[float, Curve]:
     """A tilt at which errors are small beside delta, and the upper curve composed with it.
 
     Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right where
@@ -73,7 +99,7 @@ def sharpest(moves: tuple[Moves, ...], near: float) -> tuple[float, Curve]:
 
 
 def epsilon(
-    moves: Sequence[Moves], delta: float, bound: Bound = "upper", overflow: float = 0.0
+    moves: Sequence[AnyMoves], delta: float, bound: Bound = "upper", overflow: float = 0.0
 ) -> float:
     """Bound on epsilon at this delta, of which (1 + e^epsilon) overflow goes to padding.
 
@@ -84,7 +110,7 @@ def epsilon(
     return curve(tuple(moves), delta, bound).epsilon(delta, sign * overflow)
 
 
-def delta(moves: Sequence[Moves], epsilon: float, bound: Bound = "upper") -> float:
+def delta(moves: Sequence[AnyMoves], epsilon: float, bound: Bound = "upper") -> float:
     """Bound on delta at this epsilon >= 0, padding left out."""
     near = 1e-3
     for _ in range(3):
@@ -96,10 +122,6 @@ def _most_bits(p: float) -> int:
     return math.floor(VARIANCE_CAP / (p * (1.0 - p)))
 
 
-def _parts(moves: Sequence[Moves], near: float) -> list[Part]:
+def _parts(moves: Sequence[AnyMoves], near: float) -> list[Part]:
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
-    return [
-        (trim(losses, budget), m.cells)
-        for m in moves
-        for losses in binomial_losses(min(m.N, _most_bits(m.p)), m.p)
-    ]
+    return [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]

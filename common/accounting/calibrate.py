@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from common.accounting.account import Account, account, check_batch
 from common.accounting.gaussian import check_guarantee
@@ -23,7 +23,9 @@ from common.accounting.overflow import fewest_slots
 from common.accounting.paper import paper_noise, paper_tau
 from common.accounting.search import CalibrationError, needed_bits, needed_numerator
 from common.counters import Sizes
-from common.noise import MAX_DRAWS, MAX_P_LOG2, Noise, Padding, honest_reports
+from common.noise import MAX_DRAWS, MAX_P_LOG2, BatchNoise, Noise, Padding, honest_reports
+
+N_co = TypeVar("N_co", bound=BatchNoise, covariant=True)
 
 CalibrationName = Literal["exact", "paper"]
 
@@ -43,10 +45,10 @@ LARGEST_BATCH = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Generic[N_co]):
     """Noise and padding of every report, and the guarantee that they give."""
 
-    noise: Noise
+    noise: N_co
     padding: Padding
     account: Account
 
@@ -85,7 +87,7 @@ def calibrate(
     calibration: CalibrationName = "exact",
     max_messages: int | None = None,
     sizes: Sizes | None = None,
-) -> Calibration:
+) -> Calibration[Noise]:
     """Noise and padding for a batch of n reports; `sizes` is needed for "paper" alone.
 
     "exact" gives (epsilon, beta)-DP with the fewest expected 1-bits. "paper" gives the papers'

@@ -20,15 +20,15 @@ A batch is an event. What it gives each user is `account`; over several batches:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from common.accounting import bounds
-from common.accounting.account import Account, account, check_batch
-from common.accounting.bounds import Moves
-from common.accounting.overflow import overflow_probability
-from common.noise import Guarantee, Noise, Padding, honest_reports
+from common.accounting.account import Account, account, check_batch, moves_of, overflow_of
+from common.accounting.bounds import AnyMoves
+from common.noise import BatchNoise, Guarantee, Padding, honest_reports
 
 Neighbours = Literal["replace one user"]
 
@@ -39,7 +39,7 @@ NEIGHBOURS: Final[Neighbours] = "replace one user"
 class BatchEvent:
     """A batch of n reports over `counters` counters, of which one user moves `cells` pairs."""
 
-    noise: Noise
+    noise: BatchNoise
     padding: Padding
     n: int
     dishonest_fraction: float
@@ -104,15 +104,13 @@ def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guaran
 
 
 def _overflow(event: BatchEvent) -> float:
-    trials = event.noise.bits * event.counters
-    return overflow_probability(event.n, trials, event.noise.p, event.padding.noise_slots)
+    return overflow_of(event.noise, event.padding, event.n, event.counters)
 
 
-def _merged(events: Sequence[BatchEvent]) -> list[Moves]:
+def _merged(events: Sequence[BatchEvent]) -> list[AnyMoves]:
     """Moves of all events, those with equal noise taken together."""
-    cells: dict[tuple[int, float], int] = {}
+    cells: Counter[AnyMoves] = Counter()
     for event in events:
         honest = honest_reports(event.n, event.dishonest_fraction)
-        key = (honest * event.noise.bits, event.noise.p)
-        cells[key] = cells.get(key, 0) + event.cells
-    return [Moves(N, p, count) for (N, p), count in cells.items()]
+        cells[moves_of(event.noise, honest, 1)] += event.cells
+    return [replace(one, cells=count) for one, count in cells.items()]

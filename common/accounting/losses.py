@@ -87,6 +87,21 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
     return up, down
 
 
+@lru_cache(maxsize=16)
+def step_losses(q: float) -> Losses:
+    """Losses of a counter with Pr[Z = z] ~ q**|z| that moves by one, up or down alike.
+
+    With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
+    is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped
+    with probability f has the same two losses at q = f / (1 - f): `local` and `central` share them.
+    """
+    if not 0.0 < q < 1.0:
+        raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
+    a = -math.log(q)
+    mass = np.array([q / (1.0 + q), 1.0 / (1.0 + q)])
+    return Losses(mass, np.array([-a, a]), 0.0, 0.0, 8.0 * UNIT_ROUNDOFF)
+
+
 def trim(losses: Losses, budget: float) -> Losses:
     """The same losses without the tails, on each side the longest of mass at most `budget`.
 

@@ -115,7 +115,7 @@ def scores(world: World, pair: Pair) -> dict[str, Scores]:
 def likelihood_ratio(world: World, counts: Ints) -> FloatArray:
     """The score of counts (trials, C), in [-CERTAIN, CERTAIN] for each cell."""
     up, down = world.cells()
-    gain = step(world.noise_bits, world.plan.noise.p)
+    gain = step(world.noise_bits, world.noise.p)
     others = world.setting.n - 1
     rising = _look_up(gain, counts[:, up])
     falling = _look_up(gain, counts[:, down] - others)

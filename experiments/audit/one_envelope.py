@@ -49,9 +49,9 @@ def _log_mean(world: World, v: Ints) -> FloatArray:
     A vector that no user with e' can send is the user's own: infinite.
     """
     up, down = world.cells()
-    bits = world.plan.noise.bits
+    bits = world.noise.bits
     with np.errstate(divide="ignore"):
-        mass = stats.binom.logpmf(np.arange(-1, bits + 2), bits, world.plan.noise.p)
+        mass = stats.binom.logpmf(np.arange(-1, bits + 2), bits, world.noise.p)
     given_e = mass[v[..., up]].sum(axis=-1) + mass[v[..., down] + 1].sum(axis=-1)
     given_other = mass[v[..., up] + 1].sum(axis=-1) + mass[v[..., down]].sum(axis=-1)
     possible = np.isfinite(given_other)

@@ -91,7 +91,7 @@ def _headline(attacks: list[Attack]) -> dict[str, Any]:
 
 
 def _batch(world: World) -> dict[str, Any]:
-    noise, layout = world.plan.noise, world.plan.layout
+    noise, layout = world.noise, world.plan.layout
     return {
         "episodes": world.setting.n,
         "families": world.setting.families,

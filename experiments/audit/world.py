@@ -104,6 +104,7 @@ class World:
     setting: Setting
     context: Context
     plan: BatchPlan
+    noise: Noise
     analyzer: KeyPair
     outer: KeyPair
     seal_keys: SealKeys
@@ -111,7 +112,7 @@ class World:
     @property
     def noise_bits(self) -> int:
         """N, the bits that all users together put on a counter."""
-        return self.plan.noise.bits * self.setting.n
+        return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> Scripted:
         """The world of one user; ``first``: the population in which user 0 has e."""
@@ -133,12 +134,13 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
         RemoteError: ``weak-guarantee``, when the claim is not what the accountant gives.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
-    descriptor = _descriptor(setting, noise or fitting_noise(setting), analyzer)
+    added = noise or fitting_noise(setting)
+    descriptor = _descriptor(setting, added, analyzer)
     if noise is None:
         claim(descriptor)
     context = parse(serialize(descriptor))
     keys = SealKeys.of(context, outer.public)
-    return World(setting, context, BatchPlan.of(descriptor), analyzer, outer, keys)
+    return World(setting, context, BatchPlan.of(descriptor), added, analyzer, outer, keys)
 
 
 def claim(descriptor: BatchDescriptor) -> Account:
@@ -194,7 +196,7 @@ def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescr
         families=setting.families,
         policies=(((0,) * sizes.X,) * sizes.H,),
         weights=(TOTAL_WEIGHT,),
-        noise=NoiseDocument(bits=noise.bits, p_numerator=noise.p_numerator, p_log2=noise.p_log2),
+        noise=NoiseDocument.of(noise),
         data_slots=layout.data_slots,
         noise_slots=padding.noise_slots,
         guarantee=GuaranteeDocument(

@@ -6,6 +6,14 @@ from common.descriptor import BatchDescriptor, batch_id
 
 RUN_ID = "00112233445566778899aabbccddeeff"
 
+FLIPS = {"kind": "flips", "bits": 1, "p_numerator": 2**29, "p_log2": 32}
+LAPLACE = {"kind": "laplace", "bits": 1, "p_numerator": 2**30, "p_log2": 32}
+ONE_MESSAGE: dict[str, dict[str, Any]] = {
+    "local": {"trust": "local", "noise": FLIPS, "data_slots": 1, "noise_slots": 0},
+    "central": {"trust": "central", "noise": LAPLACE, "data_slots": 1, "noise_slots": 0},
+}
+"""What makes the batch below one of the other workflows."""
+
 
 def descriptor(**changes: Any) -> BatchDescriptor:
     """A batch of 8 reports over X=2, A=2, H=2 with weak noise; override any field."""

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common import descriptor as d
 from common.errors import RemoteError
-from common.noise import MAX_DRAWS
-from tests.common.descriptors import RUN_ID, descriptor
+from common.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Noise
+from tests.common.descriptors import ONE_MESSAGE, RUN_ID, descriptor
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "descriptor_faults.json").read_text())
 SIGNING_KEY = Ed25519PrivateKey.generate()
@@ -20,8 +20,12 @@ PRIVATE = SIGNING_KEY.private_bytes_raw()
 PUBLIC = SIGNING_KEY.public_key().public_bytes_raw()
 
 
+def made(vector: dict[str, Any]) -> d.BatchDescriptor:
+    return descriptor(**ONE_MESSAGE.get(vector.get("trust", "shuffle"), {}))
+
+
 def with_fault(vector: dict[str, Any]) -> bytes:
-    document = json.loads(d.serialize(descriptor()))
+    document = json.loads(d.serialize(made(vector)))
     value = math.inf if vector["value"] == "<infinity>" else vector["value"]
     target = document
     for step in vector["path"][:-1]:
@@ -37,7 +41,7 @@ def with_fault(vector: dict[str, Any]) -> bytes:
 def test_vectors(vector: dict[str, Any]) -> None:
     data = with_fault(vector)
     if vector["fault"] is None:
-        assert d.parse(data).descriptor == descriptor()
+        assert d.parse(data).descriptor == made(vector)
         return
     with pytest.raises(RemoteError) as caught:
         d.parse(data)
@@ -72,6 +76,23 @@ def test_sizes_follow_from_the_descriptor() -> None:
     assert batch.layout.counters == 32
     assert batch.message_bytes == 48 + 1
     assert batch.report_bytes == 352 * 49 + 48
+
+
+def test_a_report_without_the_shuffle_is_one_message() -> None:
+    local, central = (descriptor(**ONE_MESSAGE[trust]) for trust in ("local", "central"))
+    assert local.message_bytes == 48 + 4, "a bit for each of 32 counters"
+    assert central.message_bytes == 48 + 2 * 1, "an index a step"
+    for batch in (local, central):
+        assert batch.report_bytes == batch.message_bytes + 48
+
+
+@pytest.mark.parametrize(
+    "noise", [Noise(3, 5, 4), Flips(7), Laplace(2**31 + 1), FairBits(12)], ids=str
+)
+def test_noise_survives_the_wire(noise: BatchNoise) -> None:
+    document = d.NoiseDocument.of(noise)
+    assert document.noise() == noise
+    assert d.NoiseDocument.model_validate_json(document.model_dump_json()) == document
 
 
 def test_the_noise_bits_of_a_report_are_bounded() -> None:

@@ -12,9 +12,10 @@ import numpy as np
 
 from common.descriptor import SignedDescriptor, parse
 from common.hpke import seal, seal_indices
-from common.mechanism import encode, permutation
+from common.mechanism import permutation
 from common.randomness import SeededRandomness, SystemRandomness
 from common.wire import LeaseReply, OpenBatches, UploadReply, frame
+from common.workflow import encode
 from coordinator.runs import Coordinator
 from coordinator.shuffler_api import ShufflerApi
 from shuffler.app import create_app

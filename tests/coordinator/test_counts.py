@@ -7,6 +7,7 @@ import pytest
 
 from common.counters import CounterLayout, Episode, Families
 from common.descriptor import BatchDescriptor
+from common.noise import Noise
 from common.policy import Mixture
 from common.randomness import SeededRandomness, generator_for
 from coordinator.counts import private_counts
@@ -35,6 +36,7 @@ def counted(d: BatchDescriptor, seed: int) -> BatchCounts:
     data = np.concatenate([d.layout.encode(episode) for episode in episodes(seed)])
     noise, generator = d.to_noise(), generator_for(seed, "noise")
     histogram = np.bincount(data, minlength=d.layout.counters + 1)
+    assert isinstance(noise, Noise)
     histogram += generator.binomial(N * noise.bits, noise.p, size=histogram.size)
     return private_counts(d, histogram)
 

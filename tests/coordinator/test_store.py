@@ -37,6 +37,7 @@ def settlement(index: int = 0, **changes: Any) -> Settlement:
         index=index,
         spend=planned(issued(0).descriptor),
         histogram=np.arange(9),
+        opened=36,
         failed=1,
         messages_sha256="0" * 64,
         timings={"opening": 1.0},

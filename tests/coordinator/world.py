@@ -21,10 +21,10 @@ from common.descriptor import Context, SignedDescriptor, parse, verify_deposit
 from common.endpoint import hash_token
 from common.errors import LocalError, RemoteError
 from common.hpke import KeyPair, seal_indices
-from common.mechanism import encode
 from common.policy import Mixture
 from common.randomness import SeededRandomness, word
 from common.wire import BatchState, BatchStatus, Conservation, MessageFlow
+from common.workflow import encode
 from coordinator.analyzer import Analyzer
 from coordinator.driver import Desk
 from coordinator.events import Bell
@@ -166,9 +166,11 @@ def sealed_messages(data: bytes) -> bytes:
         randomness = SeededRandomness.keyed(1, d.batch_id, slot)
         episode = toy_episode(d.mixture.pick(word(randomness)), randomness)
         reports.append(encode(d.layout, d.to_noise(), d.padding, episode, randomness))
-    indices = np.sort(np.concatenate(reports))  # any order that does not depend on the users
-    key = bytes.fromhex(d.analyzer_key)
-    return seal_indices(key, context.message_info, indices, d.layout.width)
+    symbols = np.concatenate(reports)
+    if d.trust == "shuffle":
+        symbols.sort()  # any order that does not depend on the users
+    key, kind = bytes.fromhex(d.analyzer_key), d.symbols
+    return seal_indices(key, context.message_info, symbols, kind.width, kind.count)
 
 
 class FakeShuffler:

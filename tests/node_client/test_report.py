@@ -37,7 +37,12 @@ def test_a_failed_episode_has_noise_only() -> None:
     assert episode is None
     ones = [int((slot_report(PLAN, Failing(), 0)[1] < PLAN.layout.dummy).sum()) for _ in range(300)]
     total = PLAN.layout.counters * len(ones)
-    assert binomtest(sum(ones), total, PLAN.noise.p).pvalue > ALPHA
+    assert (
+        binomtest(
+            sum(ones), total, PLAN.descriptor.noise.p_numerator / 2**PLAN.descriptor.noise.p_log2
+        ).pvalue
+        > ALPHA
+    )
     assert messages.max() <= PLAN.layout.dummy
 
 

@@ -40,6 +40,7 @@ DEMANDS = Demands(
     shuffler_id="shuffler-1",
     coordinator_key=public(COORDINATOR_KEY),
     guarantee=Guarantee(EPSILON, BETA, 0.0),
+    trust_models=("shuffle",),
     smallest_n=2,
     test_entry=False,
     max_batch_bytes=1 << 30,
@@ -52,7 +53,8 @@ def demands(owner: dict[str, Any]) -> Demands:
     )
     if "dishonest_fraction" in owner:
         wanted = replace(wanted, dishonest_fraction=owner["dishonest_fraction"])
-    rest = {k: v for k, v in owner.items() if k in ("smallest_n", "test_entry", "max_batch_bytes")}
+    names = ("smallest_n", "test_entry", "max_batch_bytes", "trust_models")
+    rest = {k: tuples(v) for k, v in owner.items() if k in names}
     return replace(DEMANDS, guarantee=wanted, **rest)
 
 

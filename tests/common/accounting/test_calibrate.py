@@ -22,7 +22,7 @@ from common.noise import MAX_DRAWS, Noise
 SIZES = Sizes(X=4, A=2, H=6)
 
 
-def reference(families: Families, layer: int | None = None, **change: Any) -> Calibration:
+def reference(families: Families, layer: int | None = None, **change: Any) -> Calibration[Noise]:
     layout = CounterLayout(SIZES, families, layer)
     arguments: dict[str, Any] = {
         "n": 4096,

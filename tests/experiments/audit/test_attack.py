@@ -59,7 +59,7 @@ def test_agreement_notices_another_law(world: World, audited: tuple[Attack, Pair
 
 def test_noise_that_is_too_weak_is_found() -> None:
     """A fifth of the bits; the bound on beta then lies far above the claim."""
-    bits = build(SETTING).plan.noise.bits // 5
+    bits = build(SETTING).noise.bits // 5
     found, _ = audit(build(SETTING, Noise(bits, 1, 3)), 2_000, ALPHA)
     assert found.violated
     assert found.bounds.beta > 10 * SETTING.beta
