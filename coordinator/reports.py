@@ -33,7 +33,7 @@ def run_view(run: RunRecord, rows: Rows, trouble: str | None) -> views.RunView:
         deployments=len(rows),
         episodes=_counted(rows),
         stage=summary.get("stage", 0),
-        active=summary.get("active", 0),
+        active=summary.get("active"),
     )
 
 
@@ -88,7 +88,7 @@ def result_view(run: RunRecord, rows: Rows, spends: Spends) -> views.ResultView:
         message=run.message,
         policy=summary.get("policy"),
         value_estimate=summary.get("value_estimate"),
-        active=summary.get("active", 0),
+        active=summary.get("active"),
         epsilon=spent.epsilon,
         beta=spent.beta,
         within_budget=spent.within_budget,

@@ -37,7 +37,7 @@ class RunView(View):
     deployments: int
     episodes: int = Field(description="episodes counted")
     stage: int
-    active: int = Field(description="policies still active")
+    active: int | None = Field(description="policies still active; null when nobody can count them")
 
 
 class RunsView(View):
@@ -182,9 +182,10 @@ class StageView(View):
     stage: int
     L_b: int
     episodes: int
-    active_before: int
-    active_after: int
-    eliminated: int
+    active_before: int | None
+    active_after: int | None
+    eliminated: int | None
+    decisions_eliminated: int
     radius: float
     best_value: float
     E: float
@@ -240,7 +241,7 @@ class ResultView(View):
     message: str
     policy: Nested | None = Field(description="(H, X) actions")
     value_estimate: float | None
-    active: int
+    active: int | None
     epsilon: float = Field(description="upper bound of what any user spent")
     beta: float
     within_budget: bool

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.learning.absorbing import BoolArray
-from coordinator.learning.enumeration import ActivePolicies, Model
+from coordinator.learning.active import ActiveSet
+from coordinator.learning.enumeration import Model
 from coordinator.learning.learner import FloatArray, PolicyArray
 from coordinator.learning.planning import occupancy
 
@@ -49,7 +50,7 @@ class Design:
 
 
 def design(
-    active: ActivePolicies,
+    active: ActiveSet,
     P: FloatArray,
     atoms: PolicyArray,
     *,
@@ -81,7 +82,7 @@ def design(
 
 
 def _linear_step(
-    active: ActivePolicies, P: FloatArray, visits: FloatArray, reached: BoolArray
+    active: ActiveSet, P: FloatArray, visits: FloatArray, reached: BoolArray
 ) -> tuple[PolicyArray, float]:
     """The active policy of largest g_pi, and sup g_pi / |Z| - 1."""
     reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)

@@ -43,8 +43,7 @@ class Model(NamedTuple):
 
 def classes(sizes: Sizes, d1: FloatArray) -> int:
     """Number of deterministic policies that differ from the start distribution d1."""
-    free = int((d1 > 0).sum()) + sizes.X * (sizes.H - 1)
-    return int(sizes.A**free)
+    return int(sizes.A ** _free(sizes, d1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,11 @@ class ActivePolicies:
     @classmethod
     def everything(cls, sizes: Sizes, d1: FloatArray, limit: int = LIMIT) -> ActivePolicies:
         """All deterministic policies; raises EnumerationTooLarge beyond `limit` classes."""
-        total = classes(sizes, d1)
-        if total > limit:
+        if classes(sizes, d1) > limit:
             raise EnumerationTooLarge(
-                f"X={sizes.X}, A={sizes.A}, H={sizes.H} has {sizes.A}^{_log(total, sizes.A)} "
+                f"X={sizes.X}, A={sizes.A}, H={sizes.H} has {sizes.A}^{_free(sizes, d1)} "
                 f"deterministic policies; exact enumeration holds at most {limit}. "
-                "Use fewer states, actions or steps, or a learner that does not enumerate."
+                "Use fewer states, actions or steps, or set active_set to implicit."
             )
         start = [_actions(sizes, d1 > 0)]
         later = [_actions(sizes, np.ones(sizes.X, dtype=np.bool_))] * (sizes.H - 1)
@@ -101,6 +99,10 @@ class ActivePolicies:
         np.copyto(values, -np.inf, where=~self.active)
         index = int(values.argmax())
         return Plan(self.policy(index), np.asarray(values.flat[index]))
+
+    def bound(self, model: Model) -> float:
+        """The largest value in the active set."""
+        return float(self.best(model).value)
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """For every (x, a) the active policy that visits (h, x, a) most under P: (X, A, H, X).
@@ -216,6 +218,11 @@ class ActivePolicies:
         return V
 
 
+def _free(sizes: Sizes, d1: FloatArray) -> int:
+    """Number of free cells."""
+    return int((d1 > 0).sum()) + sizes.X * (sizes.H - 1)
+
+
 def _actions(sizes: Sizes, free: BoolArray) -> PolicyArray:
     """All action vectors (A^free, X) of one step, in lexicographic order; 0 where not free."""
     vectors = np.zeros((sizes.A ** int(free.sum()), sizes.X), dtype=np.int64)
@@ -248,7 +255,3 @@ def _product(factors: Sequence[int]) -> int:
     for factor in factors:
         result *= int(factor)
     return result
-
-
-def _log(total: int, A: int) -> int:
-    return 0 if A == 1 else round(np.log(float(total)) / np.log(A))

@@ -159,6 +159,22 @@ def _covariance(array: FloatArray, share: float) -> FloatArray:
 @lru_cache(maxsize=16)
 def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
     """(B Sigma B')^-1."""
-    identity = np.eye(1 + (shape[0] - 1) * shape[1])
-    gram = divergence(_covariance(spread(identity, shape), share))
-    return np.asarray(np.linalg.inv(gram), dtype=np.float64)
+    return np.asarray(np.linalg.inv(_gram(shape, share)), dtype=np.float64)
+
+
+def _gram(shape: tuple[int, ...], share: float) -> FloatArray:
+    """B Sigma B', written out: B itself has H X^2 A columns.
+
+    With S the sums over x', v' Sigma w = v'w - share (S v)'(S w). The equation of step 0 has X^2 A
+    ones; that of (h, y) has X A ones at step h - 1 (one for each S) and minus A rows at step h.
+    """
+    H, X, A, _ = shape
+    size = 1 + (H - 1) * X
+    gram = np.zeros((size, size))
+    gram[0, 0] = X * X * A - share * X**3 * A
+    gram[0, 1 : 1 + X] = gram[1 : 1 + X, 0] = X * A - share * X * X * A
+    for i in range(1, size, X):
+        here = slice(i, i + X)
+        gram[here, here] = (2 * X * A - share * A * X * X) * np.eye(X) - share * X * A
+        gram[here, i + X : i + 2 * X] = gram[i + X : i + 2 * X, here] = share * X * A - A
+    return gram

@@ -96,7 +96,9 @@ class BatchCounts:
 class StageResult:
     """What a finished stage learned, for the log, the CSV and the live page.
 
-    active_before and active_after count policies that differ from the start distribution; radius is
+    active_before and active_after count policies that differ from the start distribution, None when
+    the active set is kept implicitly and nobody can count it; decisions_eliminated counts the
+    (h, x, a) that surely no active policy takes any more, known for both kinds; radius is
     the elimination threshold in value units; best_value the largest estimated value in the active
     set; E the precision of the stage's fine counts; infrequent the share of tuples (h, x, a, x') in
     W; coverage_gap the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
@@ -105,9 +107,10 @@ class StageResult:
     stage: int
     L_b: int
     episodes: int
-    active_before: int
-    active_after: int
-    eliminated: int
+    active_before: int | None
+    active_after: int | None
+    eliminated: int | None
+    decisions_eliminated: int
     radius: float
     best_value: float
     E: float
@@ -121,12 +124,13 @@ class StageResult:
 class LearnerSummary:
     """The learner's answer so far: policy (H, X), its estimated value, and how it came about.
 
-    `constants` holds every constant that shaped the run, by name, to be printed beside results.
+    `active` counts active policies, None when nobody can. `constants` holds every constant that
+    shaped the run, by name, to be printed beside results.
     """
 
     policy: PolicyArray
     value_estimate: float
-    active: int
+    active: int | None
     stage: int
     episodes_used: int
     episodes_total: int

@@ -45,6 +45,8 @@ class Constants:
     memory: use the counts of earlier stages too, instead of forgetting them.
     weights: how batches are added, `batch` or `visits` (see `estimation`).
     flow: make every batch's counts flow-consistent first (see `flow`).
+    active_set: how active policies are kept: `enumerated`, `implicit`, or `auto`, which enumerates
+        them while there are at most 2^24 (see `active`). It changes no guarantee.
     homogeneous: the environment is declared to be the same at every step, so counts are summed
         over steps. Off in both presets: it is knowledge of the environment, to be declared.
     radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times the
@@ -75,6 +77,7 @@ class Constants:
     crude_every_stage: bool
     best_share: float
     coverage_tolerance: float = 0.05
+    active_set: Literal["auto", "enumerated", "implicit"] = "auto"
     homogeneous: bool = False
 
     def as_dict(self) -> dict[str, str | int | float | bool]:

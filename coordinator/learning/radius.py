@@ -26,13 +26,14 @@ from dataclasses import replace
 import numpy as np
 
 from common.counters import Sizes
-from coordinator.learning.enumeration import ActivePolicies
+from coordinator.learning.active import ActiveSet
 from coordinator.learning.estimation import Estimator, Evidence
 from coordinator.learning.learner import FloatArray
 from coordinator.learning.planning import plan, value
 from coordinator.postprocess import consistent
 
 DRAWS = 400
+AT_ONCE = 4_000_000
 
 
 def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> float:
@@ -45,7 +46,7 @@ def bootstrap_radius(
     generator: np.random.Generator,
     parts: Sequence[Evidence],
     estimator: Estimator,
-    active: ActivePolicies,
+    active: ActiveSet,
     *,
     level: float,
     summed_visits: bool,
@@ -57,35 +58,53 @@ def bootstrap_radius(
     """
     model = estimator.model(parts)
     best = active.best(model).policy
-    drawn = [_resample(generator, part, model.r, summed_visits=summed_visits) for part in parts]
-    P, r = estimator.model(drawn)
-    # An action that no active policy takes costs more than a run can earn, so none is planned.
-    rewards = np.where(active.actions, r, -float(estimator.H + 1))
-    gaps = plan(P, rewards, active.d1).value - value(P, r, active.d1, best)
-    return float(np.quantile(gaps, level))
+    allowed, gaps = active.actions, []
+    for draws in _portions(sum(part.transitions.size for part in parts)):
+        drawn = [
+            _resample(generator, draws, p, model.r, summed_visits=summed_visits) for p in parts
+        ]
+        P, r = estimator.model(drawn)
+        # An action that no active policy takes costs more than a run can earn, so none is planned.
+        rewards = np.where(allowed, r, -float(estimator.H + 1))
+        gaps.append(plan(P, rewards, active.d1).value - value(P, r, active.d1, best))
+    return float(np.quantile(np.concatenate(gaps), level))
+
+
+def _portions(counts: int) -> list[int]:
+    """DRAWS in portions of about AT_ONCE numbers, for draws of so many counts each."""
+    portion = max(1, min(DRAWS, AT_ONCE // counts))
+    return [min(portion, DRAWS - done) for done in range(0, DRAWS, portion)]
 
 
 def _resample(
-    generator: np.random.Generator, part: Evidence, r: FloatArray, *, summed_visits: bool
+    generator: np.random.Generator,
+    draws: int,
+    part: Evidence,
+    r: FloatArray,
+    *,
+    summed_visits: bool,
 ) -> Evidence:
-    """DRAWS copies of a batch's counts, around the post-processed ones."""
+    """Copies of a batch's counts, around the post-processed ones."""
     centre = consistent(part.transitions, part.visits, 0.0, add_on=False)
-    true = _gaussian(generator, centre.transitions, np.maximum(centre.transitions, 1.0))
+    true = _gaussian(generator, draws, centre.transitions, np.maximum(centre.transitions, 1.0))
     no_counts = np.zeros_like(centre.transitions)
-    transitions = true + _gaussian(generator, no_counts, part.transition_variance)
+    transitions = true + _gaussian(generator, draws, no_counts, part.transition_variance)
     visits = transitions.sum(axis=-1)
     if not summed_visits:
-        noise = _gaussian(generator, np.zeros_like(centre.visits), part.visit_variance)
+        noise = _gaussian(generator, draws, np.zeros_like(centre.visits), part.visit_variance)
         visits = true.sum(axis=-1) + noise
     rewards = None
     if part.rewards is not None:
         mean = centre.visits * r[: len(centre.visits)]
-        rewards = _gaussian(generator, mean, np.maximum(mean, 1.0) + part.reward_variance)
+        rewards = _gaussian(generator, draws, mean, np.maximum(mean, 1.0) + part.reward_variance)
     return replace(part, transitions=transitions, visits=visits, rewards=rewards)
 
 
 def _gaussian(
-    generator: np.random.Generator, mean: FloatArray, variance: FloatArray | float
+    generator: np.random.Generator,
+    draws: int,
+    mean: FloatArray,
+    variance: FloatArray | float,
 ) -> FloatArray:
-    """DRAWS independent Gaussian copies of an array."""
-    return mean + generator.standard_normal((DRAWS, *mean.shape)) * np.sqrt(variance)
+    """Independent Gaussian copies of an array."""
+    return mean + generator.standard_normal((draws, *mean.shape)) * np.sqrt(variance)

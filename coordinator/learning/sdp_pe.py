@@ -21,8 +21,9 @@ from common.counters import CounterLayout
 from common.policy import Mixture
 from common.randomness import generator_for
 from coordinator.learning.absorbing import BoolArray, estimate_transition, infrequent
+from coordinator.learning.active import ActiveSet, everything
 from coordinator.learning.coverage import Design, design
-from coordinator.learning.enumeration import ActivePolicies, Model
+from coordinator.learning.enumeration import Model
 from coordinator.learning.estimation import (
     Counts,
     Estimator,
@@ -77,9 +78,9 @@ class Fine:
 class SDPPE:
     """One run of SDP-PE over a `Problem`; a `Learner`.
 
-    Raises EnumerationTooLarge when the policies are too many to enumerate, and LearnerError when K
-    is too small for a stage. Subclasses may change `fine_batches` (the fine batch has so many times
-    L_b episodes), the coverage design and the worst-case radius.
+    Raises EnumerationTooLarge when the policies are too many for `enumerated` active sets, and
+    LearnerError when K is too small for a stage. Subclasses may change `fine_batches` (the fine
+    batch has so many times L_b episodes), the coverage design and the worst-case radius.
     """
 
     fine_batches = 2
@@ -89,7 +90,8 @@ class SDPPE:
             raise LearnerError("a stage without crude batches needs memory: set memory to true")
         self.problem = problem
         self.constants = constants
-        self.phi = ActivePolicies.everything(problem.sizes, problem.d1)
+        self.phi: ActiveSet = everything(problem.sizes, problem.d1, constants.active_set)
+        self._decisions = int(self.phi.actions.sum())
         self.schedule: Schedule = _schedule(problem, constants, self.fine_batches)
         X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
         self.iota = math.log(2 * H * A * problem.K / problem.delta)
@@ -164,6 +166,7 @@ class SDPPE:
         radius = self._radius(stage, fine)
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
+        after = self.phi.size
         self._model = fine.model
         self._results.append(
             StageResult(
@@ -171,8 +174,9 @@ class SDPPE:
                 L_b=stage.L_b,
                 episodes=stage.episodes,
                 active_before=before,
-                active_after=self.phi.size,
-                eliminated=before - self.phi.size,
+                active_after=after,
+                eliminated=None if before is None or after is None else before - after,
+                decisions_eliminated=self._decisions - int(self.phi.actions.sum()),
                 radius=radius,
                 best_value=best,
                 E=self._precision(fine.counts[0].transition_variance),

@@ -167,7 +167,8 @@ def test_a_batch_too_large_to_hand_over_is_refused_at_once(api: Api) -> None:
 
 
 def test_sdp_pe_refuses_what_it_cannot_do(api: Api) -> None:
-    many = {**SMALL, "learner": "sdp-pe", "states": 30, "actions": 4}
+    listed = {"active_set": "enumerated"}
+    many = {**SMALL, "learner": "sdp-pe", "states": 30, "actions": 4, "options": listed}
     assert "enumeration" in problem(api.call("POST", "", json=many))[2]
     option = {**SMALL, "learner": "sdp-pe", "options": {"growth": "fast"}}
     assert "growth" in problem(api.call("POST", "", json=option))[2]

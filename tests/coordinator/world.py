@@ -121,6 +121,7 @@ class Tiny:
             active_before=8,
             active_after=1,
             eliminated=7,
+            decisions_eliminated=1,
             radius=0.5,
             best_value=float(counts.transitions.sum()),
             E=1.0,

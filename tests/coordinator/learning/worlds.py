@@ -16,3 +16,11 @@ def random_model(sizes: Sizes, seed: int, mass: float = 1.0) -> tuple[Model, Flo
     P = mass * generator.dirichlet(np.full(X, 0.5), (H, X, A))
     d1 = generator.dirichlet(np.ones(X))
     return Model(P, generator.uniform(size=(H, X, A))), d1
+
+
+def near(model: Model, share: float, seed: int) -> Model:
+    """A model like another: `share` of every row, and of rewards, is somebody else's."""
+    generator = np.random.default_rng(seed)
+    rows = generator.dirichlet(np.full(model.P.shape[-1], 0.5), model.r.shape)
+    noise = share * generator.normal(size=model.r.shape)
+    return Model((1 - share) * model.P + share * rows, np.clip(model.r + noise, 0, 1))
