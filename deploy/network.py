@@ -36,6 +36,7 @@ STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
 URL_FILE = "coordinator_url"
+TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 
 
 def init_network(folder: Path) -> None:
@@ -51,9 +52,7 @@ def init_network(folder: Path) -> None:
         folder / "coordinator" / "shuffler_token", folder / "shuffler" / "coordinator_token_hash"
     )
     _token(folder / "operator" / "shuffler_token", folder / "shuffler" / "operator_token_hash")
-    _token(
-        folder / "operator" / "coordinator_token", folder / "coordinator" / "operator_token_hash"
-    )
+    _token(folder / "operator" / TOKEN_FILE, folder / "coordinator" / "operator_token_hash")
     _token(folder / "operator" / "metrics_token", folder / "shuffler" / "metrics_token_hash")
     _copy(folder / "shuffler" / "metrics_token_hash", folder / "coordinator" / "metrics_token_hash")
     _certificates(folder)

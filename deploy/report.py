@@ -4,13 +4,11 @@ The regret is exact pseudo-regret over what was deployed. It needs the environme
 only the owner of a simulated environment can write it; the coordinator never knows it.
 """
 
-import csv
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,17 @@ from common.policy import Mixture
 from coordinator.learning.learner import Deployment
 from coordinator.specs import RunSpec
 from deploy.operator import Answer, Operator
+from deploy.tables import TABLES, flat, replace_csv
 from experiments.regret import Regret, optimal_value, policy_value, regret
 from node_client.environments.tabular import TabularMDP
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
+FILES = (
+    "summary.json",
+    "manifest.json",
+    "regret.png",
+    *(f"{table}.csv" for table in TABLES),
+)
 SPENT = ("counted", "rejected")
 
 
@@ -103,10 +108,9 @@ def write(
     """Write all files into ``folder`` and return the summary; no curve without an ``mdp``."""
     document = summary(finished, mdp, wall_seconds)
     _write_json(folder / "summary.json", document)
-    _write_csv(folder / "stages.csv", finished.stages, leave_out=("policy",))
-    _write_csv(folder / "ledger.csv", finished.ledger["entries"], leave_out=("noise",))
-    deployments = [_flat(row) for row in finished.deployments]
-    _write_csv(folder / "deployments.csv", deployments, leave_out=("mixture", "noise", "timings"))
+    rows = (finished.deployments, finished.stages, finished.ledger["entries"])
+    for table, found in zip(TABLES, rows, strict=True):
+        replace_csv(folder / f"{table}.csv", [flat(row) for row in found])
     if mdp is not None:
         plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))
@@ -162,16 +166,3 @@ def _deployment(row: Answer) -> Deployment:
 
 def _write_json(file: Path, document: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(document, indent=2) + "\n")
-
-
-def _flat(row: Answer) -> Answer:
-    """A deployment's row with one column for each of its timings."""
-    return row | {f"seconds_{kind}": seconds for kind, seconds in row["timings"].items()}
-
-
-def _write_csv(file: Path, rows: Sequence[Answer], *, leave_out: tuple[str, ...]) -> None:
-    columns = [name for name in dict.fromkeys(chain(*rows)) if name not in leave_out]
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
