@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.at_rest import AtRest, replace_file
 from common.endpoint import hash_token, trusted
-from common.errors import LocalError, RemoteError, slug_of
+from common.errors import LocalError, RemoteError, problem_document, slug_of
 from common.hpke import KeyPair
 from common.wire import Enrolment, EnrolRequest
 from deploy.certificates import make_authority
@@ -85,11 +85,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 def refusal(answer: httpx.Response, who: str) -> RemoteError:
     """The error that a service's refusal means, whether or not it is a problem document."""
-    try:
-        document = answer.json()
-    except ValueError:
-        document = None
-    document = document if isinstance(document, dict) else {}
+    document = problem_document(answer.content)
     detail = document.get("detail", f"status {answer.status_code}")
     return RemoteError(slug_of(document), f"{who} refused: {detail}")
 
