@@ -27,14 +27,15 @@ from common.service import (
     read_body,
     require_token,
 )
-from coordinator import reports, views
+from coordinator import pages, reports, results, views
+from coordinator.access import Service, authorized
 from coordinator.analyzer import Analyzer
 from coordinator.conservation import conservation_view, records
 from coordinator.driver import Desk, in_thread
 from coordinator.events import LAST, Bell, wait
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.planning import Party
-from coordinator.records import DeploymentRecord, RunRecord
+from coordinator.records import DeploymentRecord, RunRecord, Tally
 from coordinator.registry import Registry
 from coordinator.runs import LONGEST_WAIT_SECONDS, RECHECK_SECONDS, Coordinator, prepare_directory
 from coordinator.settings import Settings
@@ -48,19 +49,11 @@ MAX_MIXTURE_BYTES = 16 * MAX_JSON_BYTES
 READY_SECONDS = 5.0
 MAX_INDEX_DIGITS = len(str(MAX_EXACT))
 
+Index = Annotated[int, Query(ge=0, le=MAX_EXACT)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait")]
 
 
-def _authorized(request: Request) -> None:
-    require_token(request, request.app.state.operator_hash)
-
-
-def _coordinator(request: Request) -> Coordinator:
-    return cast("Coordinator", request.app.state.coordinator)
-
-
-Service = Annotated[Coordinator, Depends(_coordinator)]
-router = APIRouter(prefix="/v1/runs", dependencies=[Depends(_authorized)])
+router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
 health = APIRouter()
 
 
@@ -83,9 +76,7 @@ async def create_run(request: Request, service: Service) -> views.RunView:
 @router.get("")
 async def list_runs(service: Service) -> views.RunsView:
     """All runs."""
-    runs = await in_thread(service.desk.store.runs)
-    found = [await in_thread(_run_view, service, run.id) for run in runs]
-    return views.RunsView(runs=found)
+    return await in_thread(_runs_view, service)
 
 
 @router.get("/{run_id}")
@@ -164,9 +155,15 @@ async def show_ledger(run_id: str, service: Service) -> views.LedgerView:
 
 
 @router.get("/{run_id}/conservation")
-async def show_conservation(run_id: str, service: Service) -> views.ConservationView:
-    """Where every message of the run went, batch by batch; the shuffler is asked for its part."""
+async def show_conservation(
+    run_id: str, service: Service, first: Index = 0, limit: Index = MAX_EXACT
+) -> views.ConservationView:
+    """Where every message of the run went, batch by batch; the shuffler is asked for its part.
+
+    ``first`` and ``limit`` narrow it to some deployments, for whoever looks often.
+    """
     _, rows = await in_thread(_rows, service, run_id)
+    rows = rows[first : first + limit]
     spends = await in_thread(service.desk.store.ledger, run_id)
     return conservation_view(rows, spends, await records(service.desk.shuffler, rows))
 
@@ -187,7 +184,6 @@ async def follow_events(
     run_id: Annotated[str, Depends(_known_run)],
     service: Service,
     last_event_id: Annotated[int, Header(ge=0, le=MAX_EXACT)] = 0,
-    follow: Annotated[bool, Query(description="wait for more; else end after the last")] = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events until run or service are over; resume with Last-Event-ID."""
     store, bell = service.desk.store, service.desk.bell
@@ -199,7 +195,7 @@ async def follow_events(
             yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
             if event.kind in LAST:
                 return
-        if bell.closed or not follow:
+        if bell.closed:
             return
         await wait(ticket, RECHECK_SECONDS)
 
@@ -285,8 +281,19 @@ def _rows(service: Coordinator, run_id: str) -> tuple[RunRecord, list[Deployment
 
 
 def _run_view(service: Coordinator, run_id: str) -> views.RunView:
-    run, rows = _rows(service, run_id)
-    return reports.run_view(run, rows, service.trouble(run_id))
+    store = service.desk.store
+    run, tally = store.run(run_id), store.tallies(run_id).get(run_id, Tally())
+    return reports.run_view(run, tally, service.trouble(run_id))
+
+
+def _runs_view(service: Coordinator) -> views.RunsView:
+    runs, tallies = service.desk.store.runs(), service.desk.store.tallies()
+    return views.RunsView(
+        runs=[
+            reports.run_view(run, tallies.get(run.id, Tally()), service.trouble(run.id))
+            for run in runs
+        ]
+    )
 
 
 def _detail(service: Coordinator, run_id: str, index: int) -> views.DeploymentDetail:
@@ -374,6 +381,8 @@ def create_app(
     install_problem_handlers(app, log)
     app.add_exception_handler(SQLAlchemyError, _store_down)
     app.include_router(router)
+    app.include_router(results.router)
+    app.include_router(pages.router)
     app.include_router(health)
     return app
 

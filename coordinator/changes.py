@@ -20,7 +20,7 @@ from coordinator.records import (
     run_record,
     to_json,
 )
-from coordinator.specs import RunSpec
+from coordinator.specs import RunSpec, Truth
 from coordinator.states import UNSETTLED, DeploymentState, RunState, check_deployment, check_run
 
 _runs, _deployments = schema.runs, schema.deployments
@@ -130,6 +130,8 @@ def record(connection: Connection, run_id: str, settlement: Settlement, now: flo
     if settlement.state == "rejected":
         tell(connection, run_id, now, ("batch_rejected", data))
         return
+    if settlement.estimate is not None:
+        data |= {"value": settlement.estimate.value, "radius": settlement.estimate.radius}
     tell(connection, run_id, now, ("batch_counted", data))
     _record_counts(connection, run_id, settlement, now)
 
@@ -159,6 +161,25 @@ def _entry(settlement: Settlement, now: float) -> dict[str, object]:
         "failed": settlement.failed,
         "recorded_at": now,
     }
+
+
+def supply(connection: Connection, run_id: str, truth: Truth) -> None:
+    """Add true values that are not there yet, unless they contradict what is."""
+    table, wanted = schema.truths, {one.deployment: one.value for one in truth.values}
+    query = select(_deployments.c["index"]).where(_deployments.c.run_id == run_id)
+    unknown = wanted.keys() - set(connection.execute(query).scalars())
+    if unknown:
+        raise RemoteError("unknown-deployment", f"run {run_id} has no deployment {min(unknown)}")
+    known = connection.execute(select(table).where(table.c.run_id == run_id)).all()
+    for _, index, optimal, value in known:
+        if (optimal, wanted.pop(index, value)) != (truth.optimal_value, value):
+            raise RemoteError("wrong-state", f"deployment {index} has another true value already")
+    rows = [
+        {"run_id": run_id, "index": index, "optimal": truth.optimal_value, "value": value}
+        for index, value in wanted.items()
+    ]
+    if rows:
+        connection.execute(insert(table), rows)
 
 
 def check_manual(run: RunRecord, rows: list[DeploymentRecord], issued: Issue) -> None:

@@ -33,6 +33,7 @@ from common.wire import BatchState, BatchStatus
 from coordinator import ledger
 from coordinator.analyzer import Analyzer
 from coordinator.counts import private_counts
+from coordinator.estimate import value_estimate
 from coordinator.events import Bell
 from coordinator.learning.learner import Deployment, Learner
 from coordinator.metrics import CoordinatorMetrics
@@ -313,14 +314,22 @@ class Driver:
             again, failure = self._reissue(run, row, why)
             return replace(opened, following=again, failure=failure)
         learner = self._rebuilt(run)
-        stage = learner.observe(private_counts(row.descriptor, opened.histogram))
+        counts = private_counts(row.descriptor, opened.histogram)
+        stage, estimate = learner.observe(counts), value_estimate(counts, run.spec.delta)
         summary, deployment = learner.summary(), learner.next_deployment()
         following = None
         if deployment is not None:
             index, step = row.index + 1, row.step + 1
             following = self._desk.issue(run.id, run.spec, deployment, index=index, step=step)
         over = deployment is None and (run.spec.learner != MANUAL or self._used_up(run))
-        return replace(opened, stage=stage, summary=summary, following=following, finished=over)
+        return replace(
+            opened,
+            stage=stage,
+            summary=summary,
+            following=following,
+            finished=over,
+            estimate=estimate,
+        )
 
     def _used_up(self, run: RunRecord) -> bool:
         """Whether K episodes were executed, in manual mode the end."""

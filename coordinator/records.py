@@ -11,6 +11,7 @@ from sqlalchemy import Row
 
 from common.counters import Ints
 from common.descriptor import BatchDescriptor, parse
+from coordinator.estimate import ValueEstimate
 from coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
 from coordinator.ledger import Spend
 from coordinator.planning import Issue
@@ -63,14 +64,27 @@ class DeploymentRecord:
     @property
     def executed(self) -> int:
         """Episodes executed for it, at most: what regret, result and K count."""
-        full = self.state in ("sealed", "counted", "rejected")
-        return max(self.episodes_executed, self.n if full else 0)
+        return executed(self.state, self.n, self.episodes_executed)
 
     @property
     def deployment(self) -> Deployment:
         """What the learner asked for."""
         mixture = self.descriptor.mixture
         return Deployment(self.stage, self.purpose, mixture, self.n, self.layer)
+
+
+def executed(state: DeploymentState, n: int, reported: int) -> int:
+    """Episodes executed for a deployment, at most; ``reported`` is the shuffler's count."""
+    full = state in ("sealed", "counted", "rejected")
+    return max(reported, n if full else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many deployments a run has, and how many episodes were counted."""
+
+    deployments: int = 0
+    episodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,7 @@ class Settlement:
     following: Issue | None = None
     finished: bool = False
     failure: str | None = None
+    estimate: ValueEstimate | None = None
 
     @property
     def state(self) -> DeploymentState:

@@ -12,13 +12,14 @@ from coordinator import ledger, views
 from coordinator.counts import private_counts
 from coordinator.estimate import value_estimate
 from coordinator.learning.learner import BatchCounts
-from coordinator.records import DeploymentRecord, LedgerRecord, RunRecord
+from coordinator.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
+from coordinator.truth import LEVEL, Band, Bands, Curve, TrueRow
 
 Spends = Sequence[LedgerRecord]
 Rows = Sequence[DeploymentRecord]
 
 
-def run_view(run: RunRecord, rows: Rows, trouble: str | None) -> views.RunView:
+def run_view(run: RunRecord, tally: Tally, trouble: str | None) -> views.RunView:
     """A run and how far it is."""
     summary = run.summary or {}
     return views.RunView(
@@ -30,8 +31,8 @@ def run_view(run: RunRecord, rows: Rows, trouble: str | None) -> views.RunView:
         spec=run.spec,
         created_at=run.created_at,
         ended_at=run.ended_at,
-        deployments=len(rows),
-        episodes=_counted(rows),
+        deployments=tally.deployments,
+        episodes=tally.episodes,
         stage=summary.get("stage", 0),
         active=summary.get("active"),
     )
@@ -102,6 +103,31 @@ def result_view(run: RunRecord, rows: Rows, spends: Spends) -> views.ResultView:
         policy_switches=_switches(rows),
         timings=_seconds(rows),
         constants=summary.get("constants", {}),
+    )
+
+
+def truth_view(curve: Curve, rows: Sequence[TrueRow], found: Bands | None) -> views.TruthView:
+    """What the operator supplied, the regret that follows, and the bands over runs."""
+    return views.TruthView(
+        optimal_value=rows[0].optimal if rows else None,
+        deployments=[row.index for row in rows if row.episodes > 0],
+        episodes=curve.episodes.tolist(),
+        value=curve.value.tolist(),
+        regret=curve.regret.tolist(),
+        bands=None if found is None else _bands(found),
+    )
+
+
+def _bands(found: Bands) -> views.BandsView:
+    def band(one: Band) -> views.BandView:
+        return views.BandView(mean=one.mean.tolist(), low=one.low.tolist(), high=one.high.tolist())
+
+    return views.BandsView(
+        runs=found.runs,
+        confidence=LEVEL,
+        episodes=found.episodes.tolist(),
+        regret=band(found.regret),
+        value=band(found.value),
     )
 
 

@@ -103,6 +103,15 @@ stages = Table(
     *_of_deployment(Column("result", Text, nullable=False)),
 )
 
+# What the operator of a simulated environment supplies; see `coordinator.truth`.
+truths = Table(
+    "truths",
+    metadata,
+    *_of_deployment(
+        Column("optimal", Float, nullable=False), Column("value", Float, nullable=False)
+    ),
+)
+
 events = Table(
     "events",
     metadata,

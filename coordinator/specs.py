@@ -1,6 +1,6 @@
-"""What an operator may ask for: the spec of a run, and a deployment by hand.
+"""What an operator may send: the spec of a run, a deployment by hand, true values of a simulation.
 
-Both are strict documents: unknown fields, wrong types and values out of range are refused with the
+All are strict documents: unknown fields, wrong types and values out of range are refused with the
 name of the field. What needs the learner or the accountant to judge is judged when the run is made.
 """
 
@@ -166,6 +166,23 @@ class ManualDeployment(Document):
         if not all(map(math.isfinite, probabilities)) or abs(math.fsum(probabilities) - 1) > 1e-6:
             raise ValueError("probabilities must sum to 1")
         return Mixture.from_probabilities(self.policies or (), probabilities)
+
+
+class TrueValue(Document):
+    """V of the mixture of one deployment."""
+
+    deployment: int = Field(ge=0, le=MAX_EXACT)
+    value: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Truth(Document):
+    """V* of a simulated environment and V of deployed mixtures, rewards scaled to [0, 1].
+
+    The operator's annotation (`coordinator.truth`): no learner reads it.
+    """
+
+    optimal_value: float = Field(ge=0, allow_inf_nan=False)
+    values: tuple[TrueValue, ...] = Field(min_length=1)
 
 
 Read = TypeVar("Read", bound=Document)

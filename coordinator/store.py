@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, Table, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -25,18 +25,21 @@ from coordinator.records import (
     LedgerRecord,
     RunRecord,
     Settlement,
+    Tally,
     Timings,
     deployment_record,
+    executed,
     ledger_record,
     run_record,
     unpack,
 )
-from coordinator.specs import RunSpec
+from coordinator.specs import RunSpec, Truth
 from coordinator.states import (
     TO_ACKNOWLEDGE,
     UNSETTLED,
     RunState,
 )
+from coordinator.truth import TrueRow
 
 _runs, _deployments = schema.runs, schema.deployments
 
@@ -68,6 +71,16 @@ class Store:
         query = select(_runs).order_by(_runs.c.created_at, _runs.c.id)
         with self._engine.connect() as connection:
             return [run_record(row) for row in connection.execute(query)]
+
+    def tallies(self, run_id: str | None = None) -> dict[str, Tally]:
+        """How far every run (or this one) is that has deployments, without reading them."""
+        columns = _deployments.c
+        counted = func.sum(case((columns.state == "counted", columns.n), else_=0))
+        query = select(columns.run_id, func.count(), counted).group_by(columns.run_id)
+        if run_id is not None:
+            query = query.where(columns.run_id == run_id)
+        with self._engine.connect() as connection:
+            return {row[0]: Tally(row[1], int(row[2])) for row in connection.execute(query)}
 
     def run(self, run_id: str) -> RunRecord:
         """One run.
@@ -187,6 +200,35 @@ class Store:
         """
         with self._writer.begin() as connection:
             changes.end(connection, run_id, to, message, now)
+
+    # -- an operator's annotation ----------------------------------------------------------------
+
+    def supply(self, run_id: str, truth: Truth) -> None:
+        """Keep true values of deployments; those that are there already are left as they are.
+
+        Raises:
+            RemoteError: ``unknown-run``, ``unknown-deployment``; ``wrong-state`` when other values
+                were supplied before.
+        """
+        with self._writer.begin() as connection:
+            changes.find_run(connection, run_id)
+            changes.supply(connection, run_id, truth)
+
+    def truths(self, run_ids: Sequence[str]) -> dict[str, list[TrueRow]]:
+        """True values of runs' deployments in order, where they were supplied."""
+        found: dict[str, list[TrueRow]] = {run_id: [] for run_id in run_ids}
+        table, columns = schema.truths, _deployments.c
+        same = (table.c.run_id == columns.run_id) & (table.c["index"] == columns["index"])
+        query = (
+            select(table, columns.n, columns.state, columns.episodes_executed)
+            .where(same, table.c.run_id.in_(run_ids))
+            .order_by(table.c.run_id, table.c["index"])
+        )
+        with self._engine.connect() as connection:
+            for run_id, index, optimal, value, n, state, episodes in connection.execute(query):
+                count = executed(state, n, episodes)
+                found[run_id].append(TrueRow(index, count, optimal, value))
+        return found
 
     # -- a deployment ----------------------------------------------------------------------------
 

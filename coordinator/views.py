@@ -257,6 +257,53 @@ class ResultView(View):
     constants: dict[str, str | int | float | bool]
 
 
+class EventView(View):
+    """Something that happened in a run; `data` is what the stream of events tells of it."""
+
+    id: int
+    kind: str
+    at: float
+    data: dict[str, Any]
+
+
+class HistoryView(View):
+    """What happened in a run so far, after some number."""
+
+    events: list[EventView]
+
+
+class BandView(View):
+    """Mean and both ends of its interval."""
+
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class BandsView(View):
+    """Pointwise Student t intervals of the mean over runs of one name and size."""
+
+    runs: int
+    confidence: float
+    episodes: list[float]
+    regret: BandView
+    value: BandView
+
+
+class TruthView(View):
+    """True values supplied by the operator of a simulated environment; see `coordinator.truth`.
+
+    One entry a deployment that executed episodes; ``episodes`` and ``regret`` are cumulative.
+    """
+
+    optimal_value: float | None = Field(description="V*; null when nothing was supplied")
+    deployments: list[int]
+    episodes: list[float]
+    value: list[float] = Field(description="V of the deployed mixture")
+    regret: list[float] = Field(description="exact pseudo-regret")
+    bands: BandsView | None = Field(description="null unless another run came as far")
+
+
 class ReadyView(View):
     """What the service depends on, each ``ok`` or what is wrong."""
 

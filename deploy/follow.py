@@ -1,20 +1,23 @@
 """Create a run, show how it goes, and write what it leaves behind."""
 
+import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
 from common.errors import LocalError
-from coordinator.specs import MANUAL
-from deploy.cli.output import bar, progress
-from deploy.operator import Operator
+from coordinator.specs import TrueValue, Truth
+from deploy.cli.output import progress
+from deploy.operator import Answer, Operator
 from deploy.presets import Preset
-from deploy.report import Finished, write
-from deploy.tables import Growing
+from deploy.report import Finished, mixture_of, write
+from experiments.regret import mixture_value, optimal_value
 from node_client.environments.environment import Modelled
 from node_client.environments.registry import make
-
-SETTLED = {"batch_counted", "batch_rejected", "batch_abandoned"}
+from node_client.environments.tabular import TabularMDP
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
@@ -24,28 +27,67 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
         LocalError: ``wrong-state``, the run failed or was stopped; the message says why.
     """
     run = operator.create_run(preset.spec)
-    if preset.spec.learner == MANUAL:
-        progress.print(f"run {run['id']} waits for deployments, as by 'riffle deploy'")
-    follow(operator, run["id"], preset.spec.episodes, folder)
+    environment = make(preset.spec.environment, **preset.environment)
+    mdp = environment.mdp if isinstance(environment, Modelled) else None
+    watch = ignore if mdp is None else TrueValues(operator, run["id"], mdp)
+    follow(operator, run["id"], preset.spec.episodes, watch)
     finished = Finished.collect(operator, run["id"])
     if finished.result["state"] != "finished":
         reason = finished.result["message"] or finished.result["state"]
         raise LocalError("wrong-state", f"run {run['id']} did not finish: {reason}")
-    environment = make(preset.spec.environment, **preset.environment)
-    mdp = environment.mdp if isinstance(environment, Modelled) else None
     seeds = {"learner": preset.spec.seed, "test": preset.spec.test_seed}
     return write(folder, finished, mdp, time.monotonic() - started, seeds)
 
 
-def follow(operator: Operator, run_id: str, episodes: int, folder: Path) -> None:
-    """Show a bar of counted episodes, with the stage, and let the CSV files grow to the end."""
-    files = Growing(folder, operator, run_id)
-    with bar("{task.completed:.0f}/{task.total:.0f} episodes") as shown:
-        task = shown.add_task("run", total=episodes)
+def ignore(event: Answer) -> None:
+    """Nothing is known of the environment that an event could be annotated with."""
+
+
+class TrueValues:
+    """Supplies the true value of every deployment of a simulated environment as it is issued.
+
+    It is an annotation for the page: where the coordinator is away, it waits for a later event.
+    """
+
+    def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:
+        self._operator, self._run_id, self._mdp = operator, run_id, mdp
+        self._optimal = optimal_value(mdp)
+        self._waiting: list[int] = []
+
+    def __call__(self, event: Answer) -> None:
+        """Take an event of the run."""
+        if event["kind"] == "deployment_issued":
+            self._waiting.append(event["data"]["index"])
+        with contextlib.suppress(LocalError):
+            while self._waiting:
+                self._supply(self._waiting[0])
+                del self._waiting[0]
+
+    def _supply(self, index: int) -> None:
+        mixture = self._operator.deployment(self._run_id, index)["mixture"]
+        value = mixture_value(self._mdp, mixture_of(mixture))
+        known = TrueValue(deployment=index, value=value)
+        self._operator.supply_truth(
+            self._run_id, Truth(optimal_value=self._optimal, values=(known,))
+        )
+
+
+def follow(operator: Operator, run_id: str, episodes: int, watch: Callable[[Answer], None]) -> None:
+    """Show a bar of counted episodes, with the stage, until the run is over."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} episodes"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=progress) as bar:
+        task = bar.add_task("run", total=episodes)
         for event in operator.events(run_id):
+            watch(event)
             if event["kind"] == "deployment_issued":
                 now = event["data"]
-                shown.update(task, description=f"stage {now['stage']} {now['purpose']}")
-            if event["kind"] in SETTLED:
-                shown.update(task, completed=operator.run(run_id)["episodes"])
-                files.grow()
+                what = f"stage {now['stage']} {now['purpose']}"
+                bar.update(task, description=what)
+            if event["kind"] == "batch_counted":
+                bar.update(task, completed=operator.run(run_id)["episodes"])

@@ -17,18 +17,12 @@ import numpy as np
 from common.policy import Mixture
 from coordinator.learning.learner import Deployment
 from coordinator.specs import RunSpec
+from coordinator.tables import csv_text
 from deploy.operator import Answer, Operator
-from deploy.tables import TABLES, flat, replace_csv
 from experiments.regret import Regret, optimal_value, policy_value, regret
 from node_client.environments.tabular import TabularMDP
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
-FILES = (
-    "summary.json",
-    "manifest.json",
-    "regret.png",
-    *(f"{table}.csv" for table in TABLES),
-)
 SPENT = ("counted", "rejected")
 
 
@@ -108,9 +102,9 @@ def write(
     """Write all files into ``folder`` and return the summary; no curve without an ``mdp``."""
     document = summary(finished, mdp, wall_seconds)
     _write_json(folder / "summary.json", document)
-    rows = (finished.deployments, finished.stages, finished.ledger["entries"])
-    for table, found in zip(TABLES, rows, strict=True):
-        replace_csv(folder / f"{table}.csv", [flat(row) for row in found])
+    (folder / "stages.csv").write_text(csv_text(finished.stages))
+    (folder / "ledger.csv").write_text(csv_text(finished.ledger["entries"]))
+    (folder / "deployments.csv").write_text(csv_text(finished.deployments))
     if mdp is not None:
         plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))
@@ -155,13 +149,15 @@ def _executed(row: Answer) -> bool:
     return row["state"] in SPENT or row["episodes_executed"] > 0
 
 
+def mixture_of(answer: Answer) -> Mixture:
+    """The mixture that the coordinator describes."""
+    policies = np.array(answer["policies"], dtype=np.int64)
+    return Mixture(policies, np.array(answer["weights"], dtype=np.int64))
+
+
 def _deployment(row: Answer) -> Deployment:
-    mixture = Mixture(
-        np.array(row["mixture"]["policies"], dtype=np.int64),
-        np.array(row["mixture"]["weights"], dtype=np.int64),
-    )
     n = max(row["episodes_executed"], row["n"] if row["state"] in SPENT else 0)
-    return Deployment(row["stage"], row["purpose"], mixture, n, row["layer"])
+    return Deployment(row["stage"], row["purpose"], mixture_of(row["mixture"]), n, row["layer"])
 
 
 def _write_json(file: Path, document: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ def upgrade() -> None:
     _counts()
     _ledger()
     _stages()
+    _truths()
 
 
 def _meta() -> None:
@@ -116,6 +117,18 @@ def _stages() -> None:
         sa.Column("run_id", sa.String(length=32), nullable=False),
         sa.Column("index", sa.Integer(), nullable=False),
         sa.Column("result", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
+        sa.PrimaryKeyConstraint("run_id", "index"),
+    )
+
+
+def _truths() -> None:
+    op.create_table(
+        "truths",
+        sa.Column("run_id", sa.String(length=32), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("optimal", sa.Float(), nullable=False),
+        sa.Column("value", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
         sa.PrimaryKeyConstraint("run_id", "index"),
     )

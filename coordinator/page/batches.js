@@ -1,0 +1,157 @@
+// Cards about batches: where every message went, what privacy was spent, how fast it went.
+
+import { chart } from "./chart.js";
+import { card, h, say } from "./dom.js";
+import { count, number, reasons, seconds, total } from "./format.js";
+import { table } from "./table.js";
+
+const NAMED = ["replayed", "late"];
+
+/** Where every report and message of a batch went. */
+export class BatchesCard {
+  constructor(view) {
+    this.view = view;
+    this.fill = h("meter", { min: "0", max: "10", "aria-label": "Fill of the open batch, in tenths" });
+    this.filled = h("p", { class: "sentence", role: "status" });
+    this.open = h("div", { class: "row open" }, this.fill, this.filled);
+    this.sums = h("p", { class: "sentence" });
+    const sent = (row) => row.book?.shuffler ?? {};
+    this.table = table("batches-table", "Batches, newest first. Reports, except opened and failed, which are messages", [
+      { name: "batch", text: (row) => String(row.index) },
+      { name: "stage", text: (row) => `${row.stage} ${row.purpose}`, left: true },
+      { name: "state", text: (row) => row.state, left: true },
+      { name: "n", text: (row) => count(row.n) },
+      { name: "accepted", text: (row) => count(sent(row).accepted) },
+      { name: "replayed", text: (row) => count(total(sent(row).rejected, ["replayed"])) },
+      { name: "late", text: (row) => count(total(sent(row).rejected, ["late"])) },
+      { name: "refused otherwise", text: (row) => reasons(others(sent(row).rejected)), left: true },
+      { name: "dropped", text: (row) => reasons(sent(row).dropped), left: true },
+      { name: "opened", text: (row) => count(row.book?.opened) },
+      { name: "failed", text: (row) => count(row.book?.failed) },
+      { name: "balanced", text: (row) => balance(row.book), left: true },
+    ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
+    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Refusals are told once a batch is full or over, never one by one.";
+    this.element = card("batches", "Batches", this.open, this.table.element, this.sums, h("p", { class: "note" }, note));
+  }
+
+  draw({ books }, { deployments }) {
+    const rows = deployments.map((one) => ({ ...one, book: books.get(one.index) }));
+    this.table.show(rows);
+    this.meter(rows.findLast((row) => row.state === "issued"));
+    const known = rows.filter((row) => row.book);
+    const wrong = known.filter((row) => row.book.balanced === false).length;
+    const troubles = known.filter((row) => row.book.trouble);
+    const about = wrong ? `${wrong} of ${known.length} batches do not balance.` : `${known.length} batches looked at, none out of balance.`;
+    say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).book.trouble}` : about);
+    this.sums.hidden = known.length === 0;
+  }
+
+  meter(row) {
+    this.open.hidden = !row;
+    if (!row) return;
+    const tenths = row.book?.shuffler?.fill_tenths;
+    const told = tenths !== null && tenths !== undefined;
+    this.fill.hidden = !told;
+    if (told) this.fill.value = tenths;
+    say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: at least ${tenths} tenths full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not told.`);
+  }
+}
+
+function others(rejected) {
+  if (!rejected) return rejected;
+  return Object.fromEntries(Object.entries(rejected).filter(([name]) => !NAMED.includes(name)));
+}
+
+function balance(book) {
+  if (!book) return "\u2013";
+  if (book.balanced === null) return "not known";
+  return book.balanced ? "yes" : "NO";
+}
+
+/** What each batch spent against the budget. */
+export class PrivacyCard {
+  constructor(run) {
+    this.budget = run.spec.epsilon;
+    this.bar = h("meter", { min: "0", max: String(run.spec.epsilon), "aria-label": "Epsilon spent of the run's budget" });
+    this.text = h("p", { class: "sentence" });
+    this.chart = chart("privacy-chart", "\u03b5 that each batch spent, upper bound", {
+      x: "batch",
+      whole: true,
+      series: [
+        { name: "spent", colour: "--c1", width: 2 },
+        { name: "budget", colour: "--c2", dash: [6, 4] },
+      ],
+    });
+    const note = "Every user is in one batch of all runs, so batches compose in parallel: a user spends the largest, not the sum.";
+    this.element = card("privacy", "Privacy", h("div", { class: "row open" }, this.bar, this.text), this.chart.element, h("p", { class: "note" }, note));
+  }
+
+  draw({ result }, { deployments }) {
+    if (result) {
+      const spent = Number(result.epsilon);
+      this.bar.value = Math.min(spent, this.budget);
+      const within = result.within_budget ? "within the budget" : "BEYOND the budget";
+      say(this.text, `Spent \u03b5 = ${number(spent)} of ${number(this.budget)} at \u03b2 = ${number(result.beta)}: ${within}.`);
+    }
+    const rows = deployments.filter((one) => one.epsilon !== undefined);
+    const bounded = rows.filter((one) => Number.isFinite(one.epsilon));
+    this.chart.element.hidden = bounded.length === 0;
+    if (!bounded.length) return;
+    const largest = bounded.reduce((most, one) => Math.max(most, one.epsilon), 0);
+    const beyond = rows.length - bounded.length;
+    const unbounded = beyond ? ` ${beyond} batches have no bound: their noise was seeded, or nobody's noise can be relied on.` : "";
+    this.chart.show(
+      [bounded.map((one) => one.index), bounded.map((one) => one.epsilon), bounded.map(() => this.budget)],
+      `The largest of ${count(bounded.length)} batches is ${number(largest)}.${unbounded}`,
+    );
+  }
+}
+
+/** Messages a second, from issue to count, and how long uploads took. */
+export class SpeedCard {
+  constructor() {
+    this.rate = chart("rate-chart", "Messages a second, from issue to count", {
+      x: "batch",
+      whole: true,
+      series: [{ name: "messages/s", colour: "--c1", width: 2 }],
+    });
+    this.latency = chart("latency-chart", "Upload latency at the shuffler, seconds", {
+      x: "batch",
+      whole: true,
+      series: [
+        { name: "p50", colour: "--c3" },
+        { name: "p95", colour: "--c1", dash: [8, 4] },
+        { name: "p99", colour: "--c2", dash: [2, 3] },
+      ],
+    });
+    this.none = h("p", { class: "empty" }, "No batch is counted yet.");
+    this.untold = h("p", { class: "note" }, "No upload latencies: the shuffler tells them of full batches of 100 reports or more.");
+    this.times = table("times-table", "Where the time went, all batches", [
+      { name: "step", text: ([name]) => name, left: true },
+      { name: "total", text: ([, value]) => seconds(value) },
+    ]);
+    this.element = card("speed", "Throughput and latency", this.none, h("div", { class: "trio" }, this.rate.element, h("div", {}, this.latency.element, this.untold), this.times.element));
+  }
+
+  draw({ books, result }, { deployments }) {
+    const rows = deployments.filter((one) => one.state === "counted" && one.settledAt > one.issuedAt);
+    this.none.hidden = rows.length > 0;
+    this.rate.element.hidden = rows.length === 0;
+    const rate = (one) => one.total / (one.settledAt - one.issuedAt);
+    if (rows.length) this.rate.show([rows.map((one) => one.index), rows.map(rate)], `Newest batch: ${number(rate(rows.at(-1)), 3)} messages/s.`);
+    const uploads = rows.map((one) => [one.index, books.get(one.index)?.shuffler?.upload_seconds]);
+    this.latencies(uploads.filter(([, found]) => found));
+    this.untold.hidden = rows.length === 0 || !this.latency.element.hidden;
+    const times = Object.entries(result?.timings ?? {});
+    this.times.element.hidden = times.length === 0;
+    this.times.show(times.reverse());
+  }
+
+  latencies(found) {
+    this.latency.element.hidden = found.length === 0;
+    if (!found.length) return;
+    const columns = ["p50", "p95", "p99"].map((name) => found.map(([, one]) => one[name]));
+    const text = columns.map((column, i) => `${["p50", "p95", "p99"][i]} ${seconds(column.at(-1))}`).join(", ");
+    this.latency.show([found.map(([index]) => index), ...columns], `Newest batch: ${text}.`);
+  }
+}

@@ -1,0 +1,62 @@
+// Numbers, times and names as a reader wants them.
+
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const NONE = "\u2013";
+
+/** A whole number with separators. */
+export const count = (value) => (value === null || value === undefined ? NONE : WHOLE.format(value));
+
+/** A number with so many significant digits; "Infinity" comes as a string. */
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return NONE;
+  if (!Number.isFinite(Number(value))) return String(value).replace("Infinity", "\u221e");
+  const found = Number(value);
+  if (found === 0) return "0";
+  const small = Math.abs(found) < 1e-3 || Math.abs(found) >= 1e7;
+  return small ? String(Number(found.toPrecision(digits))) : format(found, digits);
+}
+
+/** A number short enough for an axis. */
+export function brief(value) {
+  if (Math.abs(value) < 10_000) return number(value, 3);
+  return value.toLocaleString("en-US", { notation: "compact", maximumSignificantDigits: 3 });
+}
+
+function format(value, digits) {
+  const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
+  return value.toLocaleString("en-US", { maximumFractionDigits: places });
+}
+
+/** A value with its radius. */
+export const estimate = (value, radius) =>
+  value === null || value === undefined ? NONE : `${number(value, 3)} \u00b1 ${number(radius, 2)}`;
+
+/** A duration given in seconds. */
+export function seconds(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value < 1) return `${number(value * 1000, 3)} ms`;
+  if (value < 120) return `${number(value, 3)} s`;
+  const minutes = Math.round(value / 60);
+  return minutes < 120 ? `${minutes} min` : `${number(value / 3600, 3)} h`;
+}
+
+/** A time given in seconds since 1970, in the reader's zone. */
+export function when(value) {
+  if (value === null || value === undefined) return NONE;
+  const options = { dateStyle: "medium", timeStyle: "medium" };
+  return new Date(value * 1000).toLocaleString("en-GB", options);
+}
+
+/** Counts by reason in one line. */
+export function reasons(found) {
+  const named = Object.entries(found ?? {}).filter(([, value]) => value > 0);
+  if (found === null || found === undefined) return NONE;
+  return named.length ? named.map(([name, value]) => `${name} ${count(value)}`).join(", ") : "0";
+}
+
+/** Sum of counts by reason, of some names or of all but these. */
+export function total(found, names, without = false) {
+  if (found === null || found === undefined) return null;
+  const wanted = Object.entries(found).filter(([name]) => names.includes(name) !== without);
+  return wanted.reduce((sum, [, value]) => sum + value, 0);
+}

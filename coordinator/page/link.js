@@ -1,0 +1,70 @@
+// Work that is repeated while a view is shown, and what is said when the coordinator is away.
+
+import { Away, Refused } from "./api.js";
+import { h, say } from "./dom.js";
+
+const FIRST_PAUSE = 1;
+const LONGEST_PAUSE = 10;
+
+/** Tells the reader whether the coordinator answers. */
+export class Link {
+  constructor(status, alert) {
+    this.status = status;
+    this.alert = alert;
+    this.down = false;
+  }
+
+  up() {
+    this.down = false;
+    document.body.classList.remove("stale");
+    this.alert.replaceChildren();
+    say(this.status, "Connected");
+  }
+
+  away(error) {
+    if (!this.down) {
+      const next = "What is shown is as of before; trying again by itself.";
+      this.alert.replaceChildren(h("p", { class: "banner" }, `${error.message} ${next}`));
+    }
+    this.down = true;
+    document.body.classList.add("stale");
+    say(this.status, "Not connected");
+  }
+
+  idle() {
+    this.down = false;
+    document.body.classList.remove("stale");
+    this.alert.replaceChildren();
+    say(this.status, "");
+  }
+}
+
+/** Wait; ends at once when the view is left. */
+export function sleep(seconds, signal) {
+  return new Promise((done) => {
+    const timer = setTimeout(done, seconds * 1000);
+    signal.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });
+  });
+}
+
+/** Do `work` until it says false or the view is left, `seconds` apart, and later while away. */
+export async function repeat(link, signal, seconds, work, refused) {
+  let pause = FIRST_PAUSE;
+  while (!signal.aborted) {
+    try {
+      const more = await work();
+      if (signal.aborted) return;
+      link.up();
+      pause = FIRST_PAUSE;
+      if (more === false) return;
+      await sleep(seconds, signal);
+    } catch (error) {
+      if (signal.aborted || error.name === "AbortError") return;
+      if (error instanceof Refused) return refused(error);
+      if (!(error instanceof Away)) throw error;
+      link.away(error);
+      await sleep(pause, signal);
+      pause = Math.min(LONGEST_PAUSE, pause * 2);
+    }
+  }
+}

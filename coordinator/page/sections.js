@@ -1,0 +1,231 @@
+// The cards of a run's view, and what each draws from what is known of the run.
+
+import { chart } from "./chart.js";
+import { BatchesCard, PrivacyCard, SpeedCard } from "./batches.js";
+import { deployForm } from "./deploy.js";
+import { card, h, say } from "./dom.js";
+import { count, estimate, number } from "./format.js";
+import { Head } from "./head.js";
+import { policyPicture } from "./policy.js";
+import { table } from "./table.js";
+
+/** All cards of a run. */
+export class Sections {
+  constructor(run, view) {
+    this.head = new Head(run, view);
+    this.cards = [
+      new ValueCard(),
+      new TruthCard(),
+      new StagesCard(run),
+      new PolicyCard(view),
+      new BatchesCard(view),
+      new PrivacyCard(run),
+      new SpeedCard(),
+    ];
+    const [value, truth, stages, policy, batches, privacy, speed] = this.cards.map((one) => one.element);
+    const left = h("div", { class: "stack" }, value, stages, policy);
+    const right = h("div", { class: "stack" }, truth, privacy);
+    const manual = run.spec.learner === "manual" && run.state === "running";
+    this.deploy = manual ? card("deploy", "Deploy by hand", deployForm(run, () => view.nudge())) : null;
+    this.elements = [this.head.element, h("div", { class: "cards" }, this.deploy, left, right, batches, speed)];
+  }
+
+  draw(known, events) {
+    this.head.draw(known, events);
+    if (this.deploy) this.deploy.hidden = known.run.state !== "running";
+    for (const one of this.cards) one.draw(known, events);
+  }
+}
+
+class ValueCard {
+  constructor() {
+    this.chart = chart("value-chart", "Value of what was deployed, by episodes counted", {
+      x: "episodes",
+      series: [
+        { name: "private estimate", colour: "--c1", width: 2 },
+        { name: "estimate \u2212 radius", colour: "--c1", hidden: true, quiet: true },
+        { name: "estimate + radius", colour: "--c1", hidden: true, quiet: true },
+        { name: "stage's best", colour: "--c2", dots: true },
+        { name: "true value (supplied)", colour: "--c3", dash: [6, 4] },
+      ],
+      bands: [[3, 2, "--c1-soft"]],
+      whiskers: "--c1",
+    });
+    this.none = h("p", { class: "empty" }, "No batch with rewards is counted yet.");
+    const note = "Estimated from private counts alone; the band is the estimate\u2019s radius and may leave the picture. Rewards are scaled to [0, 1].";
+    this.element = card("value", "Value", this.none, this.chart.element, h("p", { class: "note" }, note));
+  }
+
+  draw({ truth }, events) {
+    const stages = new Map(events.stages.map((stage) => [stage.deployment, stage]));
+    const exact = new Map((truth?.deployments ?? []).map((index, i) => [index, truth.value[i]]));
+    const rows = events.deployments.filter((one) => one.episodes !== undefined && (one.value !== null || stages.has(one.index)));
+    this.none.hidden = rows.length > 0;
+    this.chart.element.hidden = rows.length === 0;
+    if (!rows.length) return;
+    const near = (one, sign) => (one.value === null ? null : one.value + sign * one.radius);
+    const columns = [
+      rows.map((one) => one.episodes),
+      rows.map((one) => one.value),
+      rows.map((one) => near(one, -1)),
+      rows.map((one) => near(one, 1)),
+      rows.map((one) => stages.get(one.index)?.best_value ?? null),
+      rows.map((one) => exact.get(one.index) ?? null),
+    ];
+    const last = rows.findLast((one) => one.value !== null) ?? rows.at(-1);
+    this.chart.show(columns, `After ${count(last.episodes)} episodes: ${estimate(last.value, last.radius)}.`);
+  }
+}
+
+class TruthCard {
+  constructor() {
+    const band = (name) => [
+      { name, colour: "--c3", width: 2 },
+      { name: "mean over runs", colour: "--c4", dash: [6, 4] },
+      { name: "mean, low", colour: "--c4", hidden: true, quiet: true },
+      { name: "mean, high", colour: "--c4", hidden: true, quiet: true },
+    ];
+    const bands = [[4, 3, "--c4-soft"]];
+    const best = { name: "optimal value V*", colour: "--c2", dash: [2, 3] };
+    this.regret = chart("regret-chart", "Cumulative regret, by episodes executed", { x: "episodes", series: band("regret of this run"), bands });
+    this.value = chart("truth-chart", "True value of what was deployed, by episodes executed", { x: "episodes", series: [...band("value in this run").map((one) => ({ ...one, step: true })), best], bands });
+    this.none = h("p", { class: "empty" }, "No true values. Who simulates the environment can supply them (riffle up and riffle run do); the coordinator never knows it.");
+    this.note = h("p", { class: "note" });
+    this.element = card("truth", "Regret and true value (simulated)", this.none, this.regret.element, this.value.element, this.note);
+  }
+
+  draw({ truth }) {
+    const some = truth !== null && truth.regret.length > 0;
+    this.none.hidden = some;
+    for (const one of [this.regret.element, this.value.element, this.note]) one.hidden = !some;
+    if (!some) return;
+    const { bands } = truth;
+    const x = bands ? union(truth.episodes, bands.episodes) : truth.episodes;
+    const spread = (kind, at) => ["mean", "low", "high"].map((end) => (bands ? at(bands.episodes, bands[kind][end], x) : x.map(() => null)));
+    this.regret.show([x, linear(truth.episodes, truth.regret, x), ...spread("regret", linear)], `After ${count(truth.episodes.at(-1))} episodes: regret ${number(truth.regret.at(-1))}.`);
+    this.value.show([x, stepped(truth.episodes, truth.value, x), ...spread("value", stepped), x.map(() => truth.optimal_value)], `Newest deployment: ${number(truth.value.at(-1))} of at most ${number(truth.optimal_value)}.`);
+    const over = bands ? `Band: ${100 * bands.confidence} % Student t interval of the mean over ${bands.runs} runs of the same spec.` : "One run of this spec: no band.";
+    say(this.note, `Supplied by the operator of the simulated environment, exact, and read by no learner. ${over}`);
+  }
+}
+
+/** Sorted union of two sorted lists. */
+function union(one, other) {
+  return [...new Set([...one, ...other])].sort((a, b) => a - b);
+}
+
+/** y at x, linear from (0, 0) on; null beyond the last. */
+function linear(xs, ys, x) {
+  let i = 0;
+  return x.map((at) => {
+    while (i < xs.length && xs[i] < at) i += 1;
+    if (i === xs.length) return null;
+    const [x0, y0] = i === 0 ? [0, 0] : [xs[i - 1], ys[i - 1]];
+    return y0 + ((ys[i] - y0) * (at - x0)) / (xs[i] - x0);
+  });
+}
+
+/** The value that holds up to x; null beyond the last. */
+function stepped(xs, ys, x) {
+  let i = 0;
+  return x.map((at) => {
+    while (i < xs.length && xs[i] < at) i += 1;
+    return i === xs.length ? null : ys[i];
+  });
+}
+
+class StagesCard {
+  constructor(run) {
+    this.chart = chart("active-chart", "Active policies after each stage", {
+      x: "stage",
+      series: [{ name: "active policies", colour: "--c1", width: 2 }],
+      whole: true,
+      log: true,
+    });
+    const size = (value) => (value === null || value === undefined ? "not counted" : count(value));
+    this.table = table("stages-table", "Stages, newest first, with the sizes of the active set", [
+      { name: "stage", text: (one) => count(one.stage) },
+      { name: "episodes", text: (one) => count(one.episodes) },
+      { name: "before", text: (one) => size(one.active_before) },
+      { name: "eliminated", text: (one) => size(one.eliminated) },
+      { name: "left", text: (one) => size(one.active_after) },
+      { name: "best value", text: (one) => estimate(one.best_value, one.radius) },
+      { name: "E", text: (one) => number(one.E, 3), title: "precision of the stage's counts" },
+      { name: "coverage gap", text: (one) => number(one.coverage_gap, 3) },
+    ], { empty: run.spec.learner === "manual" ? "A run by hand has no stages." : "No stage is finished yet.", page: 8 });
+    this.none = h("p", { class: "note" }, "The active set is not enumerated: its size is not counted.");
+    this.element = card("stages", "Stages", this.chart.element, this.none, this.table.element);
+  }
+
+  draw(_, { stages }) {
+    this.table.show(stages);
+    const counted = stages.filter((one) => (one.active_after ?? 0) > 0);
+    this.chart.element.hidden = counted.length === 0;
+    this.none.hidden = stages.length === 0 || counted.length > 0;
+    if (!counted.length) return;
+    const first = counted[0];
+    const points = [[first.stage - 1, first.active_before], ...counted.map((one) => [one.stage, one.active_after])];
+    const last = counted.at(-1);
+    const columns = [points.map(([x]) => x), points.map(([, y]) => Math.max(1, y))];
+    this.chart.show(columns, `After stage ${last.stage}: ${count(last.active_after)} of ${count(first.active_before)} policies are left.`);
+  }
+}
+
+class PolicyCard {
+  constructor(view) {
+    this.view = view;
+    this.picture = policyPicture("policy-picture");
+    this.choice = h("select", { id: "policy-of", onchange: () => this.chosen() });
+    this.none = h("p", { class: "empty" }, "Nothing is deployed yet.");
+    const row = h("p", { class: "row" }, h("label", { for: "policy-of" }, "Policy of"), this.choice);
+    const legend = h("p", { class: "note" }, "Numbers are actions. A frame with a corner mark: changed since the one before.");
+    this.shown = h("div", {}, row, this.picture.element, legend);
+    this.element = card("policy", "Policy", this.none, this.shown);
+    this.events = null;
+    this.options = "";
+    this.touched = false;
+  }
+
+  draw(_, events) {
+    this.events = events;
+    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}`]).reverse();
+    const deployed = events.deployments.slice(-40).map((one) => [`d${one.index}`, `deployment ${one.index}`]).reverse();
+    const options = [...stages, ...deployed];
+    this.none.hidden = options.length > 0;
+    this.shown.hidden = options.length === 0;
+    const text = JSON.stringify(options);
+    if (text === this.options) return;
+    this.options = text;
+    const kept = this.touched ? this.choice.value : options[0]?.[0];
+    if (!options.length) return;
+    this.choice.replaceChildren(...options.map(([value, name]) => h("option", { value }, name)));
+    if (options.some(([value]) => value === kept)) this.choice.value = kept;
+    this.update();
+  }
+
+  chosen() {
+    this.touched = true;
+    this.update();
+  }
+
+  update() {
+    const index = Number(this.choice.value.slice(1));
+    if (this.choice.value[0] === "d") return this.deployed(index).catch((error) => this.view.failed(error));
+    const { stage, policy, before } = this.events.stages[index];
+    return this.picture.show(policy, before, `Stage ${stage}, best policy`);
+  }
+
+  /** The likeliest policy of a deployed mixture, beside that of the deployment before. */
+  async deployed(index) {
+    const [now, before] = await Promise.all([this.view.mixture(index), index > 0 ? this.view.mixture(index - 1) : null]);
+    if (this.choice.value !== `d${index}`) return;
+    const [policy, share] = likeliest(now);
+    const name = now.weights.length > 1 ? `Deployment ${index}, likeliest of ${now.weights.length} policies (probability ${number(share, 3)})` : `Deployment ${index}`;
+    this.picture.show(policy, before ? likeliest(before)[0] : null, name);
+  }
+}
+
+function likeliest({ policies, probabilities }) {
+  const share = Math.max(...probabilities);
+  return [policies[probabilities.indexOf(share)], share];
+}

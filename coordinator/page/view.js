@@ -1,0 +1,186 @@
+// One run, live: its events are streamed, the rest is asked for now and then.
+
+import { ask, Away, events } from "./api.js";
+import { h } from "./dom.js";
+import { repeat, sleep } from "./link.js";
+import { Sections } from "./sections.js";
+import { apply, firstOpen, spoken, unknownRun } from "./state.js";
+
+const STATUS_SECONDS = 3;
+const SLOW_SECONDS = 10;
+const BOOKS_SECONDS = 5;
+const NUDGE_SECONDS = 0.5;
+const DRAW_MILLISECONDS = 250;
+const SPEAK_MILLISECONDS = 4000;
+const WINDOW = 60;
+
+/** The view of a run. */
+export function runView(id, { link, signal, refused }) {
+  const view = new RunView(id, { link, signal, refused });
+  view.start();
+  return view.element;
+}
+
+class RunView {
+  constructor(id, context) {
+    Object.assign(this, context);
+    this.path = `/v1/runs/${id}`;
+    this.id = id;
+    this.events = unknownRun();
+    this.known = { run: null, result: null, truth: null, books: new Map(), deployments: new Map() };
+    this.element = h("div", { id: "run" }, h("p", { class: "note", role: "status" }, "Loading the run\u2026"));
+    this.sections = null;
+    this.spokenAt = 0;
+  }
+
+  start() {
+    this.repeat(STATUS_SECONDS, () => this.status());
+    this.repeat(0, () => this.follow());
+    this.repeat(SLOW_SECONDS, () => this.answers());
+    this.repeat(BOOKS_SECONDS, () => this.books());
+  }
+
+  repeat(seconds, work) {
+    repeat(this.link, this.signal, seconds, work, this.refused);
+  }
+
+  ask(path) {
+    return ask(this.path + path, { signal: this.signal });
+  }
+
+  get over() {
+    return this.known.run !== null && this.known.run.state !== "running";
+  }
+
+  // -- what is asked for -------------------------------------------------------------------------
+
+  async status() {
+    const over = this.over;
+    this.known.run = await this.ask("");
+    this.sections ??= this.build();
+    this.draw();
+    return !over; // once more after the end
+  }
+
+  async answers() {
+    const settled = this.over && this.events.over !== null;
+    const [result, truth] = await Promise.all([this.ask("/result"), this.ask("/truth")]);
+    Object.assign(this.known, { result, truth });
+    this.draw();
+    return !settled;
+  }
+
+  async books() {
+    const finished = this.over && this.events.over !== null && this.events.deployments.length > 0;
+    const length = this.events.deployments.length;
+    const open = firstOpen(this.events);
+    const first = this.known.books.size ? Math.min(open, length) : Math.max(0, length - WINDOW);
+    if (length) await this.booksFrom(first);
+    return !finished;
+  }
+
+  async booksFrom(first) {
+    const { batches } = await this.ask(`/conservation?first=${Math.max(0, first - 1)}&limit=${WINDOW + 2}`);
+    for (const one of batches) this.known.books.set(one.deployment, one);
+    this.draw();
+  }
+
+  /** The deployments shown in the table of batches: ask for what is not known of them. */
+  wanted(rows) {
+    const missing = rows.filter((row) => !this.known.books.has(row.index)).map((row) => row.index);
+    if (missing.length) this.booksFrom(Math.min(...missing)).catch((error) => this.failed(error));
+  }
+
+  async mixture(index) {
+    const { deployments } = this.known;
+    if (!deployments.has(index)) deployments.set(index, await this.ask(`/deployments/${index}`));
+    return deployments.get(index).mixture;
+  }
+
+  failed(error) {
+    if (error.name !== "AbortError" && !(error instanceof Away)) this.refused(error);
+  }
+
+  // -- events ------------------------------------------------------------------------------------
+
+  async follow() {
+    await this.visible();
+    const stop = new AbortController();
+    const leave = () => stop.abort();
+    const hide = () => document.hidden && stop.abort();
+    this.signal.addEventListener("abort", leave);
+    document.addEventListener("visibilitychange", hide);
+    try {
+      for await (const found of events(this.id, this.events.last, stop.signal)) this.take(found);
+    } catch (error) {
+      if (error.name !== "AbortError" || this.signal.aborted) throw error;
+    } finally {
+      this.signal.removeEventListener("abort", leave);
+      document.removeEventListener("visibilitychange", hide);
+    }
+    if (this.events.over === null) await sleep(1, this.signal); // the service stopped
+    return this.events.over === null;
+  }
+
+  /** A hidden tab holds no connection. */
+  visible() {
+    if (!document.hidden) return Promise.resolve();
+    return new Promise((done) => {
+      const look = () => {
+        if (document.hidden) return;
+        document.removeEventListener("visibilitychange", look);
+        done();
+      };
+      document.addEventListener("visibilitychange", look);
+    });
+  }
+
+  take(found) {
+    this.link.up();
+    const first = this.events.last === 0;
+    for (const event of found) apply(this.events, event);
+    this.draw();
+    if (!first) this.speak(found);
+    if (this.events.over !== null || found.some((event) => event.kind === "stage_finished")) this.nudge();
+  }
+
+  /** Ask again soon: something changed. */
+  async nudge() {
+    if (this.nudged) return;
+    this.nudged = true;
+    await sleep(NUDGE_SECONDS, this.signal);
+    this.nudged = false;
+    if (this.signal.aborted) return;
+    for (const work of [this.status(), this.answers(), this.books()]) work.catch((error) => this.failed(error));
+  }
+
+  speak(found) {
+    const texts = found.map(spoken).filter((text) => text !== null);
+    const now = Date.now();
+    const last = this.events.over !== null;
+    if (!texts.length || (now - this.spokenAt < SPEAK_MILLISECONDS && !last)) return;
+    this.spokenAt = now;
+    document.getElementById("news").replaceChildren(h("p", {}, texts.at(-1)));
+  }
+
+  // -- drawing -----------------------------------------------------------------------------------
+
+  build() {
+    const sections = new Sections(this.known.run, this);
+    this.element.replaceChildren(...sections.elements);
+    document.title = `${this.known.run.name} \u00b7 Riffle`;
+    return sections;
+  }
+
+  draw() {
+    if (this.waiting || this.sections === null) return;
+    this.waiting = true;
+    setTimeout(() => {
+      requestAnimationFrame(() => {
+        this.waiting = false;
+        if (!this.signal.aborted) this.sections.draw(this.known, this.events);
+      });
+    }, this.drawn ? DRAW_MILLISECONDS : 0);
+    this.drawn = true;
+  }
+}

@@ -1,0 +1,130 @@
+"""Routes of what a run leaves behind: its history, CSV, true values of a simulated environment."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from common.descriptor import MAX_EXACT
+from common.errors import RemoteError
+from common.service import read_body
+from coordinator import reports, views
+from coordinator.access import Service, authorized
+from coordinator.conservation import conservation_view, records
+from coordinator.driver import in_thread
+from coordinator.runs import Coordinator
+from coordinator.specs import Truth, read_document
+from coordinator.tables import csv_text
+from coordinator.truth import bands, curve
+
+MAX_TRUTH_BYTES = 4 << 20
+
+router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
+
+_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {}}}}
+_TRUTH = {"content": {"application/json": {"schema": Truth.model_json_schema()}}, "required": True}
+
+
+@router.get("/{run_id}/history")
+async def show_history(
+    run_id: str, service: Service, after: Annotated[int, Query(ge=0, le=MAX_EXACT)] = 0
+) -> views.HistoryView:
+    """Events so far in one answer; follow the stream of events from the last one's number on."""
+    await in_thread(service.desk.store.run, run_id)
+    found = await in_thread(service.desk.store.events, run_id, after)
+    return views.HistoryView(events=[views.EventView(**asdict(event)) for event in found])
+
+
+# -- downloads ----------------------------------------------------------------------------------
+
+
+@router.get("/{run_id}/stages.csv", response_class=Response, responses=_CSV)
+async def download_stages(run_id: str, service: Service) -> Response:
+    """Finished stages, without their policies."""
+    return await in_thread(_stages, service, run_id)
+
+
+@router.get("/{run_id}/ledger.csv", response_class=Response, responses=_CSV)
+async def download_ledger(run_id: str, service: Service) -> Response:
+    """What was spent, a row a batch."""
+    return await in_thread(_ledger, service, run_id)
+
+
+@router.get("/{run_id}/deployments.csv", response_class=Response, responses=_CSV)
+async def download_deployments(run_id: str, service: Service) -> Response:
+    """All deployments, without their policies."""
+    return await in_thread(_deployments, service, run_id)
+
+
+@router.get("/{run_id}/conservation.csv", response_class=Response, responses=_CSV)
+async def download_conservation(run_id: str, service: Service) -> Response:
+    """Where every report and message went, a row a batch."""
+    store = service.desk.store
+    await in_thread(store.run, run_id)
+    rows = await in_thread(store.deployments, run_id)
+    found = await records(service.desk.shuffler, rows)
+    spends = await in_thread(store.ledger, run_id)
+    batches = conservation_view(rows, spends, found).batches
+    return _download(run_id, "conservation", [batch.model_dump() for batch in batches])
+
+
+def _stages(service: Coordinator, run_id: str) -> Response:
+    service.desk.store.run(run_id)
+    return _download(run_id, "stages", service.desk.store.stages(run_id))
+
+
+def _ledger(service: Coordinator, run_id: str) -> Response:
+    store = service.desk.store
+    run, rows = store.run(run_id), store.deployments(run_id)
+    entries = reports.ledger_view(run, rows, store.ledger(run_id)).entries
+    return _download(run_id, "ledger", [entry.model_dump() for entry in entries])
+
+
+def _deployments(service: Coordinator, run_id: str) -> Response:
+    store = service.desk.store
+    store.run(run_id)
+    rows = [reports.progress_view(row).model_dump() for row in store.deployments(run_id)]
+    return _download(run_id, "deployments", rows)
+
+
+def _download(run_id: str, name: str, rows: list[dict[str, Any]]) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{run_id[:8]}-{name}.csv"'}
+    return Response(csv_text(rows), media_type="text/csv", headers=headers)
+
+
+# -- true values --------------------------------------------------------------------------------
+
+
+@router.post("/{run_id}/truth", status_code=204, openapi_extra={"requestBody": _TRUTH})
+async def supply_truth(run_id: str, request: Request, service: Service) -> Response:
+    """Supply V* and true values of deployments of a simulated environment; a repeat is harmless."""
+    truth = read_document(Truth, await read_body(request, MAX_TRUTH_BYTES))
+    await in_thread(_supply, service, run_id, truth)
+    return Response(status_code=204)
+
+
+@router.get("/{run_id}/truth")
+async def show_truth(run_id: str, service: Service) -> views.TruthView:
+    """Regret and value of the run where true values were supplied, with bands over its name."""
+    return await in_thread(_truth, service, run_id)
+
+
+def _supply(service: Coordinator, run_id: str, truth: Truth) -> None:
+    horizon = service.desk.store.run(run_id).spec.horizon
+    largest = max(truth.optimal_value, *(one.value for one in truth.values))
+    if largest > horizon:
+        detail = f"a value of {largest:g} exceeds the horizon {horizon}: scale rewards to [0, 1]"
+        raise RemoteError("invalid-spec", detail)
+    service.desk.store.supply(run_id, truth)
+
+
+def _truth(service: Coordinator, run_id: str) -> views.TruthView:
+    store = service.desk.store
+    asked = store.run(run_id).spec
+    alike = {"run_id": None, "seed": 0, "test_seed": None}
+    same = asked.model_copy(update=alike)
+    names = [run.id for run in store.runs() if run.spec.model_copy(update=alike) == same]
+    rows = store.truths(names)
+    curves = {name: curve(found) for name, found in rows.items()}
+    own = curves.pop(run_id)
+    return reports.truth_view(own, rows[run_id], bands(own, list(curves.values())))

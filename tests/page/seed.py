@@ -1,0 +1,169 @@
+"""A store with many long runs in it, written row by row: what a coordinator has after a year.
+
+Only the page's load is of interest: every deployment shares one real descriptor's bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Table, insert
+
+from common.descriptor import parse
+from common.policy import Mixture
+from coordinator import schema
+from coordinator.learning.learner import Deployment
+from coordinator.planning import Party, issue
+from coordinator.registry import problem
+from coordinator.specs import RunSpec
+
+EPOCH = 1_750_000_000.0
+STAGE = 25
+Rows = list[dict[str, Any]]
+
+SPEC: dict[str, Any] = {
+    "name": "nightly",
+    "environment": "RiverSwim-v0",
+    "states": 4,
+    "actions": 2,
+    "horizon": 6,
+    "epsilon": 1.0,
+    "beta": 1e-5,
+}
+
+
+def seeded_id(run: int) -> str:
+    """The id of seeded run number ``run``."""
+    return hashlib.sha256(str(run).encode()).hexdigest()[:32]
+
+
+def seed(url: str, runs: int, deployments: int, n: int = 1000) -> None:
+    """Write ``runs`` finished runs of one spec, each of so many deployments of n episodes."""
+    engine = schema.open_store(url)
+    spec = RunSpec.model_validate({**SPEC, "episodes": n * deployments})
+    data = _descriptor(spec, n)
+    with engine.begin() as connection:
+        for run in range(runs):
+            one = _Run(spec, run, deployments, n, data)
+            for table, rows in one.tables():
+                connection.execute(insert(table), rows)
+    engine.dispose()
+
+
+def _descriptor(spec: RunSpec, n: int) -> bytes:
+    policy = np.ones((spec.horizon, spec.states), dtype=np.int64)
+    deployment = Deployment(1, "fine", Mixture.single(policy), n, None)
+    party = Party("shuffler", "0" * 64)
+    made = issue(spec, "0" * 32, party, deployment, index=0, step=0, expires_at=int(EPOCH))
+    assert spec.episodes == problem(spec).K
+    return made.data
+
+
+class _Run:
+    def __init__(self, spec: RunSpec, run: int, deployments: int, n: int, data: bytes) -> None:
+        self.id, self.spec, self.n, self.data = seeded_id(run), spec, n, data
+        self.messages = parse(data).descriptor.padding.messages
+        self.deployments, self.start = deployments, EPOCH + 86_400 * run
+        self.noise = np.random.default_rng(run).normal(size=deployments)
+        self.values = 0.47 - 0.4 * np.exp(-np.arange(deployments) / (60 + 5 * run))
+
+    def tables(self) -> Iterator[tuple[Table, Rows]]:
+        """Rows in the order that foreign keys ask for."""
+        every = range(self.deployments)
+        summary = {"policy": self._policy(9), "value_estimate": 0.47, "active": 3, "stage": 4}
+        end = self.start + 60 * self.deployments
+        run = {"id": self.id, "spec": self.spec.model_dump_json(), "state": "finished"}
+        times = {"message": "", "created_at": self.start, "ended_at": end}
+        yield schema.runs, [run | times | {"summary": json.dumps(summary)}]
+        yield schema.deployments, [self._deployment(i) for i in every]
+        yield schema.ledger, [self._spend(i) for i in every]
+        yield (
+            schema.truths,
+            [
+                {"run_id": self.id, "index": i, "optimal": 0.475791, "value": float(self.values[i])}
+                for i in every
+            ],
+        )
+        events = list(chain.from_iterable(self._events(i) for i in every))
+        events.append({"kind": "run_finished", "at": end, "data": "{}"})
+        yield (
+            schema.events,
+            [{"run_id": self.id, "id": number, **event} for number, event in enumerate(events, 1)],
+        )
+
+    def _policy(self, stage: int) -> list[list[int]]:
+        return [[int((h + x + stage) % 3 > 0) for x in range(4)] for h in range(6)]
+
+    def _deployment(self, i: int) -> dict[str, Any]:
+        at = self.start + 60 * i
+        return {
+            "run_id": self.id,
+            "index": i,
+            "step": i,
+            "stage": 1 + i // STAGE,
+            "purpose": "fine",
+            "n": self.n,
+            "layer": None,
+            "batch_id": self.id[:16] + f"{i:016x}",
+            "descriptor": self.data,
+            "state": "counted",
+            "acknowledged": True,
+            "episodes_executed": self.n,
+            "issued_at": at,
+            "settled_at": at + 50,
+            "timings": json.dumps({"waiting": 45.0, "opening": 4.0}),
+        }
+
+    def _spend(self, i: int) -> dict[str, Any]:
+        return {
+            "run_id": self.id,
+            "index": i,
+            "epsilon_lower": 0.99,
+            "epsilon_upper": 0.9999,
+            "beta": 1e-5,
+            "dishonest": 0,
+            "within_promise": True,
+            "messages": self.messages * self.n,
+            "opened": self.messages * self.n,
+            "failed": 0,
+            "recorded_at": self.start + 60 * i + 50,
+        }
+
+    def _events(self, i: int) -> Iterator[dict[str, Any]]:
+        at = self.start + 60 * i
+        asked = {"index": i, "step": i, "stage": 1 + i // STAGE, "purpose": "fine", "n": self.n}
+        yield self._event(
+            "deployment_issued", at, {**asked, "layer": None, "messages": self.messages}
+        )
+        yield self._event("batch_sealed", at + 45, {"index": i, "n": self.n, "episodes": self.n})
+        spent = {"epsilon": 0.9999, "beta": 1e-5, "dishonest": 0}
+        value = {"value": float(self.values[i] + 0.05 * self.noise[i]), "radius": 0.3}
+        sent = {"index": i, "n": self.n, "messages": self.messages * self.n, "failed": 0}
+        yield self._event("batch_counted", at + 50, {**sent, **spent, **value})
+        if i % STAGE == STAGE - 1:
+            yield self._event("stage_finished", at + 50, self._stage(1 + i // STAGE))
+
+    def _event(self, kind: str, at: float, data: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": kind, "at": at, "data": json.dumps(data)}
+
+    def _stage(self, stage: int) -> dict[str, Any]:
+        before = max(1, (1 << 21) >> 2 * (stage - 1))
+        after = max(1, (1 << 21) >> 2 * stage)
+        return {
+            "stage": stage,
+            "L_b": STAGE * self.n,
+            "episodes": STAGE * self.n * stage,
+            "active_before": before,
+            "active_after": after,
+            "eliminated": before - after,
+            "radius": 0.3 / stage,
+            "best_value": 0.45,
+            "E": 100.0,
+            "infrequent": 0.1,
+            "coverage_gap": 0.01,
+            "coverage_iterations": 20,
+            "policy": self._policy(stage),
+        }
