@@ -31,7 +31,7 @@ from coordinator import pages, reports, results, views
 from coordinator.access import Service, authorized
 from coordinator.analyzer import Analyzer
 from coordinator.conservation import conservation_view, records
-from coordinator.driver import Desk, in_thread
+from coordinator.driver import Desk
 from coordinator.events import LAST, Bell, wait
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.planning import Party
@@ -42,6 +42,7 @@ from coordinator.settings import Settings
 from coordinator.shuffler_api import Shuffler, ShufflerApi
 from coordinator.specs import ManualDeployment, RunSpec, read_document
 from coordinator.store import Store
+from coordinator.threads import in_thread
 
 log = logging.getLogger("riffle.coordinator")
 

@@ -1,8 +1,9 @@
 """What the store's transactions are made of: one change each, inside the caller's transaction."""
 
 import json
+from dataclasses import asdict
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from common.errors import RemoteError
@@ -12,6 +13,7 @@ from coordinator.ledger import refuse_beyond
 from coordinator.planning import Issue
 from coordinator.records import (
     DeploymentRecord,
+    Released,
     RunRecord,
     Settlement,
     deployment_record,
@@ -19,6 +21,7 @@ from coordinator.records import (
     pack,
     run_record,
     to_json,
+    unpack,
 )
 from coordinator.specs import RunSpec, Truth
 from coordinator.states import UNSETTLED, DeploymentState, RunState, check_deployment, check_run
@@ -28,7 +31,7 @@ _runs, _deployments = schema.runs, schema.deployments
 
 def at(run_id: str, index: int) -> ColumnElement[bool]:
     """Where a deployment's row is."""
-    return (_deployments.c.run_id == run_id) & (_deployments.c["index"] == index)
+    return _here(_deployments, run_id, index)
 
 
 def find_run(connection: Connection, run_id: str) -> RunRecord:
@@ -104,6 +107,21 @@ def end(connection: Connection, run_id: str, to: RunState, message: str, now: fl
     tell(connection, run_id, now, kinds[to])
 
 
+def released(connection: Connection, run_id: str, index: int) -> Released | None:
+    """The counts of a batch whose noise was drawn here, while it is not settled."""
+    table = schema.released
+    row = connection.execute(select(table).where(_here(table, run_id, index))).one_or_none()
+    if row is None:
+        return None
+    return Released(unpack(row.histogram), row.opened, row.failed, row.messages_sha256)
+
+
+def release(connection: Connection, run_id: str, index: int, drawn: Released) -> None:
+    """Keep them."""
+    values = asdict(drawn) | {"histogram": pack(drawn.histogram)}
+    connection.execute(insert(schema.released).values(run_id=run_id, index=index, **values))
+
+
 def record(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
     """Spend, counts, stage result and learner's summary of one opened batch, with events."""
     key = {"run_id": run_id, "index": settlement.index}
@@ -113,16 +131,17 @@ def record(connection: Connection, run_id: str, settlement: Settlement, now: flo
         settlement.index,
         settlement.state,
         settled_at=now,
-        messages_sha256=settlement.messages_sha256,
+        messages_sha256=settlement.released.messages_sha256,
         timings=json.dumps({**settlement.timings}),
     )
+    connection.execute(delete(schema.released).where(_here(schema.released, run_id, row.index)))
     connection.execute(insert(schema.ledger).values(**key, **_entry(settlement, now)))
     spend = settlement.spend
     data = {
         "index": settlement.index,
         "n": row.n,
-        "messages": settlement.opened + settlement.failed,
-        "failed": settlement.failed,
+        "messages": settlement.released.opened + settlement.released.failed,
+        "failed": settlement.released.failed,
         "epsilon": json_float(spend.epsilon_upper),
         "beta": spend.beta,
         "dishonest": spend.dishonest,
@@ -138,7 +157,9 @@ def record(connection: Connection, run_id: str, settlement: Settlement, now: flo
 
 def _record_counts(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
     key = {"run_id": run_id, "index": settlement.index}
-    connection.execute(insert(schema.counts).values(**key, histogram=pack(settlement.histogram)))
+    connection.execute(
+        insert(schema.counts).values(**key, histogram=pack(settlement.released.histogram))
+    )
     if settlement.stage is not None:
         result = to_json(settlement.stage)
         connection.execute(insert(schema.stages).values(**key, result=result))
@@ -156,9 +177,9 @@ def _entry(settlement: Settlement, now: float) -> dict[str, object]:
         "beta": spend.beta,
         "dishonest": spend.dishonest,
         "within_promise": spend.within_promise,
-        "messages": settlement.opened + settlement.failed,
-        "opened": settlement.opened,
-        "failed": settlement.failed,
+        "messages": settlement.released.opened + settlement.released.failed,
+        "opened": settlement.released.opened,
+        "failed": settlement.released.failed,
         "recorded_at": now,
     }
 
@@ -199,3 +220,7 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issued: Issue) ->
             f"{used} of {run.spec.episodes} episodes were executed, also for batches that were not "
             f"counted; {issued.deployment.n} more are too many",
         )
+
+
+def _here(table: Table, run_id: str, index: int) -> ColumnElement[bool]:
+    return (table.c.run_id == run_id) & (table.c["index"] == index)

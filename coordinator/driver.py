@@ -23,7 +23,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -35,15 +34,17 @@ from coordinator.analyzer import Analyzer
 from coordinator.counts import private_counts
 from coordinator.estimate import value_estimate
 from coordinator.events import Bell
+from coordinator.laps import Laps
 from coordinator.learning.learner import Deployment, Learner
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.planning import Issue, Party, issue
-from coordinator.records import DeploymentRecord, RunRecord, Settlement
+from coordinator.records import DeploymentRecord, Released, RunRecord, Settlement
 from coordinator.recovery import replay
 from coordinator.registry import Registry
 from coordinator.shuffler_api import Messages, Shuffler
 from coordinator.specs import MANUAL, RunSpec
 from coordinator.store import Store
+from coordinator.threads import in_thread
 
 POLL_SECONDS = 25.0
 EXPIRY_MARGIN_SECONDS = 2.0
@@ -52,9 +53,6 @@ LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired or was abandoned"
 FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
 LOST = ("late", "unknown-batch")
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 log = logging.getLogger("riffle.coordinator")
 
@@ -263,29 +261,41 @@ class Driver:
 
     async def _count(self, run: RunRecord, row: DeploymentRecord) -> None:
         """Fetch, open, settle. Until `settle` has committed, everything can be done again."""
-        context, timings, laps = parse(row.data), dict(row.timings), Laps()
-        messages = await self._fetched(row.batch_id, context)
-        if messages is None:
+        context, timings = parse(row.data), dict(row.timings)
+        released = await self._released(run, row, context, timings)
+        if released is None:
             # Also what a coordinator on an older copy of its store meets when the batch was counted
             # before: that spend is in the newer copy only, and its users cannot report again.
             await self._again(run, row, row.episodes_executed, "was lost by the shuffler")
             return
-        timings["fetching"] = laps.lap()
-        opening = await self._desk.analyzer.open(context, messages.data)
-        timings["opening"] = laps.lap()
-        opened = Settlement(
-            index=row.index,
-            spend=await in_thread(ledger.spent, context.descriptor, opening.failed),
-            histogram=opening.histogram,
-            opened=opening.opened,
-            failed=opening.failed,
-            messages_sha256=messages.sha256,
-            timings=timings,
-        )
+        laps = Laps()
+        spend = await in_thread(ledger.spent, context.descriptor, released.failed)
+        opened = Settlement(row.index, spend, released, timings)
         settlement = await in_thread(self._settlement, run, row, opened)
         timings["planning"] = laps.lap()
         await in_thread(self._desk.store.settle, run.id, settlement, self._now)
         self._storing = laps.lap()
+
+    async def _released(
+        self, run: RunRecord, row: DeploymentRecord, context: Context, timings: dict[str, float]
+    ) -> Released | None:
+        """The batch's counts with their noise; None when the shuffler has lost it.
+
+        Noise of the coordinator's own is committed before anything looks at it, and what is
+        committed is used from then on: see `Store.release`.
+        """
+        store, central = self._desk.store, context.descriptor.trust == "central"
+        if central and (kept := await in_thread(store.released, run.id, row.index)):
+            return kept
+        laps = Laps()
+        messages = await self._fetched(row.batch_id, context)
+        if messages is None:
+            return None
+        timings["fetching"] = laps.lap()
+        opening = await self._desk.analyzer.open(context, messages.data)
+        timings["opening"] = laps.lap()
+        found = Released(opening.histogram, opening.opened, opening.failed, messages.sha256)
+        return await in_thread(store.release, run.id, row.index, found) if central else found
 
     async def _fetched(self, batch_id: str, context: Context) -> Messages | None:
         """The batch's messages; None when the shuffler has lost them."""
@@ -314,7 +324,7 @@ class Driver:
             again, failure = self._reissue(run, row, why)
             return replace(opened, following=again, failure=failure)
         learner = self._rebuilt(run)
-        counts = private_counts(row.descriptor, opened.histogram)
+        counts = private_counts(row.descriptor, opened.released.histogram)
         stage, estimate = learner.observe(counts), value_estimate(counts, run.spec.delta)
         summary, deployment = learner.summary(), learner.next_deployment()
         following = None
@@ -371,31 +381,5 @@ async def _state_at(shuffler: Shuffler, batch_id: str) -> BatchState | None:
         return None
 
 
-async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread; when cancelled, leave only after it ended.
-
-    So a driver that is stopped has no transaction under way when another takes its place.
-    """
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        task.exception()  # looked at, so that asyncio does not complain; the step is done again
-        raise
-
-
 def _store_trouble(error: SQLAlchemyError) -> LocalError:
     return LocalError("unavailable", f"the store cannot be used: {str(error).splitlines()[0]}")
-
-
-class Laps:
-    """A stopwatch."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        last, self._last = self._last, time.perf_counter()
-        return self._last - last

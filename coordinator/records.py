@@ -110,6 +110,16 @@ class EventRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """What came of a batch's messages: counts with all their noise, and conservation's numbers."""
+
+    histogram: Ints
+    opened: int
+    failed: int
+    messages_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
     """All that one opened batch changes; the store commits it as one transaction.
 
@@ -120,10 +130,7 @@ class Settlement:
 
     index: int
     spend: Spend
-    histogram: Ints
-    opened: int
-    failed: int
-    messages_sha256: str
+    released: Released
     timings: Timings
     stage: StageResult | None = None
     summary: LearnerSummary | None = None

@@ -11,10 +11,10 @@ from common.service import read_body
 from coordinator import reports, views
 from coordinator.access import Service, authorized
 from coordinator.conservation import conservation_view, records
-from coordinator.driver import in_thread
 from coordinator.runs import Coordinator
 from coordinator.specs import Truth, read_document
 from coordinator.tables import csv_text
+from coordinator.threads import in_thread
 from coordinator.truth import bands, curve
 
 MAX_TRUTH_BYTES = 4 << 20

@@ -6,12 +6,13 @@ import secrets
 from pathlib import Path
 
 from common.errors import LocalError, RemoteError
-from coordinator.driver import Desk, Driver, in_thread
+from coordinator.driver import Desk, Driver
 from coordinator.events import wait
 from coordinator.learning.learner import Deployment, Learner
 from coordinator.planning import Issue, same_deployment
 from coordinator.records import DeploymentRecord
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from coordinator.threads import in_thread
 
 LONGEST_WAIT_SECONDS = 30.0
 RECHECK_SECONDS = 5.0

@@ -80,6 +80,18 @@ counts = Table(
     "counts", metadata, *_of_deployment(Column("histogram", LargeBinary, nullable=False))
 )
 
+# One row a batch whose noise the coordinator itself drew, from the draw until it is settled.
+released = Table(
+    "released",
+    metadata,
+    *_of_deployment(
+        Column("histogram", LargeBinary, nullable=False),
+        Column("opened", BigInteger, nullable=False),
+        Column("failed", BigInteger, nullable=False),
+        Column("messages_sha256", String(64), nullable=False),
+    ),
+)
+
 # One row a batch that was opened, whether or not its counts are used.
 ledger = Table(
     "ledger",

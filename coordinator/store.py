@@ -23,6 +23,7 @@ from coordinator.records import (
     DeploymentRecord,
     EventRecord,
     LedgerRecord,
+    Released,
     RunRecord,
     Settlement,
     Tally,
@@ -244,6 +245,26 @@ class Store:
             row = changes.move(connection, run_id, index, "sealed", **values)
             event: Event = ("batch_sealed", {"index": index, "n": row.n, "episodes": episodes})
             changes.tell(connection, run_id, now, event)
+
+    def released(self, run_id: str, index: int) -> Released | None:
+        """What `release` committed of a batch that is not settled yet."""
+        with self._engine.connect() as connection:
+            return changes.released(connection, run_id, index)
+
+    def release(self, run_id: str, index: int, drawn: Released) -> Released:
+        """Commit a batch's counts with the coordinator's own noise; returns what is committed.
+
+        Privacy of the central workflow rests on this line of events: noise is drawn, committed
+        here, and only then seen by the learner, its errors, the log or anybody. Two draws on the
+        same counts would spend epsilon twice, so the first one committed is the only one that is
+        ever used: a crash before the commit loses a draw that nobody saw, after it the draw is
+        found again, and of two coordinators that count the same batch one is told the other's.
+        """
+        with self._writer.begin() as connection:
+            kept = changes.released(connection, run_id, index)
+            if kept is None:
+                changes.release(connection, run_id, index, drawn)
+            return kept or drawn
 
     def settle(self, run_id: str, settlement: Settlement, now: float) -> None:
         """Commit spend, counts, stage result, next deployment and events together.

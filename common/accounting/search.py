@@ -80,7 +80,7 @@ def _predict(
     A prediction next to a known end is moved a step inside, so that the bracket closes.
     """
     if not points or not math.isfinite(found):
-        return min(2 * low, (low + high) // 2)
+        return min(2 * low, (low + high) // 2) if low else high // 2
     (log_x, excess), power = points[-1], -0.5
     if len(points) > 1 and points[-2][1] != excess:
         before = points[-2]

@@ -14,7 +14,7 @@ from common.policy import Mixture
 from coordinator.learning.learner import Deployment
 from coordinator.ledger import Spend, planned
 from coordinator.planning import Issue, Party, issue
-from coordinator.records import Settlement
+from coordinator.records import Released, Settlement
 from coordinator.states import DEPLOYMENT, RUN, check_deployment, check_run
 from coordinator.store import Store
 from tests.coordinator.conftest import both_engines
@@ -36,10 +36,7 @@ def settlement(index: int = 0, **changes: Any) -> Settlement:
     plan = Settlement(
         index=index,
         spend=planned(issued(0).descriptor),
-        histogram=np.arange(9),
-        opened=36,
-        failed=1,
-        messages_sha256="0" * 64,
+        released=Released(np.arange(9), opened=36, failed=1, messages_sha256="0" * 64),
         timings={"opening": 1.0},
     )
     return replace(plan, **changes)

@@ -14,6 +14,7 @@ def upgrade() -> None:
     _deployments()
     _events()
     _counts()
+    _released()
     _ledger()
     _stages()
     _truths()
@@ -87,6 +88,20 @@ def _counts() -> None:
         sa.Column("run_id", sa.String(length=32), nullable=False),
         sa.Column("index", sa.Integer(), nullable=False),
         sa.Column("histogram", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
+        sa.PrimaryKeyConstraint("run_id", "index"),
+    )
+
+
+def _released() -> None:
+    op.create_table(
+        "released",
+        sa.Column("run_id", sa.String(length=32), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("histogram", sa.LargeBinary(), nullable=False),
+        sa.Column("opened", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.Column("messages_sha256", sa.String(length=64), nullable=False),
         sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
         sa.PrimaryKeyConstraint("run_id", "index"),
     )
