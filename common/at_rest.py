@@ -7,6 +7,7 @@ are as they are; that is for a demonstration on one machine.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -87,13 +88,36 @@ def replace_file(file: Path, data: bytes) -> None:
         OSError: it cannot be written; what was there before is as it was.
     """
     aside = file.with_name(file.name + ".new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    _write(aside, data)
+    aside.replace(file)
+    sync_directory(file.parent)
+
+
+def add_file(file: Path, data: bytes) -> bool:
+    """Write a file like `replace_file` unless it is there, whoever made it; False: it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # A name that no other replica writes to at the same time.
+    aside = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
+    _write(aside, data)
+    try:
+        file.hardlink_to(aside)
+    except FileExistsError:
+        return False
+    finally:
+        aside.unlink()
+    sync_directory(file.parent)
+    return True
+
+
+def _write(file: Path, data: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    aside.replace(file)
-    sync_directory(file.parent)
 
 
 def sync_directory(directory: Path) -> None:
@@ -110,7 +134,7 @@ def erase_file(file: Path) -> None:
 
     Overwriting helps where a file system writes in place; elsewhere the medium should be encrypted.
     """
-    if file.exists():
+    with suppress(FileNotFoundError):  # another replica may be faster
         with file.open("r+b") as stream:
             stream.write(os.urandom(file.stat().st_size))
             stream.flush()

@@ -12,6 +12,7 @@ A replica that stops in the middle of a write loses its lock, and its transactio
 `IDLE_SECONDS`. The schema is brought up to date at opening (`common.migrations`).
 """
 
+import hashlib
 import sqlite3
 
 from sqlalchemy import (
@@ -25,6 +26,8 @@ from sqlalchemy import (
     Table,
     create_engine,
     event,
+    func,
+    select,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
@@ -81,6 +84,17 @@ def open_database(url: str, schema: Schema) -> Engine:
         engine.dispose()
         raise _explained(error, engine) from error
     return engine
+
+
+def claimed(connection: Connection, name: str) -> bool:
+    """Whether work of this name is this transaction's until it ends, and no other replica's.
+
+    The claim of a replica that dies ends with its connection.
+    """
+    if connection.dialect.name != "postgresql":
+        return True
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(number))))
 
 
 def _connectable(url: str) -> Engine:

@@ -7,10 +7,12 @@ Every error has a problem slug; a slug has one title and one status. The type of
 ``urn:riffle:problem:<slug>`` and never changes its meaning.
 """
 
+import json
 from http import HTTPStatus
 from typing import Any
 
 URN = "urn:riffle:problem:"
+MOST_DETAIL = 500
 MEDIA_TYPE = "application/problem+json"
 
 PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
@@ -49,9 +51,13 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
 
 
 class RiffleError(Exception):
-    """An error with a stable problem slug and a sentence for the person who reads it."""
+    """An error with a stable problem slug and a sentence for the person who reads it.
+
+    The sentence may quote what a stranger sent, so it is cut to one line of MOST_DETAIL characters.
+    """
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
+        detail = one_line(detail, MOST_DETAIL)
         super().__init__(slug, detail)  # what pickling passes on, from a worker process
         self.slug = slug
         self.detail = detail
@@ -76,12 +82,28 @@ class RiffleError(Exception):
         }
 
 
+def one_line(text: str, most: int = 300) -> str:
+    """A stranger's text, for a log or an answer: printable, one line, so that it forges none."""
+    line = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
+    line = " ".join(line.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 class LocalError(RiffleError):
     """Our mistake: configuration, use, or a store or peer of ours that does not answer."""
 
 
 class RemoteError(RiffleError):
     """The peer's mistake: what it sent is malformed, unsigned, late, repeated or not allowed."""
+
+
+def problem_document(body: bytes) -> dict[str, Any]:
+    """A peer's problem document; empty when the body is no JSON object."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    return document if isinstance(document, dict) else {}
 
 
 def slug_of(document: dict[str, Any]) -> str:

@@ -185,6 +185,7 @@ async def follow_events(
     run_id: Annotated[str, Depends(_known_run)],
     service: Service,
     last_event_id: Annotated[int, Header(ge=0, le=MAX_EXACT)] = 0,
+    follow: Annotated[bool, Query(description="wait for more; else end after the last")] = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events until run or service are over; resume with Last-Event-ID."""
     store, bell = service.desk.store, service.desk.bell
@@ -196,7 +197,7 @@ async def follow_events(
             yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
             if event.kind in LAST:
                 return
-        if bell.closed:
+        if bell.closed or not follow:
             return
         await wait(ticket, RECHECK_SECONDS)
 

@@ -15,7 +15,7 @@ import httpx
 from pydantic import ValidationError
 
 from common.descriptor import Document, SignedDescriptor
-from common.errors import LocalError, RemoteError, RiffleError, slug_of
+from common.errors import LocalError, RemoteError, RiffleError, problem_document, slug_of
 from common.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
@@ -174,16 +174,12 @@ def _unreachable(error: httpx.TransportError) -> LocalError:
 
 def _refusal(response: httpx.Response) -> RiffleError:
     """The error that a refusal means here."""
-    try:
-        document = response.json()
-    except ValueError:
-        document = {}
-    document = document if isinstance(document, dict) else {}
+    document = problem_document(response.content)
     detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
     status, slug = response.status_code, slug_of(document)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
         seconds = response.headers.get("Retry-After", "")
-        retry_after = int(seconds) if seconds.isdecimal() else None
+        retry_after = int(seconds) if seconds.isdecimal() and len(seconds) < 6 else None
         return LocalError("unavailable", detail, retry_after=retry_after)
     if slug in {"unauthorized", "forbidden"}:
         return LocalError("unavailable", f"{detail} (the coordinator's token; see SHUFFLER_TOKEN)")

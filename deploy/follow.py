@@ -6,18 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from common.errors import LocalError
-from coordinator.specs import TrueValue, Truth
-from deploy.cli.output import progress
+from coordinator.specs import MANUAL, TrueValue, Truth
+from deploy.cli.output import bar, progress
 from deploy.operator import Answer, Operator
 from deploy.presets import Preset
 from deploy.report import Finished, mixture_of, write
+from deploy.tables import Growing
 from experiments.regret import mixture_value, optimal_value
 from node_client.environments.environment import Modelled
 from node_client.environments.registry import make
 from node_client.environments.tabular import TabularMDP
+
+SETTLED = {"batch_counted", "batch_rejected", "batch_abandoned"}
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
@@ -27,10 +28,12 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
         LocalError: ``wrong-state``, the run failed or was stopped; the message says why.
     """
     run = operator.create_run(preset.spec)
+    if preset.spec.learner == MANUAL:
+        progress.print(f"run {run['id']} waits for deployments, as by 'riffle deploy'")
     environment = make(preset.spec.environment, **preset.environment)
     mdp = environment.mdp if isinstance(environment, Modelled) else None
     watch = ignore if mdp is None else TrueValues(operator, run["id"], mdp)
-    follow(operator, run["id"], preset.spec.episodes, watch)
+    follow(operator, run["id"], preset.spec.episodes, folder, watch)
     finished = Finished.collect(operator, run["id"])
     if finished.result["state"] != "finished":
         reason = finished.result["message"] or finished.result["state"]
@@ -72,22 +75,18 @@ class TrueValues:
         )
 
 
-def follow(operator: Operator, run_id: str, episodes: int, watch: Callable[[Answer], None]) -> None:
-    """Show a bar of counted episodes, with the stage, until the run is over."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} episodes"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=progress) as bar:
-        task = bar.add_task("run", total=episodes)
+def follow(
+    operator: Operator, run_id: str, episodes: int, folder: Path, watch: Callable[[Answer], None]
+) -> None:
+    """Show a bar of counted episodes, with the stage, and let the CSV files grow to the end."""
+    files = Growing(folder, operator, run_id)
+    with bar("{task.completed:.0f}/{task.total:.0f} episodes") as shown:
+        task = shown.add_task("run", total=episodes)
         for event in operator.events(run_id):
             watch(event)
             if event["kind"] == "deployment_issued":
                 now = event["data"]
-                what = f"stage {now['stage']} {now['purpose']}"
-                bar.update(task, description=what)
-            if event["kind"] == "batch_counted":
-                bar.update(task, completed=operator.run(run_id)["episodes"])
+                shown.update(task, description=f"stage {now['stage']} {now['purpose']}")
+            if event["kind"] in SETTLED:
+                shown.update(task, completed=operator.run(run_id)["episodes"])
+                files.grow()

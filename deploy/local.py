@@ -18,7 +18,7 @@ import httpx
 
 from common.errors import LocalError
 from deploy.certificates import LOOPBACK
-from deploy.network import SHUFFLER_ID, URL_FILE, enrol, init_network
+from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
 from deploy.probe import get
 from node_client.environments.registry import Parameter
 
@@ -91,7 +91,7 @@ class LocalNetwork:
     @property
     def operator_token(self) -> str:
         """The operator's token at the coordinator."""
-        return (self.secrets / "operator" / "coordinator_token").read_text()
+        return (self.secrets / "operator" / TOKEN_FILE).read_text()
 
     @property
     def shuffler_operator_token(self) -> str:

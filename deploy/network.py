@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.at_rest import AtRest, replace_file
 from common.endpoint import hash_token, trusted
-from common.errors import LocalError, RemoteError, slug_of
+from common.errors import LocalError, RemoteError, problem_document, slug_of
 from common.hpke import KeyPair
 from common.wire import Enrolment, EnrolRequest
 from deploy.certificates import make_authority
@@ -36,6 +36,7 @@ STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
 URL_FILE = "coordinator_url"
+TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 
 
 def init_network(folder: Path) -> None:
@@ -51,9 +52,7 @@ def init_network(folder: Path) -> None:
         folder / "coordinator" / "shuffler_token", folder / "shuffler" / "coordinator_token_hash"
     )
     _token(folder / "operator" / "shuffler_token", folder / "shuffler" / "operator_token_hash")
-    _token(
-        folder / "operator" / "coordinator_token", folder / "coordinator" / "operator_token_hash"
-    )
+    _token(folder / "operator" / TOKEN_FILE, folder / "coordinator" / "operator_token_hash")
     _token(folder / "operator" / "metrics_token", folder / "shuffler" / "metrics_token_hash")
     _copy(folder / "shuffler" / "metrics_token_hash", folder / "coordinator" / "metrics_token_hash")
     _certificates(folder)
@@ -86,11 +85,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 def refusal(answer: httpx.Response, who: str) -> RemoteError:
     """The error that a service's refusal means, whether or not it is a problem document."""
-    try:
-        document = answer.json()
-    except ValueError:
-        document = None
-    document = document if isinstance(document, dict) else {}
+    document = problem_document(answer.content)
     detail = document.get("detail", f"status {answer.status_code}")
     return RemoteError(slug_of(document), f"{who} refused: {detail}")
 

@@ -1,18 +1,34 @@
-"""The operator's client of the coordinator's REST API: the same words, one method a route."""
+"""The operator's client of the coordinator's REST API: the same words, one method a route.
+
+    from deploy.operator import Operator
+
+    with Operator.of(Path("network"), "http://127.0.0.1:8400") as operator:
+        run = operator.create_run(spec)
+        for event in operator.events(run["id"]):
+            ...
+        print(operator.result(run["id"])["policy"])
+
+Answers are the documents of the REST reference (docs/rest.md), as dictionaries. ``riffle list``,
+``show``, ``log``, ``stop``, ``deploy`` and ``conservation`` are these methods on the command line.
+"""
 
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from common.errors import LocalError
+from common.plugins import nearest
 from coordinator.specs import ManualDeployment, RunSpec, Truth
-from deploy.network import refusal
+from deploy.network import TOKEN_FILE, URL_FILE, operator_client, refusal
 
+COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5
+UNSETTLED = {"issued", "open", "sealed"}
 LAST_EVENTS = {"run_finished", "run_failed", "run_stopped"}
 
 Answer = dict[str, Any]
@@ -27,6 +43,23 @@ class Operator:
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
         self._client = client
         self._patience = patience
+
+    @classmethod
+    def of(cls, network: Path, url: str | None = None) -> Self:
+        """The operator of a network, with the token in the folder of its secrets.
+
+        Without ``url``: where the folder says, as that of ``riffle up`` does, or this machine.
+
+        Raises:
+            LocalError: ``unavailable``, there is no such token.
+        """
+        token, told = (network / "operator" / name for name in (TOKEN_FILE, URL_FILE))
+        if not token.exists():
+            raise LocalError(
+                "unavailable", f"no token at {token}; make one with 'riffle network init {network}'"
+            )
+        base = url or (told.read_text() if told.exists() else COORDINATOR_URL)
+        return cls(operator_client(network, base, token.read_text()))
 
     def __enter__(self) -> Self:
         return self
@@ -57,6 +90,24 @@ class Operator:
         """One run and how far it is."""
         return self._ask("GET", f"/v1/runs/{run_id}")
 
+    def find(self, words: str) -> Answer:
+        """The run that is meant: by its id, the beginning of its id, or its name.
+
+        Raises:
+            LocalError: ``unknown-run``: none, with the nearest; or several.
+        """
+        runs = self.runs()
+        found = [run for run in runs if run["name"] == words or run["id"].startswith(words)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            hint = nearest(words, {text for run in runs for text in (run["name"], run["id"])})
+            raise LocalError(
+                "unknown-run", f"there is no run {words!r}{hint or '; see riffle list'}"
+            )
+        ids = ", ".join(run["id"] for run in found)
+        raise LocalError("unknown-run", f"{words!r} may mean {len(found)} runs; say which of {ids}")
+
     def stop(self, run_id: str) -> Answer:
         """Stop a run; its open batch is abandoned."""
         return self._ask("POST", f"/v1/runs/{run_id}/stop")
@@ -65,6 +116,18 @@ class Operator:
         """Deploy a policy or a mixture by hand, in manual mode."""
         body = deployment.model_dump_json(exclude_none=True)
         return self._ask("POST", f"/v1/runs/{run_id}/deployments", content=body)
+
+    def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
+        """A deployment as soon as its batch is counted, or was given up and not issued again."""
+        while True:
+            found = self.deployment(run_id, index)
+            again = [
+                row["index"] for row in self.deployments(run_id) if row["step"] == found["step"]
+            ]
+            if found["state"] not in UNSETTLED and again[-1] == index:
+                return found
+            index = again[-1]
+            time.sleep(poll)
 
     def deployments(self, run_id: str) -> list[Answer]:
         """All deployments in order, with their mixtures, without their counts."""
@@ -101,23 +164,28 @@ class Operator:
         """Exact regret and value where true values were supplied, with bands over like runs."""
         return self._ask("GET", f"/v1/runs/{run_id}/truth")
 
-    def events(self, run_id: str) -> Iterator[Answer]:
-        """Events until the run is over; taken up again where a connection broke."""
+    def events(self, run_id: str, *, follow: bool = True) -> Iterator[Answer]:
+        """Events until the run is over, taken up again where a connection broke.
+
+        Without ``follow`` those so far.
+        """
         last = 0
         while True:
             try:
-                for event in self._stream(run_id, last):
+                for event in self._stream(run_id, last, follow):
                     last = int(event["id"])
                     yield event
                     if event["kind"] in LAST_EVENTS:
                         return
+                if not follow:
+                    return
             except httpx.HTTPError as error:
                 self._wait_alive(error)
 
-    def _stream(self, run_id: str, last: int) -> Iterator[Answer]:
-        headers = {"Last-Event-ID": str(last)}
+    def _stream(self, run_id: str, last: int, follow: bool) -> Iterator[Answer]:
+        headers, asked = {"Last-Event-ID": str(last)}, {"follow": follow}
         path = f"/v1/runs/{run_id}/events"
-        with self._client.stream("GET", path, headers=headers) as answer:
+        with self._client.stream("GET", path, headers=headers, params=asked) as answer:
             if answer.is_error:
                 answer.read()
                 raise refusal(answer, "the coordinator")

@@ -17,12 +17,18 @@ import numpy as np
 from common.policy import Mixture
 from coordinator.learning.learner import Deployment
 from coordinator.specs import RunSpec
-from coordinator.tables import csv_text
 from deploy.operator import Answer, Operator
+from deploy.tables import TABLES, flat, replace_csv
 from experiments.regret import Regret, optimal_value, policy_value, regret
 from node_client.environments.tabular import TabularMDP
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
+FILES = (
+    "summary.json",
+    "manifest.json",
+    "regret.png",
+    *(f"{table}.csv" for table in TABLES),
+)
 SPENT = ("counted", "rejected")
 
 
@@ -102,9 +108,9 @@ def write(
     """Write all files into ``folder`` and return the summary; no curve without an ``mdp``."""
     document = summary(finished, mdp, wall_seconds)
     _write_json(folder / "summary.json", document)
-    (folder / "stages.csv").write_text(csv_text(finished.stages))
-    (folder / "ledger.csv").write_text(csv_text(finished.ledger["entries"]))
-    (folder / "deployments.csv").write_text(csv_text(finished.deployments))
+    rows = (finished.deployments, finished.stages, finished.ledger["entries"])
+    for table, found in zip(TABLES, rows, strict=True):
+        replace_csv(folder / f"{table}.csv", [flat(row) for row in found])
     if mdp is not None:
         plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))

@@ -32,10 +32,11 @@ def learn(deploy: Deploy, states: int, actions: int, horizon: int, episodes: int
 
 def outside(api: httpx.Client, run: dict[str, Any]) -> Policy:
     """Drive a run in manual mode to its end."""
-    spec = run["spec"]
+    spec, path = run["spec"], f"/v1/runs/{run['id']}/deployments"
 
     def deploy(policy: Policy, episodes: int) -> float:
-        path = f"/v1/runs/{run['id']}/deployments"
+        result = api.get(f"/v1/runs/{run['id']}/result").raise_for_status().json()
+        episodes = min(episodes, spec["episodes"] - result["episodes_executed"])  # also lost ones
         answer = api.post(path, json={"policy": policy, "episodes": episodes})
         index = answer.raise_for_status().json()["index"]
         while (found := api.get(f"{path}/{index}").raise_for_status().json())["counts"] is None:

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.counters import Ints
-from common.errors import RiffleError
+from common.errors import RiffleError, one_line
 from common.wire import Lease, UploadReply, frame
 from node_client.environments.environment import Environment
 from node_client.pace import Pace
 from node_client.report import BatchPlan, slot_report
 from node_client.sealing import SealKeys, reports_a_chunk
 from node_client.settings import Credential
-from node_client.shuffler_api import ShufflerApi, one_line
+from node_client.shuffler_api import ShufflerApi
 from node_client.trust import Accepted
 from node_client.users import Users
 

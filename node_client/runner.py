@@ -15,12 +15,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import LocalError, RemoteError, RiffleError
+from common.errors import LocalError, RemoteError, RiffleError, one_line
 from common.wire import Lease, LeaseReply, OpenBatch
 from node_client.pipeline import Job, Pipeline
 from node_client.sealing import CHUNK_MESSAGES
 from node_client.settings import Credential
-from node_client.shuffler_api import ShufflerApi, one_line
+from node_client.shuffler_api import ShufflerApi
 from node_client.trust import Demands, accept, check_expiry
 from node_client.users import Users
 

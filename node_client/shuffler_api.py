@@ -8,7 +8,6 @@ a lost answer costs nothing but another request.
 """
 
 import asyncio
-import json
 import logging
 import random
 import time
@@ -25,7 +24,7 @@ from pydantic import ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
 from common.endpoint import trusted
-from common.errors import LocalError, RemoteError, slug_of
+from common.errors import LocalError, RemoteError, one_line, problem_document, slug_of
 from common.wire import OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
@@ -176,11 +175,6 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, verify=trusted(ca_file), limits=limits, trust_env=False)
 
 
-def one_line(text: str) -> str:
-    """A peer's text for the log: one line of at most 300 characters, so that it forges none."""
-    return " ".join(text.split())[:300]
-
-
 def retry_after(value: str | None, now: datetime) -> float:
     """Seconds that a ``Retry-After`` header asks for (0 without one), at most five minutes."""
     if value is None:
@@ -210,20 +204,12 @@ def _read(answer: tuple[httpx.Response, bytes], document: type[D], fits: Callabl
 
 def _problem(response: httpx.Response, body: bytes) -> Exception:
     status = response.status_code
-    slug, detail = _slug(body)
+    document = problem_document(body)
+    slug = slug_of(document)
+    detail = one_line(str(document.get("detail", "no problem document")))
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         after = retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         return _TryAgain(f"status {status}, {detail}", after)
     if status < HTTPStatus.BAD_REQUEST:
         return _TryAgain(f"status {status}")
     return RemoteError(slug, f"the shuffler refused: {detail}")
-
-
-def _slug(body: bytes) -> tuple[str, str]:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        return "internal", "no problem document"
-    return slug_of(document), one_line(str(document.get("detail", "")))

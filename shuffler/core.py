@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
+from common.database import writer
 from common.descriptor import Context, SignedDescriptor, countersign
 from common.errors import RemoteError
 from common.hpke import open_each
+from common.news import listen
 from common.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
@@ -42,7 +45,7 @@ from shuffler.metrics import ShufflerMetrics, census
 from shuffler.permute import Release
 from shuffler.releases import Releases
 from shuffler.rules import Frame, accept_deposit
-from shuffler.schema import open_store
+from shuffler.schema import not_usable, open_store
 from shuffler.settings import Settings
 from shuffler.states import reached
 from shuffler.vault import BatchSecret, SecretLostError, Vault
@@ -84,6 +87,7 @@ class Shuffler:
         self._books = Books(self._access, show_fill=settings.show_fill)
         self._open = Shared(self._read_open, lambda: (self._access.writes, self.now))
         self._probed = Shared(self._probe, lambda: self.now)
+        self._listening: asyncio.Task[None] | None = None
 
     @property
     def now(self) -> int:
@@ -95,11 +99,14 @@ class Shuffler:
 
         A batch whose secret is lost is given up, so that it does not stop the others.
         """
+        self._listening = asyncio.create_task(listen(self._access.engine, self._heard))
         await self.tidy()
         note("started", batches=await self._endings.find_lost())
 
     def close(self) -> None:
         """Finish waiting writes and let go of the store."""
+        if self._listening is not None:
+            self._listening.cancel()
         self._access.close()
 
     # Batches: what the coordinator does
@@ -286,6 +293,11 @@ class Shuffler:
 
     # Inside
 
+    def _heard(self, _: str) -> None:
+        """A replica, perhaps this one, has changed a batch."""
+        self._access.writes += 1
+        self.changes.notify()
+
     async def _end(self, batch_id: str) -> BatchStatus:
         await self.tidy()
         status = await self.status(batch_id)
@@ -300,8 +312,7 @@ class Shuffler:
         known = store.signed_descriptor(connection, batch_id)
         if known is not None:
             return _same(known, data), False
-        secret = BatchSecret.generate()
-        self._vault.put(batch_id, secret)
+        secret = self._vault.put(batch_id, BatchSecret.generate())
         signed = SignedDescriptor(
             descriptor=data.decode(),
             coordinator_signature=signature,
@@ -354,8 +365,16 @@ def preflight(settings: Settings) -> None:
     settings.public_key()
     settings.coordinator_hash()
     settings.metrics_hashes()
-    Vault(settings.data_dir / "secrets", settings.at_rest()).probe()
-    open_store(settings.url).dispose()
+    vault = Vault(settings.data_dir / "secrets", settings.at_rest())
+    vault.probe()
+    engine = open_store(settings.url)
+    try:
+        with writer(engine).begin() as connection:
+            store.keep_to_vault(connection, vault.identity())
+    except SQLAlchemyError as error:
+        raise not_usable("written", error) from error
+    finally:
+        engine.dispose()
 
 
 def _frame(lease: str, sealed: bytes, *, opens: bool) -> Frame:

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from common.errors import RemoteError
+from common.database import claimed
+from common.errors import LocalError, RemoteError
 from shuffler import store
 from shuffler.access import Access
 from shuffler.metrics import ShufflerMetrics
@@ -75,6 +76,10 @@ class Releases:
     def _shuffle(self, batch: store.Batch) -> Release:
         secret = self._vault.get(batch.batch_id)
         with self._access.engine.connect() as connection:
+            if not claimed(connection, f"shuffle {batch.batch_id}"):
+                # Both would make the same bytes; one of them is enough work and memory.
+                detail = "another replica is permuting this batch"
+                raise LocalError("unavailable", detail, retry_after=1)
             return shuffle(
                 store.sealed_reports(connection, batch.batch_id),
                 secret,

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from common.descriptor import Context, SignedDescriptor
 from common.errors import LocalError, RemoteError
 from common.hpke import LABEL_REPORT, OVERHEAD
+from common.news import announce
 from common.wire import BatchState, BatchStatus, OpenBatch
 from shuffler.schema import batches, dropped, leases, meta, reports
 from shuffler.states import TRANSITIONS, Event, after
@@ -86,6 +87,7 @@ def insert_batch(
             state="open",
         )
     )
+    announce(connection, d.batch_id)
 
 
 def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
@@ -122,6 +124,7 @@ def transition(connection: Connection, batch: Batch, event: Event) -> BatchState
     """
     target = after(batch.state, event)
     if target != batch.state:
+        announce(connection, batch.batch_id)
         changed = {"state": target, **_lost_reports(connection, batch, target, event)}
         connection.execute(
             update(batches).where(batches.c.batch_id == batch.batch_id).values(changed)
@@ -317,6 +320,25 @@ def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int
             connection.execute(
                 insert(dropped).values(batch_id=batch_id, problem=problem, frames=frames)
             )
+
+
+def keep_to_vault(connection: Connection, identity: int) -> None:
+    """Note whose vault holds this store's secrets, or see that it is the one noted.
+
+    Raises:
+        LocalError: ``unavailable``: it is another one. Each batch would seem to have lost its
+            secret there, and would be given up.
+    """
+    noted = connection.scalar(select(meta.c.value).where(meta.c.key == "vault"))
+    if noted is None:
+        connection.execute(insert(meta).values(key="vault", value=identity))
+    elif noted != identity:
+        raise LocalError(
+            "unavailable",
+            f"the data directory has the batch secrets number {identity}, the store belongs to "
+            f"number {noted}: all replicas must share one directory. If its secrets are lost for "
+            f"good, write {noted} into secrets.id; what needs them is given up then",
+        )
 
 
 def touch(connection: Connection, now: int) -> None:

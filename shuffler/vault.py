@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.at_rest import OVERHEAD, AtRest, erase_file, replace_file, sync_directory
+from common.at_rest import OVERHEAD, AtRest, add_file, erase_file, sync_directory
 from common.errors import LocalError
 from common.hpke import KeyPair
 
@@ -44,7 +44,10 @@ class SecretLostError(LocalError):
 
 
 class Vault:
-    """The directory of batch secrets. Writes are synced, file and directory, before they return."""
+    """The directory of batch secrets, which all replicas share.
+
+    Writes are synced, file and directory, before they return.
+    """
 
     def __init__(self, directory: Path, at_rest: AtRest) -> None:
         self._directory = directory
@@ -54,17 +57,36 @@ class Vault:
         except OSError as error:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
 
-    def put(self, batch_id: str, secret: BatchSecret) -> None:
-        """Keep a secret; one that is there already is replaced as a whole.
+    def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
+        """Keep a secret, unless the batch has one: that is left as it is. Returns what is kept.
+
+        So a replica that comes late, its transaction lost, cannot replace a secret in use; and the
+        one that a crash left before its batch was known to anyone is used after it.
 
         Raises:
+            SecretLostError: the one that is there is damaged.
             LocalError: ``unavailable``, when it cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
-            replace_file(self._path(batch_id), self._at_rest.seal(data, _name(batch_id)))
+            kept = add_file(self._path(batch_id), self._at_rest.seal(data, _name(batch_id)))
         except OSError as error:
             raise LocalError("unavailable", f"cannot write a batch secret: {error}") from error
+        return secret if kept else self.get(batch_id)
+
+    def identity(self) -> int:
+        """The number of this vault, drawn when it is first asked for.
+
+        Raises:
+            LocalError: ``unavailable``: it cannot be read or written.
+        """
+        path = self._directory.with_suffix(".id")
+        try:
+            if not path.exists():
+                add_file(path, str(int.from_bytes(os.urandom(7), "big")).encode())
+            return int(path.read_text())
+        except (OSError, ValueError) as error:
+            raise LocalError("unavailable", f"cannot use {path}: {error}") from error
 
     def get(self, batch_id: str) -> BatchSecret:
         """The secret of a batch.
@@ -94,8 +116,7 @@ class Vault:
 
     def destroy(self, batch_id: str) -> None:
         """Overwrite and remove a secret. Nothing happens if it is gone: a retry after a crash."""
-        path = self._path(batch_id)
-        for file in (path, path.with_name(path.name + ".new")):
+        for file in self._directory.glob(f"{batch_id}.*"):
             erase_file(file)
         sync_directory(self._directory)
 

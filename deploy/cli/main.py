@@ -11,6 +11,12 @@ import typer
 COMMANDS = {
     "up": ("deploy.cli.runs", "up_command"),
     "run": ("deploy.cli.runs", "run_command"),
+    "list": ("deploy.cli.operate", "list_command"),
+    "show": ("deploy.cli.operate", "show_command"),
+    "log": ("deploy.cli.operate", "log_command"),
+    "stop": ("deploy.cli.operate", "stop_command"),
+    "deploy": ("deploy.cli.operate", "deploy_command"),
+    "conservation": ("deploy.cli.operate", "conservation_command"),
     "simulate": ("deploy.cli.simulate", "simulate_command"),
     "figures": ("deploy.cli.figures", "figures_command"),
     "account": ("deploy.cli.account", "account_command"),

@@ -13,9 +13,11 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from common.errors import RiffleError
+from deploy.tables import Row, columns_of, write_csv
 
 
 class Format(StrEnum):
@@ -23,6 +25,14 @@ class Format(StrEnum):
 
     text = "text"
     json = "json"
+
+
+class TableFormat(StrEnum):
+    """Output format of a command whose answer is rows."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
 
 
 class Exit(IntEnum):
@@ -39,6 +49,9 @@ class Exit(IntEnum):
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PIPE_WIDTH = 1_000
+"""Columns of a table that is not for a terminal: nothing is cut off that a program may read."""
+
 progress = Console(stderr=True)
 _UNAVAILABLE = {"unavailable", "internal", "too-many-requests"}
 
@@ -51,6 +64,30 @@ def emit(document: Mapping[str, Any], output: Format, text: Callable[[], None]) 
         text()
 
 
+def emit_rows(document: Mapping[str, Any], rows: Sequence[Row], output: TableFormat) -> None:
+    """Print rows: as a table, as CSV, or as the JSON document they are from."""
+    if output is TableFormat.json:
+        emit(document, Format.json, lambda: None)
+    elif output is TableFormat.csv:
+        write_csv(sys.stdout, rows)
+    else:
+        columns = columns_of(rows)
+        table(columns, [[row.get(name) for name in columns] for row in rows])
+
+
+def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
+    """A progress bar on stderr with elapsed time and ETA; nothing when stderr is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn(columns),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=progress,
+        disable=not progress.is_terminal,
+    )
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """Print a plain table on stdout; numbers are aligned right."""
     grid = Table(*columns, title=title or None, title_justify="left")
@@ -58,7 +95,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
         column.justify = "right" if isinstance(value, int | float) else "left"
     for row in rows:
         grid.add_row(*(_cell(value) for value in row))
-    Console().print(grid)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(grid)
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -91,4 +128,6 @@ def fail(message: str, code: Exit) -> NoReturn:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

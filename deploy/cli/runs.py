@@ -1,19 +1,20 @@
 """``riffle up`` and ``riffle run``: a run from its spec to its results."""
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from common.errors import LocalError
 from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, emit, one_line_errors, progress, table
+from deploy.cli.target import NETWORK, CoordinatorUrl, Network
 from deploy.follow import run_to_end
 from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import operator_client
 from deploy.operator import Operator
+from deploy.report import FILES
 
 Output = Annotated[Format, typer.Option("--format", help="text or json")]
 Out = Annotated[Path, typer.Option(help="folder for the results")]
@@ -39,6 +40,9 @@ def up_command(
     coordinator_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
     out: Out = Path("runs/up"),
     force: Force = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="leave the network up after the run, until Ctrl-C")
+    ] = False,
     output: Output = Format.text,
 ) -> None:
     """Start shuffler, coordinator and nodes on loopback, run to the end, write the results."""
@@ -76,21 +80,23 @@ def up_command(
             f"shuffler {network.shuffler_url}, coordinator {network.coordinator_url}, "
             f"{nodes} nodes; logs in {out / 'logs'}"
         )
-        client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
-        with Operator(client) as operator:
+        with Operator.of(network.secrets) as operator:
+            stop_earlier(operator)
             document = run_to_end(operator, chosen, out, started)
-    show(document, output, out)
+        show(document, output, out)
+        if keep:
+            stay(network)
 
 
 @one_line_errors
 def run_command(
     preset: Annotated[str, typer.Argument(help="demo or paper: what to start from")] = "demo",
-    network: Annotated[Path, typer.Option(help="folder of the network's secrets")] = Path(
-        "network"
-    ),
-    coordinator_url: Annotated[str, typer.Option(help="where the coordinator answers")] = (
-        "http://127.0.0.1:8400"
-    ),
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    name: Annotated[str | None, typer.Option(help="name of the run; default the preset's")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="create the run, print its id, do not follow it")
+    ] = False,
     learner: specs.Learner = "sdp-pe",
     env: specs.Environment = None,
     param: specs.Param = None,
@@ -119,38 +125,51 @@ def run_command(
         beta=beta,
         families=families,
         preset=constants,
+        name=name,
     )
-    prepare(out, force=force)
-    with remote_operator(network, coordinator_url) as operator:
+    with Operator.of(network, coordinator_url) as operator:
+        if detach:
+            run = operator.create_run(chosen.spec)
+            emit(run, output, lambda: typer.echo(run["id"]))
+            return
+        prepare(out, force=force)
         document = run_to_end(operator, chosen, out, started)
     show(document, output, out)
-
-
-def remote_operator(network: Path, coordinator_url: str) -> Operator:
-    """The operator's client, with the token in the network's folder.
-
-    Raises:
-        LocalError: ``unavailable``, there is no such token.
-    """
-    file = network / "operator" / "coordinator_token"
-    if not file.exists():
-        raise LocalError(
-            "unavailable", f"no token at {file}; make one with 'riffle network init {network}'"
-        )
-    return Operator(operator_client(network, coordinator_url, file.read_text()))
 
 
 def prepare(out: Path, *, force: bool) -> None:
     """Make the results' folder, and refuse to write over earlier results.
 
     Raises:
-        FileExistsError: there is a summary already, and ``force`` is false.
+        FileExistsError: there are results, finished or not, and ``force`` is false.
     """
-    summary = out / "summary.json"
-    if summary.exists() and not force:
-        raise FileExistsError(f"{summary} exists; choose another --out or say --force")
+    earlier = [out / name for name in FILES if (out / name).exists()]
+    if earlier and not force:
+        raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
     out.mkdir(parents=True, exist_ok=True)
-    summary.unlink(missing_ok=True)
+    for file in earlier:
+        file.unlink()
+
+
+def stop_earlier(operator: Operator) -> None:
+    """Stop what an interrupted ``riffle up`` left running in this folder."""
+    for run in operator.runs():
+        if run["state"] == "running":
+            operator.stop(run["id"])
+            progress.print(f"stopped run {run['id']}, which was left here unfinished")
+
+
+def stay(network: LocalNetwork) -> None:
+    """Keep the network up until Ctrl-C.
+
+    Raises:
+        LocalError: ``unavailable``, one of its processes ended.
+    """
+    progress.print(f"the network stays up: riffle list --network {network.secrets}; Ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            network.check_alive()
+            time.sleep(1)
 
 
 def show(document: dict[str, object], output: Format, out: Path) -> None:

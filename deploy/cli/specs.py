@@ -42,7 +42,7 @@ DECLARED = BUILT_IN.keys() - {MANUAL}
 
 
 def resolve(
-    name: str,
+    base_name: str,
     env: str | None = None,
     params: list[str] | None = None,
     horizon: int | None = None,
@@ -56,7 +56,7 @@ def resolve(
         ValueError: a value is out of range; the message names the field.
         LocalError: ``invalid-spec``, the environment does not exist or refuses a parameter.
     """
-    base = preset(name)
+    base = preset(base_name)
     environment_id, parameters = _environment(env, base)
     parameters |= pairs(params)
     if horizon is not None:

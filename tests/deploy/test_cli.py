@@ -117,6 +117,15 @@ def test_results_are_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "summary.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", ["stages.csv", "manifest.json", "regret.png"])
+def test_results_of_an_interrupted_run_are_not_written_over(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    result = riffle("up", "--out", str(tmp_path))
+    assert result.exit_code == 3
+    assert f"{name} exists" in result.stderr
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))

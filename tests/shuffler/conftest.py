@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ class Api:
         self._changes: dict[str, Any] = {"store_url": store_url}
         self.client = self._start()
         self.node_id, self.token = self.enrol(1_000)
+
+    def replica(self, stack: ExitStack) -> "Api":
+        """A second shuffler on the same store, secrets and clock, with the same node as caller."""
+        other = copy(self)
+        other._stack = stack
+        other.client = other._start()
+        return other
 
     @property
     def settings(self) -> Settings:

@@ -402,12 +402,25 @@ class Shuffling(RuleBasedStateMachine):
 
 
 class ShufflingOnPostgres(Shuffling):
-    """The same over PostgreSQL."""
+    """The same with two replicas over PostgreSQL; one of them crashes, the other does not."""
 
     cluster: ClassVar[Cluster]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = self.open_core()
+
     def make_store(self) -> str | None:
         return self.closing.enter_context(self.cluster.database("shuffler"))
+
+    @rule()
+    def switch(self) -> None:
+        """From here on everybody talks to the other replica."""
+        self.core, self.other = self.other, self.core
+
+    def teardown(self) -> None:
+        self.other.close()
+        super().teardown()
 
 
 @pytest.fixture

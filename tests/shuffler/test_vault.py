@@ -18,6 +18,23 @@ def test_a_secret_comes_back(tmp_path: Path) -> None:
     assert Vault(tmp_path / "secrets", CLEAR).get(BATCH) == secret
 
 
+def test_a_secret_in_use_is_not_replaced(tmp_path: Path) -> None:
+    first, late = BatchSecret.generate(), BatchSecret.generate()
+    assert Vault(tmp_path, CLEAR).put(BATCH, first) == first
+    assert Vault(tmp_path, CLEAR).put(BATCH, late) == first
+    assert Vault(tmp_path, CLEAR).get(BATCH) == first
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_vault_has_one_number_for_ever(tmp_path: Path) -> None:
+    numbers = {Vault(tmp_path / "secrets", CLEAR).identity() for _ in range(3)}
+    assert len(numbers) == 1
+    assert numbers != {Vault(tmp_path / "other", CLEAR).identity()}
+    (tmp_path / "secrets.id").write_text("what")
+    with pytest.raises(LocalError, match=r"secrets\.id"):
+        Vault(tmp_path / "secrets", CLEAR).identity()
+
+
 def test_only_the_owner_reads_it(tmp_path: Path) -> None:
     vault = Vault(tmp_path / "secrets", CLEAR)
     vault.put(BATCH, BatchSecret.generate())
@@ -35,7 +52,7 @@ def test_the_repr_shows_no_key() -> None:
 def test_destroying_removes_every_trace_and_repeats(tmp_path: Path) -> None:
     vault = Vault(tmp_path, CLEAR)
     vault.put(BATCH, BatchSecret.generate())
-    (tmp_path / f"{BATCH}.secret.new").write_bytes(b"left by a crash while writing")
+    (tmp_path / f"{BATCH}.0123abcd.new").write_bytes(b"left by a crash while writing")
     vault.destroy(BATCH)
     vault.destroy(BATCH)
     assert list(tmp_path.iterdir()) == []

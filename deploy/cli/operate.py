@@ -1,0 +1,228 @@
+"""``riffle list | show | log | stop | deploy | conservation``: the operator's words for runs.
+
+A run is named by its id, the beginning of its id, or its name.
+"""
+
+import datetime
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from common.errors import LocalError
+from coordinator.specs import ManualDeployment, read_document
+from deploy.cli.output import (
+    Exit,
+    Format,
+    TableFormat,
+    bar,
+    emit,
+    emit_rows,
+    one_line_errors,
+    table,
+)
+from deploy.cli.target import NETWORK, CoordinatorUrl, Network
+from deploy.operator import Answer, Operator
+from deploy.tables import flat, rows_of
+
+Run = Annotated[str, typer.Argument(help="id of a run, how it begins, or the run's name")]
+Output = Annotated[Format, typer.Option("--format", help="text or json")]
+Rows = Annotated[TableFormat, typer.Option("--format", help="text, json or csv")]
+LISTED = ("id", "name", "state", "learner", "environment", "episodes", "of", "stage", "trouble")
+HIDDEN = {"policy", "timings", "constants", "spec"}
+
+
+class TableName(StrEnum):
+    """The tables of a run."""
+
+    deployments = "deployments"
+    stages = "stages"
+    ledger = "ledger"
+
+
+@one_line_errors
+def list_command(
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    output: Rows = TableFormat.text,
+) -> None:
+    """List all runs, oldest first."""
+    with Operator.of(network, coordinator_url) as operator:
+        runs = operator.runs()
+    emit_rows({"runs": runs}, [_listed(run) for run in runs], output)
+
+
+@one_line_errors
+def show_command(
+    run: Run,
+    of: Annotated[
+        TableName | None, typer.Option("--table", help="deployments, stages or ledger instead")
+    ] = None,
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    output: Rows = TableFormat.text,
+) -> None:
+    """Show a run: its state, what it learned and spent; or one of its tables."""
+    with Operator.of(network, coordinator_url) as operator:
+        found = operator.find(run)
+        if of is not None:
+            rows = rows_of(operator, found["id"], of.value)
+            emit_rows({of.value: rows}, rows, output)
+            return
+        result = operator.result(found["id"])
+    row = _listed(found) | flat(result)
+    if output is not TableFormat.text:
+        emit_rows({"run": found, "result": result}, [row], output)
+        return
+    table(("quantity", "value"), list(row.items()))
+    for h, actions in enumerate(result["policy"] or []):
+        typer.echo(f"policy, step {h}: {' '.join(map(str, actions))}")
+
+
+@one_line_errors
+def log_command(
+    run: Run,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="wait for more until it is over")
+    ] = False,
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    output: Output = Format.text,
+) -> None:
+    """Print what happened in a run, a line an event; json: a document a line.
+
+    With --follow the exit code is 1 when the run fails.
+    """
+    kind = ""
+    with Operator.of(network, coordinator_url) as operator:
+        for event in operator.events(operator.find(run)["id"], follow=follow):
+            kind = event["kind"]
+            typer.echo(json.dumps(event) if output is Format.json else _line(event))
+            sys.stdout.flush()
+    if follow and kind == "run_failed":
+        raise typer.Exit(Exit.NO)
+
+
+@one_line_errors
+def stop_command(
+    run: Run,
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    output: Output = Format.text,
+) -> None:
+    """Stop a run: its open batch is abandoned, a sealed one is still counted."""
+    with Operator.of(network, coordinator_url) as operator:
+        stopped = operator.stop(operator.find(run)["id"])
+    emit(stopped, output, lambda: typer.echo(f"run {stopped['id']} is {stopped['state']}"))
+
+
+@one_line_errors
+def deploy_command(
+    run: Run,
+    episodes: Annotated[int, typer.Option(min=1, help="n, users who shall run it")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON, or a file of it: H lists of X actions; or an object with policy, or with "
+            "policies and probabilities; summary.json is one"
+        ),
+    ] = None,
+    always: Annotated[int | None, typer.Option(min=0, help="or: one action, always")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="count this step only")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="until it is counted: its value")] = False,
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    output: Output = Format.text,
+) -> None:
+    """Deploy a policy or a mixture by hand, in a run whose learner is manual.
+
+    Exit code 1 when --wait ends without counts.
+    """
+    if (policy is None) == (always is None):
+        raise ValueError("say either --policy or --always")
+    with Operator.of(network, coordinator_url) as operator:
+        found = operator.find(run)
+        asked = _constant(found["spec"], always) if policy is None else _policies(policy)
+        body = json.dumps(asked | {"episodes": episodes, "layer": layer})
+        done = operator.deploy(found["id"], read_document(ManualDeployment, body.encode()))
+        if wait:
+            done = _wait(operator, found["id"], done["index"])
+    hidden = {"mixture", "noise", "counts", "spend"}
+    emit(done, output, lambda: table(("quantity", "value"), _shown(done, hidden)))
+    if wait and done["state"] != "counted":
+        raise typer.Exit(Exit.NO)
+
+
+@one_line_errors
+def conservation_command(
+    run: Run,
+    network: Network = NETWORK,
+    coordinator_url: CoordinatorUrl = None,
+    output: Rows = TableFormat.text,
+) -> None:
+    """Account for every message of a run, batch by batch, at both services.
+
+    Exit code 1 when something does not add up.
+    """
+    with Operator.of(network, coordinator_url) as operator:
+        found = operator.conservation(operator.find(run)["id"])
+    emit_rows(found, [_batch(batch) for batch in found["batches"]], output)
+    raise typer.Exit(Exit.NO if found["balanced"] is False else Exit.DONE)
+
+
+def _listed(run: Answer) -> Answer:
+    spec = run["spec"]
+    row = {**run, "learner": spec["learner"], "environment": spec["environment"]}
+    row["of"] = spec["episodes"]
+    return {name: row[name] for name in LISTED}
+
+
+def _line(event: Answer) -> str:
+    data = {key: value for key, value in event["data"].items() if key not in {"run", "at"}}
+    at = datetime.datetime.fromtimestamp(event["data"]["at"], datetime.UTC)
+    told = " ".join(f"{key}={value}" for key, value in data.items() if key not in HIDDEN)
+    return f"{at:%Y-%m-%d %H:%M:%S}Z {event['kind']} {told}".rstrip()
+
+
+def _shown(row: Answer, hidden: set[str]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in flat(row).items() if key not in hidden] + [
+        (f"value_estimate.{key}", value) for key, value in (row.get("value_estimate") or {}).items()
+    ]
+
+
+def _constant(spec: Answer, action: int | None) -> Answer:
+    return {"policy": [[action] * spec["states"]] * spec["horizon"]}
+
+
+def _policies(text: str) -> Answer:
+    """What --policy says, as the fields of a deployment.
+
+    Raises:
+        LocalError: ``invalid-spec``: it is no JSON, or holds no policy.
+    """
+    source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_text()
+    try:
+        found = json.loads(source)
+    except ValueError as error:
+        raise LocalError("invalid-spec", f"--policy is not JSON: {error}") from error
+    if isinstance(found, list):
+        return {"policy": found}
+    fields = {"policy", "policies", "probabilities"} & found.keys()
+    if not fields:
+        raise LocalError("invalid-spec", "--policy has neither policy nor policies")
+    return {name: found[name] for name in fields}
+
+
+def _wait(operator: Operator, run_id: str, index: int) -> Answer:
+    with bar("") as shown:
+        shown.add_task("waiting for the batch to fill and be counted", total=None)
+        return operator.wait(run_id, index)
+
+
+def _batch(batch: Answer) -> Answer:
+    """A batch's row; of the shuffler's record the counts of messages."""
+    messages = (batch["shuffler"] or {}).get("messages") or {}
+    return flat(batch) | {f"shuffler_{key}": value for key, value in messages.items()}

@@ -1,0 +1,95 @@
+"""Rows of a run as CSV: deployments, stages and ledger, whole or growing while the run goes on.
+
+A row holds what has one value; mixtures, policies and noise stay in the JSON documents.
+"""
+
+import csv
+from collections.abc import Sequence
+from io import StringIO
+from itertools import chain, takewhile
+from pathlib import Path
+from typing import Any, Literal, Protocol, TextIO
+
+Row = dict[str, Any]
+Table = Literal["deployments", "stages", "ledger"]
+TABLES: tuple[Table, ...] = ("deployments", "stages", "ledger")
+
+
+class Source(Protocol):
+    """Where the rows come from: the operator's client."""
+
+    def deployments(self, run_id: str, /) -> list[Row]:
+        """All deployments."""
+
+    def stages(self, run_id: str, /) -> list[Row]:
+        """Finished stages."""
+
+    def ledger(self, run_id: str, /) -> Row:
+        """What was spent, under ``entries``."""
+
+
+def rows_of(source: Source, run_id: str, table: Table) -> list[Row]:
+    """The rows of a table, in order."""
+    found = (
+        source.ledger(run_id)["entries"] if table == "ledger" else _listed(source, run_id, table)
+    )
+    return [flat(row) for row in found]
+
+
+def flat(row: Row) -> Row:
+    """What has one value, and a column for each of the timings."""
+    kept = {key: value for key, value in row.items() if not isinstance(value, list | dict)}
+    return kept | {f"seconds_{kind}": value for kind, value in row.get("timings", {}).items()}
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """All columns that occur, in order of their first occurrence."""
+    return list(dict.fromkeys(chain(*rows)))
+
+
+def write_csv(stream: TextIO, rows: Sequence[Row]) -> None:
+    """A header and the rows."""
+    writer = csv.DictWriter(stream, columns_of(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def replace_csv(file: Path, rows: Sequence[Row]) -> None:
+    """Write a whole file aside and rename it, so that nobody reads half of it."""
+    text = StringIO()
+    write_csv(text, rows)
+    aside = file.with_name(file.name + ".new")
+    aside.write_text(text.getvalue())
+    aside.replace(file)
+
+
+def _listed(source: Source, run_id: str, table: Table) -> list[Row]:
+    return source.stages(run_id) if table == "stages" else source.deployments(run_id)
+
+
+class Growing:
+    """The tables of a run as files to which rows are added once they do not change any more."""
+
+    def __init__(self, folder: Path, source: Source, run_id: str) -> None:
+        self._folder, self._source, self._run_id = folder, source, run_id
+        self._written = dict.fromkeys(TABLES, 0)
+        self._columns: dict[Table, list[str]] = {}
+
+    def grow(self) -> None:
+        """Add what is new."""
+        for table in TABLES:
+            rows = rows_of(self._source, self._run_id, table)
+            done = list(takewhile(lambda row: row.get("acknowledged", True), rows))
+            self._append(table, done[self._written[table] :])
+            self._written[table] = len(done)
+
+    def _append(self, table: Table, rows: list[Row]) -> None:
+        if not rows:
+            return
+        first = table not in self._columns
+        columns = self._columns.setdefault(table, columns_of(rows))
+        with (self._folder / f"{table}.csv").open("w" if first else "a") as stream:
+            writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
+            if first:
+                writer.writeheader()
+            writer.writerows(rows)

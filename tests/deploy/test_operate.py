@@ -1,0 +1,189 @@
+"""The operator's commands on a live coordinator: list, show, log, stop, deploy, conservation."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from coordinator.specs import RunSpec
+from deploy.operator import Operator
+from deploy.tables import Growing, replace_csv, rows_of
+from tests.coordinator.world import RUN, SMALL, FakeShuffler
+from tests.deploy.live import live_coordinator
+from tests.deploy.test_cli import riffle as call
+
+HAND, OTHER = "1d" * 16, "1e" * 16
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, FakeShuffler]]:
+    with live_coordinator(tmp_path_factory.mktemp("live")) as (network, shuffler):
+        with Operator.of(network) as operator:
+            operator.create_run(RunSpec.model_validate(SMALL))
+            for run_id in (HAND, OTHER):
+                operator.create_run(manual(run_id))
+            list(operator.events(RUN))
+        yield network, shuffler
+
+
+@pytest.fixture
+def network(world: tuple[Path, FakeShuffler]) -> Path:
+    return world[0]
+
+
+def manual(run_id: str) -> RunSpec:
+    changes = {"run_id": run_id, "name": "by-hand", "learner": "manual", "episodes": 60}
+    return RunSpec.model_validate(SMALL | changes)
+
+
+def riffle(network: Path, *arguments: str) -> Result:
+    return call(*arguments, "--network", str(network))
+
+
+def document(network: Path, *arguments: str) -> Any:
+    result = riffle(network, *arguments, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def rows(result: Result) -> list[dict[str, str]]:
+    assert result.exit_code == 0, result.stderr
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+def test_list_in_every_format(network: Path) -> None:
+    assert [run["id"] for run in document(network, "list")["runs"]][:3] == [RUN, HAND, OTHER]
+    first = rows(riffle(network, "list", "--format", "csv"))[0]
+    assert (first["id"], first["state"], first["episodes"]) == (RUN, "finished", "40")
+    text = riffle(network, "list").stdout
+    assert "by-hand" in text
+    assert "finished" in text
+
+
+@pytest.mark.parametrize("words", [RUN, RUN[:5], "small"])
+def test_a_run_is_named_by_id_its_beginning_or_name(network: Path, words: str) -> None:
+    assert document(network, "show", words)["run"]["id"] == RUN
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [("smal1", "did you mean 'small'?"), ("by-hand", f"may mean 2 runs; say which of {HAND}")],
+)
+def test_a_run_that_is_not_clear_is_explained(network: Path, words: str, says: str) -> None:
+    for command in ("show", "log", "stop", "conservation"):
+        result = riffle(network, command, words)
+        assert result.exit_code == 3
+        assert says in result.stderr
+
+
+def test_show_a_run_and_its_tables(network: Path) -> None:
+    text = riffle(network, "show", "small").stdout
+    assert "policy, step 1: 0 0" in text
+    assert "finished" in text
+    shown = document(network, "show", "small")
+    assert shown["result"]["episodes"] == 40
+    one = rows(riffle(network, "show", "small", "--format", "csv"))
+    assert one[0]["epsilon"] == str(shown["result"]["epsilon"])
+    for name, count in (("deployments", 2), ("stages", 1), ("ledger", 2)):
+        assert len(document(network, "show", "small", "--table", name)[name]) == count
+        found = rows(riffle(network, "show", "small", "--table", name, "--format", "csv"))
+        assert len(found) == count
+    assert "mixture" not in riffle(network, "show", "small", "--table", "deployments").stdout
+
+
+def test_log_tells_every_event_and_ends(network: Path) -> None:
+    text = riffle(network, "log", "small").stdout.splitlines()
+    assert "run_started" in text[0]
+    assert "run_finished" in text[-1]
+    followed = riffle(network, "log", "small", "--follow", "--format", "json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in followed][-1] == "run_finished"
+    assert len(followed) == len(text)
+    # A run that goes on is told as far as it is.
+    assert "run_started" in riffle(network, "log", HAND[:4]).stdout
+
+
+def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
+    always = document(network, "deploy", HAND, "--episodes", "20", "--always", "1", "--wait")
+    assert always["state"] == "counted"
+    assert always["mixture"]["policies"] == [[[1, 1], [1, 1]]]
+    assert abs(always["value_estimate"]["value"]) < 2
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps({"policy": [[0, 1], [1, 0]], "regret": 3}))
+    one = document(network, "deploy", HAND, "--episodes", "20", "--policy", str(file), "--wait")
+    assert one["mixture"]["policies"] == [[[0, 1], [1, 0]]]
+    mixed = '{"policies": [[[0, 0], [0, 0]], [[1, 1], [1, 1]]], "probabilities": [0.25, 0.75]}'
+    text = riffle(network, "deploy", HAND, "--episodes", "18", "--policy", mixed, "--wait")
+    assert "value_estimate.radius" in text.stdout, text.stderr
+    assert document(network, "show", HAND)["run"]["state"] == "finished"
+
+    stopped = riffle(network, "stop", OTHER)
+    assert "is stopped" in stopped.stdout
+    assert document(network, "show", OTHER)["run"]["state"] == "stopped"
+    assert riffle(network, "stop", HAND).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--always", "2"], "action outside 0..1"),
+        (["--policy", "[[0, 1]]"], "shape"),
+        (["--policy", "{}"], "neither policy nor policies"),
+        (["--policy", "[[0,"], "not JSON"),
+        (["--policy", "[[0, 1], [0, 1]]", "--always", "1"], "either --policy or --always"),
+        (["--always", "1", "--layer", "2"], "layer"),
+    ],
+)
+def test_a_wrong_deployment_is_refused(network: Path, arguments: list[str], says: str) -> None:
+    result = riffle(network, "deploy", OTHER, "--episodes", "20", *arguments)
+    assert result.exit_code == 3
+    assert says in result.stderr
+
+
+def test_conservation_accounts_for_every_message(
+    world: tuple[Path, FakeShuffler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, _ = world
+    found = document(network, "conservation", "small")
+    assert found["balanced"] is True
+    batches = rows(riffle(network, "conservation", "small", "--format", "csv"))
+    assert [row["opened"] for row in batches] == [row["shuffler_forwarded"] for row in batches]
+    wrong = found | {"balanced": False}
+    monkeypatch.setattr(Operator, "conservation", lambda self, run_id: wrong)
+    assert riffle(network, "conservation", "small").exit_code == 1
+
+
+def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path) -> None:
+    with Operator.of(network) as operator:
+        source = Partial(operator)
+        growing = Growing(tmp_path, source, RUN)
+        for source.shown in (0, 1, 1, 2):
+            growing.grow()
+            lines = [file.read_text().count("\n") for file in sorted(tmp_path.iterdir())]
+            assert lines[:2] == [source.shown + 1] * 2 if source.shown else not lines
+        for table in ("deployments", "stages", "ledger"):
+            grown = (tmp_path / f"{table}.csv").read_text()
+            replace_csv(tmp_path / f"{table}.csv", rows_of(operator, RUN, table))
+            assert grown == (tmp_path / f"{table}.csv").read_text()
+
+
+class Partial:
+    """What an operator would see while the run goes on: the first batches only."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self.shown = 0
+
+    def deployments(self, run_id: str) -> list[dict[str, Any]]:
+        found = self._operator.deployments(run_id)
+        return [row | {"acknowledged": i < self.shown} for i, row in enumerate(found)]
+
+    def stages(self, run_id: str) -> list[dict[str, Any]]:
+        return self._operator.stages(run_id) if self.shown == 2 else []
+
+    def ledger(self, run_id: str) -> dict[str, Any]:
+        return {"entries": self._operator.ledger(run_id)["entries"][: self.shown]}

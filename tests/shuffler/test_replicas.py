@@ -1,0 +1,136 @@
+"""Two shufflers on one store: batches fill through both, and each takes over from the other."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from common.database import claimed
+from common.errors import LocalError
+from shuffler.core import Shuffler, preflight
+from tests.shuffler.conftest import Api, problem
+from tests.shuffler.world import Batch, descriptor_bytes, multiset, user
+
+pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def other(api: Api) -> Iterator[Api]:
+    with ExitStack() as stack:
+        yield api.replica(stack)
+
+
+def core(api: Api) -> Shuffler:
+    found: Shuffler = api.client.app.state.shuffler  # type: ignore[attr-defined]
+    return found
+
+
+def frame(api: Api, batch: Batch, number: int) -> tuple[str, bytes]:
+    return api.leases(batch, [user(number)])[0].lease, batch.report()
+
+
+def test_a_batch_goes_its_way_through_both(api: Api, other: Api) -> None:
+    batch = api.deposit()
+    leases = other.leases(batch, [user(i) for i in range(4)])
+    sent = [batch.messages() for _ in leases]
+    for replica, lease, messages in zip([api, other] * 2, leases, sent, strict=True):
+        assert replica.outcomes(batch, [(lease.lease, batch.report(messages))]) == ["accepted"]
+    released = other.messages(batch)
+    assert multiset(batch.rows(released.content)) == multiset(batch.rows(b"".join(sent)))
+    assert api.finish(batch) == batch.rows(released.content)
+    assert [one.status(batch)["state"] for one in (api, other)] == ["erased"] * 2
+
+
+def test_a_report_sent_to_both_at_once_is_counted_once(api: Api, other: Api) -> None:
+    batch = api.deposit(n=8)
+    for number in range(8):
+        one = frame(api, batch, number)
+        with ThreadPoolExecutor(2) as threads:
+            answers = threads.map(lambda to, one=one: to.outcomes(batch, [one]), (api, other))
+        assert sorted(one for answer in answers for one in answer) == ["accepted", "replayed"]
+    assert api.status(batch)["reports"] == 8
+
+
+def test_the_threshold_counts_distinct_reports_over_replicas(api: Api, other: Api) -> None:
+    """Many race for the last place, of two batches in opposite orders; exactly n get in."""
+    batches = [api.deposit(n=4, deployment=number) for number in range(2)]
+    frames = [
+        [frame(api, one, 10 * i + user_) for user_ in range(4)] for i, one in enumerate(batches)
+    ]
+
+    def send(turn: int) -> list[str]:
+        replica = (api, other)[turn % 2]
+        order = [0, 1] if turn % 2 else [1, 0]
+        return [out for i in order for out in replica.outcomes(batches[i], frames[i])]
+
+    with ThreadPoolExecutor(4) as threads:
+        outcomes = [one for answers in threads.map(send, range(6)) for one in answers]
+    assert outcomes.count("accepted") == 8
+    assert set(outcomes) == {"accepted", "replayed"}
+    for batch in batches:
+        assert api.status(batch)["state"] == other.status(batch)["state"] == "sealed"
+
+
+def test_slots_are_given_once_and_users_belong_to_one_node(api: Api, other: Api) -> None:
+    batch = api.deposit(n=40)
+    halves = [[user(i) for i in range(25)], [user(i) for i in range(20, 45)]]
+    with ThreadPoolExecutor(2) as threads:
+        answers = threads.map(lambda to, users: to.lease(batch, users).json(), (api, other), halves)
+    replies = list(answers)
+    slots = {lease["user"]: lease["slot"] for reply in replies for lease in reply["leases"]}
+    assert sorted(slots.values()) == list(range(40))
+    refused = [one["problem"] for reply in replies for one in reply["refused"]]
+    assert set(refused) == {"batch-full"}
+
+
+def test_a_descriptor_deposited_at_both_gets_one_key(api: Api, other: Api) -> None:
+    data = descriptor_bytes()
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(lambda to: to.put(data), (api, other)))
+    assert sorted(answer.status_code for answer in answers) == [200, 201]
+    assert answers[0].json() == answers[1].json()
+    api.fill(Batch(data, bytes.fromhex(answers[0].json()["batch_key"])))
+
+
+def test_who_waits_at_one_hears_of_what_happens_at_the_other(api: Api, other: Api) -> None:
+    def wait() -> float:
+        query = {"wait": 20, "accepting": 1}
+        assert other.call("GET", "/batches", other.token, params=query).json()["batches"]
+        return time.perf_counter()
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(wait)
+        time.sleep(0.1)
+        batch = api.deposit()
+        deposited = time.perf_counter()
+        assert waiting.result(10) - deposited < 0.9, "sooner than looking again would find it"
+        sealed = thread.submit(other.status, batch, wait=20, state="sealed")
+        api.fill(batch)
+        assert sealed.result(10)["state"] == "sealed"
+
+
+def test_one_permutes_and_the_other_takes_over_when_it_dies(api: Api, other: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    held = core(api)._access.engine.connect()
+    assert claimed(held, f"shuffle {batch.batch_id}")
+    answer = other.messages(batch)
+    assert (answer.status_code, problem(answer)) == (503, "unavailable")
+    assert answer.headers["Retry-After"] == "1"
+    held.invalidate()  # as the death of the process does
+    assert other.messages(batch).content == api.messages(batch).content
+
+
+def test_a_replica_with_other_secrets_does_not_start(api: Api, tmp_path: Path) -> None:
+    """It would find no secret of any batch there, and give all of them up."""
+    preflight(api.settings)
+    preflight(api.settings)
+    elsewhere = api.settings.model_copy(update={"data_dir": tmp_path / "elsewhere"})
+    with pytest.raises(LocalError, match="all replicas must share one directory"):
+        preflight(elsewhere)
+    number = (tmp_path / "data" / "secrets.id").read_text()
+    (tmp_path / "elsewhere" / "secrets.id").write_text(number)
+    preflight(elsewhere)
