@@ -44,6 +44,7 @@ from common.workflow import Symbols
 LABEL_DIGEST = b"riffle v1 descriptor\x00"
 LABEL_DEPOSIT = b"riffle v1 deposit\x00"
 LABEL_COUNTERSIGN = b"riffle v1 countersign\x00"
+LABEL_KEY_ID = b"riffle v1 key id\x00"
 LABEL_BATCH_ID = b"riffle v1 batch id\x00"
 
 MAX_STATES, MAX_ACTIONS, MAX_HORIZON = 10_000, 1_000, 1_000
@@ -67,6 +68,11 @@ class Document(BaseModel):
     """Base of every wire document: frozen, strict, no unknown fields."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+def key_id(public: bytes) -> str:
+    """Id of a public key, hex: 16 bytes of SHA-256 over a label and the key."""
+    return hashlib.sha256(LABEL_KEY_ID + public).hexdigest()[:32]
 
 
 NoiseKind = Literal["bernoulli", "flips", "laplace", "binomial"]
@@ -180,6 +186,11 @@ class BatchDescriptor(Document):
         if self.padding.messages > MAX_MESSAGES:
             raise ValueError(f"{self.padding.messages} messages a report exceed {MAX_MESSAGES}")
         return self
+
+    @property
+    def analyzer_key_id(self) -> str:
+        """Id of the analyzer's key that messages are sealed to."""
+        return key_id(bytes.fromhex(self.analyzer_key))
 
     @property
     def sizes(self) -> Sizes:

@@ -41,6 +41,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "late": (HTTPStatus.GONE, "The batch or the lease is over"),
     "wrong-size": (HTTPStatus.UNPROCESSABLE_ENTITY, "The size is wrong"),
     "wrong-key": (HTTPStatus.UNPROCESSABLE_ENTITY, "The report does not open"),
+    "outdated-key": (HTTPStatus.CONFLICT, "The key is not the one in use here; fetch it again"),
     "too-large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large"),
     "too-many-requests": (HTTPStatus.TOO_MANY_REQUESTS, "Slow down"),
     "not-found": (HTTPStatus.NOT_FOUND, "There is nothing at this address"),

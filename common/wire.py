@@ -16,6 +16,8 @@ LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 512
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
+BATCH_KEY_HEADER = "Riffle-Batch-Key"
+"""With an upload: `common.descriptor.key_id` of the batch key that its reports are sealed to."""
 DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]

@@ -19,10 +19,11 @@ from common import central
 from common.counters import CounterLayout, Ints
 from common.descriptor import BatchDescriptor, Context
 from common.errors import LocalError, RemoteError
-from common.hpke import OVERHEAD, KeyPair, open_each, open_histogram
+from common.hpke import OVERHEAD, open_each, open_histogram
 from common.noise import CentralNoise, Trust
 from common.randomness import Randomness, SeededRandomness, SystemRandomness
 from common.workflow import Symbols, count
+from coordinator.keys import Keys
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 5_000
 CHUNKS_A_WORKER = 4
@@ -49,20 +50,20 @@ def process_pool(workers: int) -> Executor:
 
 
 class Analyzer:
-    """Opens batches with one analyzer key; memory beyond the batch is a few chunks a worker."""
+    """Opens batches with the keys they are sealed to; holds a few chunks a worker beside them."""
 
     def __init__(
-        self, key: KeyPair, workers: int, pool: Callable[[int], Executor] = process_pool
+        self, keys: Keys, workers: int, pool: Callable[[int], Executor] = process_pool
     ) -> None:
-        self._key = key
+        self._keys = keys
         self._workers = workers
         self._make_pool = pool
         self._pool = pool(workers)
 
     @property
     def public_key(self) -> str:
-        """The analyzer's public key, hex, as descriptors carry it."""
-        return self._key.public.hex()
+        """The analyzer's active public key, hex, as new descriptors carry it."""
+        return self._keys.active()
 
     async def open(self, context: Context, messages: bytes) -> Opening:
         """Open and count all messages of a batch.
@@ -72,10 +73,10 @@ class Analyzer:
             LocalError: ``unavailable`` when the batch was sealed to another key, or the worker
                 processes died.
         """
-        self.check_key(context)
+        private = self.check_key(context)
         _check_size(context, messages)
         try:
-            parts = await self._all_chunks(context, messages)
+            parts = await self._all_chunks(private, context, messages)
         except BrokenExecutor as error:
             self._pool = self._make_pool(self._workers)
             raise LocalError("unavailable", STATE_OF_POOL) from error
@@ -86,25 +87,31 @@ class Analyzer:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
         return Opening(add_noise(descriptor, histogram), opened, failed)
 
-    def check_key(self, context: Context) -> None:
-        """Raise LocalError ``unavailable`` when the batch is sealed to another analyzer key.
+    def check_key(self, context: Context) -> bytes:
+        """The private key that opens the batch.
 
-        A wrong key file at start is mended by a restart, so it must not cost the run.
+        Raises:
+            LocalError: ``unavailable``: there is no such key here. Wrong keys at start are mended
+                by a restart, so they must not cost the run.
         """
         descriptor = context.descriptor
-        if descriptor.analyzer_key != self.public_key:
+        private = self._keys.private(descriptor.analyzer_key)
+        if private is None:
             raise LocalError(
                 "unavailable",
                 f"batch {descriptor.batch_id} is sealed to the analyzer key "
-                f"{descriptor.analyzer_key[:16]}..., this coordinator has {self.public_key[:16]}"
-                "...; start it with the key file it had",
+                f"{descriptor.analyzer_key_id}, which is not here or was erased; start the "
+                "coordinator with the folder of keys that it had",
             )
+        return private
 
     def close(self) -> None:
         """Stop the workers."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _all_chunks(self, context: Context, messages: bytes) -> list[tuple[Ints, int]]:
+    async def _all_chunks(
+        self, private: bytes, context: Context, messages: bytes
+    ) -> list[tuple[Ints, int]]:
         descriptor = context.descriptor
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
@@ -113,7 +120,7 @@ class Analyzer:
                 return await loop.run_in_executor(
                     self._pool,
                     open_messages,
-                    self._key.private,
+                    private,
                     context.message_info,
                     messages[span],
                     descriptor.trust,

@@ -18,7 +18,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from common.descriptor import MAX_EXACT, Document, parse
 from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, RiffleError
-from common.hpke import KeyPair
 from common.metrics import Measured, exposition
 from common.service import (
     MAX_JSON_BYTES,
@@ -27,14 +26,14 @@ from common.service import (
     read_body,
     require_token,
 )
-from coordinator import pages, reports, results, views
+from coordinator import keys_api, pages, reports, results, views
 from coordinator.access import Service, authorized
 from coordinator.analyzer import Analyzer
 from coordinator.conservation import conservation_view, records
 from coordinator.driver import Desk
 from coordinator.events import LAST, Bell, wait
+from coordinator.keys import KeyRing
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.planning import Party
 from coordinator.records import DeploymentRecord, RunRecord, Tally
 from coordinator.registry import Registry
 from coordinator.runs import LONGEST_WAIT_SECONDS, RECHECK_SECONDS, Coordinator, prepare_directory
@@ -241,9 +240,10 @@ async def _check_store(service: Coordinator) -> str:
 
 
 async def _check_analyzer(service: Coordinator) -> str:
-    """Whether the analyzer key opens every batch that is not settled."""
+    """Whether the analyzer's keys are there and open every batch that is not settled."""
 
     def check() -> None:
+        service.desk.keys.check()
         for data in service.desk.store.unsettled():
             service.desk.analyzer.check_key(parse(data))
 
@@ -257,7 +257,7 @@ async def _check_analyzer(service: Coordinator) -> str:
 
 
 async def _check_shuffler(service: Coordinator) -> str:
-    expected = service.desk.party.shuffler_id
+    expected = service.desk.shuffler_id
     try:
         async with asyncio.timeout(READY_SECONDS):
             found = await service.desk.shuffler.ready()
@@ -340,7 +340,9 @@ def create_app(
     """
     settings.check_test_entry()
     verify = trusted(settings.ca_file)
-    key, signing_key = KeyPair.from_private(settings.analyzer_key()), settings.signing_key()
+    signing_key = settings.signing_key()
+    keys = KeyRing(settings.analyzer_keys_dir, settings.at_rest(), clock)
+    keys.check()
     token = settings.shuffler_token()
     learners = registry or Registry(files=settings.learners)
 
@@ -351,15 +353,16 @@ def create_app(
         api = None
         if shuffler is None:
             api = ShufflerApi.connect(settings.shuffler_url, token, verify)
-        opener = analyzer or Analyzer(key, settings.workers)
+        opener = analyzer or Analyzer(keys, settings.workers)
         prepare_directory(settings.data_dir)
         desk = Desk(
             store=Store(settings.url),
             shuffler=cast("Shuffler", shuffler or api),
             analyzer=opener,
+            keys=keys,
             registry=learners,
             bell=Bell(),
-            party=Party(settings.shuffler_id, opener.public_key),
+            shuffler_id=settings.shuffler_id,
             signing_key=signing_key,
             clock=clock,
             metrics=metrics,
@@ -385,6 +388,7 @@ def create_app(
     app.include_router(router)
     app.include_router(results.router)
     app.include_router(pages.router)
+    app.include_router(keys_api.router)
     app.include_router(health)
     return app
 

@@ -34,6 +34,7 @@ from coordinator.analyzer import Analyzer
 from coordinator.counts import private_counts
 from coordinator.estimate import value_estimate
 from coordinator.events import Bell
+from coordinator.keys import KeyRing
 from coordinator.laps import Laps
 from coordinator.learning.learner import Deployment, Learner
 from coordinator.metrics import CoordinatorMetrics
@@ -64,9 +65,10 @@ class Desk:
     store: Store
     shuffler: Shuffler
     analyzer: Analyzer
+    keys: KeyRing
     registry: Registry
     bell: Bell
-    party: Party
+    shuffler_id: str
     signing_key: bytes
     clock: Callable[[], float]
     metrics: CoordinatorMetrics = field(default_factory=CoordinatorMetrics)
@@ -76,9 +78,14 @@ class Desk:
     ) -> Issue:
         """A deployment as a batch that expires `batch_seconds` from now."""
         expires_at = int(self.clock()) + spec.batch_seconds
-        return issue(
-            spec, run_id, self.party, deployment, index=index, step=step, expires_at=expires_at
-        )
+        party = Party(self.shuffler_id, self.analyzer.public_key)
+        return issue(spec, run_id, party, deployment, index=index, step=step, expires_at=expires_at)
+
+    def erase_keys(self) -> None:
+        """Erase expired keys that no batch needs: every one of theirs is acknowledged or over."""
+        if any(key.state != "active" for key in self.keys.records()):
+            data = self.store.needing_keys()
+            self.keys.erase_unused({parse(one).descriptor.analyzer_key for one in data})
 
 
 class Driver:
@@ -119,6 +126,7 @@ class Driver:
         """Do the step that ``row`` needs; wait and try again, or fail the run, when it fails."""
         try:
             await self._step(run, row)
+            await in_thread(self._desk.erase_keys)
         except RiffleError as error:
             await self._after(run, error)
         except SQLAlchemyError as error:
@@ -170,6 +178,11 @@ class Driver:
     # -- issued ----------------------------------------------------------------------------------
 
     async def _deposit(self, run: RunRecord, row: DeploymentRecord) -> None:
+        try:
+            self._desk.analyzer.check_key(parse(row.data))
+        except LocalError:  # a key was rotated between issue and deposit; nobody has seen this one
+            await self._again(run, row, 0, "was issued under a key that is gone")
+            return
         signature = sign_deposit(self._desk.signing_key, row.data)
         try:
             await self._desk.shuffler.deposit(row.batch_id, row.data, signature)

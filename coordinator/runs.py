@@ -30,6 +30,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Take up every run where it was left."""
+        await in_thread(self.desk.erase_keys)
         for run_id in await in_thread(self.desk.store.with_work):
             self._drive(run_id)
 

@@ -35,7 +35,9 @@ class Settings(RoleSettings):
         default=None, description="file with it, on another medium; mandatory off loopback"
     )
     signing_key_file: Path = Field(description="Ed25519 private key that signs descriptors")
-    analyzer_key_file: Path = Field(description="X25519 private key that opens messages")
+    analyzer_keys_dir: Path = Field(
+        description="folder of the keys that open messages; written to when keys are rotated"
+    )
     shuffler_url: str = Field(description="https://host:port; http only on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors name")
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
@@ -84,10 +86,6 @@ class Settings(RoleSettings):
             LocalError: see `common.at_rest.storage`.
         """
         return storage(self.storage_key, self.storage_key_file, self.host, PREFIX)
-
-    def analyzer_key(self) -> bytes:
-        """Raw X25519 private key (32 bytes)."""
-        return _hex_bytes("ANALYZER_KEY_FILE", self.analyzer_key_file)
 
     def operator_hash(self) -> str:
         """SHA-256 of the operator's token, hex."""

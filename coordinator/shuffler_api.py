@@ -183,6 +183,8 @@ def _refusal(response: httpx.Response) -> RiffleError:
         return LocalError("unavailable", detail, retry_after=retry_after)
     if slug in {"unauthorized", "forbidden"}:
         return LocalError("unavailable", f"{detail} (the coordinator's token; see SHUFFLER_TOKEN)")
+    if slug == "outdated-key":
+        return LocalError("unavailable", f"{detail} (pin the analyzer's new key at the shuffler)")
     return RemoteError(slug, detail)
 
 

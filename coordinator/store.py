@@ -157,6 +157,12 @@ class Store:
         with self._engine.connect() as connection:
             return list(connection.execute(query).scalars())
 
+    def needing_keys(self) -> list[bytes]:
+        """Descriptors, as bytes, of all batches that are not over and acknowledged."""
+        query = select(_deployments.c.descriptor).where(_unsettled())
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
     # -- a run -----------------------------------------------------------------------------------
 
     def create_run(self, run_id: str, spec: RunSpec, first: Issue | None, now: float) -> bool:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.descriptor import NoiseKind
 from common.noise import Trust
 from common.wire import Conservation
+from coordinator.keys import KeyState
 from coordinator.specs import RunSpec
 from coordinator.states import DeploymentState, RunState
 
@@ -232,6 +233,21 @@ class ConservationView(View):
     balanced: bool | None = Field(
         description="false: a batch does not balance; null: none is known not to, some not at all"
     )
+
+
+class KeyView(View):
+    """A key of the analyzer's, without its private half."""
+
+    id: str
+    public: str
+    state: KeyState
+    since: int = Field(description="in this state since, seconds since 1970")
+
+
+class KeysView(View):
+    """All keys there ever were, oldest first."""
+
+    keys: list[KeyView]
 
 
 class ResultView(View):

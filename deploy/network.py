@@ -20,7 +20,10 @@ certificate everybody else holds as ``ca.pem``. On loopback TLS may be left off.
 import datetime
 import json
 import secrets
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,8 +31,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.at_rest import AtRest, replace_file
 from common.endpoint import hash_token, trusted
 from common.errors import LocalError, RemoteError, problem_document, slug_of
-from common.hpke import KeyPair
 from common.wire import Enrolment, EnrolRequest
+from coordinator.keys import KeyRecord, KeyRing
 from deploy.certificates import make_authority
 
 STORAGE = ("shuffler-storage", "coordinator-storage")
@@ -47,7 +50,10 @@ def init_network(folder: Path) -> None:
         _write(folder / f"{role}-storage" / "key", secrets.token_bytes(32).hex())
         _key_pair(folder, role)
     _copy(folder / "nodes" / "coordinator_key", folder / "shuffler" / "coordinator_key")
-    _write(folder / "coordinator" / "analyzer_key", KeyPair.generate().private.hex())
+    ring = key_ring(folder)
+    ring.init()
+    for role in ("nodes", "shuffler"):
+        _write(folder / role / "analyzer_keys", _pins(ring.records()))
     _token(
         folder / "coordinator" / "shuffler_token", folder / "shuffler" / "coordinator_token_hash"
     )
@@ -117,6 +123,24 @@ def _certificates(folder: Path) -> None:
 def at_rest(folder: Path, role: str) -> AtRest:
     """How a server's private keys are encrypted."""
     return AtRest(bytes.fromhex((folder / f"{role}-storage" / "key").read_text()))
+
+
+def key_ring(folder: Path) -> KeyRing:
+    """The analyzer's keys of a network."""
+    keys = folder / "coordinator" / "analyzer_keys"
+    return KeyRing(keys, at_rest(folder, "coordinator"), time.time)
+
+
+def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:
+    """Pin the keys that are in use, or will be, at nodes and shuffler; let go of the others."""
+    records = [KeyRecord(**key) for key in keys]
+    for role in ("nodes", "shuffler"):
+        _replace(folder / role / "analyzer_keys", _pins(records))
+
+
+def _pins(records: Iterable[KeyRecord]) -> str:
+    used = [record for record in records if record.state != "erased"]
+    return "".join(f"{one.public} # {one.id}\n" for one in used)
 
 
 def _key_pair(folder: Path, role: str) -> None:

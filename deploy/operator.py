@@ -164,6 +164,19 @@ class Operator:
         """Exact regret and value where true values were supplied, with bands over like runs."""
         return self._ask("GET", f"/v1/runs/{run_id}/truth")
 
+    def keys(self) -> list[Answer]:
+        """The analyzer's keys, oldest first, without their private halves."""
+        found: list[Answer] = self._ask("GET", "/v1/keys")["keys"]
+        return found
+
+    def make_key(self) -> Answer:
+        """A pending analyzer key; the one that is pending already, if any."""
+        return self._ask("POST", "/v1/keys")
+
+    def activate_key(self, key_id: str) -> Answer:
+        """Seal new batches to a pending key; pin it at nodes and shuffler before."""
+        return self._ask("POST", f"/v1/keys/{key_id}/activate")
+
     def events(self, run_id: str, *, follow: bool = True) -> Iterator[Answer]:
         """Events until the run is over, taken up again where a connection broke.
 

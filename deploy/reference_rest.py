@@ -42,7 +42,7 @@ def apps() -> dict[str, FastAPI]:
                     data_dir=coordinator,
                     storage_key_file=folder / "coordinator-storage" / "key",
                     signing_key_file=coordinator / "signing_key",
-                    analyzer_key_file=coordinator / "analyzer_key",
+                    analyzer_keys_dir=coordinator / "analyzer_keys",
                     shuffler_url="http://127.0.0.1:8401",
                     shuffler_id=SHUFFLER_ID,
                     shuffler_token_file=coordinator / "shuffler_token",

@@ -5,6 +5,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 
+from common.pins import pinned
 from node_client.pipeline import Pipeline, Totals
 from node_client.runner import NodeState, Runner
 from node_client.sealing import SealingPool
@@ -52,6 +53,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
                     users=users,
                     pipeline=pipeline,
                     users_a_request=settings.users_a_request,
+                    pins=lambda: pinned(settings.analyzer_keys_file),
                 ).run(stop)
     finally:
         users.close()

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.counters import Ints
-from common.errors import RiffleError, one_line
+from common.descriptor import key_id
+from common.errors import RemoteError, RiffleError, one_line
 from common.wire import Lease, UploadReply, frame
 from node_client.environments.environment import Environment
 from node_client.pace import Pace
@@ -89,6 +90,7 @@ class Pipeline:
     test_entry: bool
     pace: Pace = field(default_factory=Pace)
     clock: Callable[[], float] = time.time
+    refetch: Callable[[Credential, Job], Awaitable[Job]] | None = None
     _deliveries: set[asyncio.Task[None]] = field(default_factory=set)
     _told_too_late: bool = False
 
@@ -171,8 +173,7 @@ class Pipeline:
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
     ) -> None:
         try:
-            sealed = await self.seal(job.keys, messages)
-            self._settle(await self._upload(job, credential, chunk, sealed))
+            self._settle(await self._seal_and_upload(job, credential, chunk, messages))
         except RiffleError as error:
             _log.warning("batch %s: reports refused: %s", job.batch_id, one_line(error.detail))
             self.totals.refused[error.slug] += len(chunk)
@@ -185,6 +186,22 @@ class Pipeline:
         finally:
             self.room.release()
 
+    async def _seal_and_upload(
+        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
+    ) -> UploadReply:
+        """Once more, sealed to the batch's present key, where the one remembered is outdated.
+
+        The shuffler refuses such an upload before it reads it, so no report is sent twice.
+        """
+        try:
+            sealed = await self.seal(job.keys, messages)
+            return await self._upload(job, credential, chunk, sealed)
+        except RemoteError as error:
+            if error.slug != "outdated-key" or self.refetch is None:
+                raise
+        job = await self.refetch(credential, job)
+        return await self._upload(job, credential, chunk, await self.seal(job.keys, messages))
+
     async def _upload(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], sealed: bytes
     ) -> UploadReply:
@@ -194,7 +211,8 @@ class Pipeline:
             frame(lease, sealed[i * size : (i + 1) * size]) for i, lease in enumerate(leases)
         )
         deadline = job.plan.descriptor.expires_at
-        return await self.api.upload(credential.token, job.batch_id, leases, body, deadline)
+        used = key_id(job.keys.batch_key)
+        return await self.api.upload(credential.token, job.batch_id, leases, body, deadline, used)
 
     def _settle(self, reply: UploadReply) -> None:
         for result in reply.results:

@@ -13,7 +13,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.errors import LocalError, RemoteError, RiffleError, one_line
 from common.wire import Lease, LeaseReply, OpenBatch
@@ -68,11 +68,15 @@ class Runner:
     users: Users
     pipeline: Pipeline
     users_a_request: int
+    pins: Callable[[], frozenset[str] | None] = lambda: None
     clock: Callable[[], float] = time.time
     pause: float = PAUSE_SECONDS
     _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
-    _refused: set[str] = field(default_factory=set)
+    _refused: dict[str, float] = field(default_factory=dict)  # until when
     _away: bool = False
+
+    def __post_init__(self) -> None:
+        self.pipeline.refetch = self._refetched
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve batches until ``stop`` is set, then deliver what is on its way.
@@ -117,7 +121,7 @@ class Runner:
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
         """The checked batch, from memory when it was checked before; None when it is refused."""
-        if batch.batch_id in self._refused:
+        if self.clock() < self._refused.get(batch.batch_id, -math.inf):
             return None
         job = self._jobs.get(batch.batch_id)
         try:
@@ -137,7 +141,8 @@ class Runner:
             signed = await self.api.descriptor(node.credential.token, batch_id)
         except RemoteError as error:  # not the descriptor's fault: ask again at the next poll
             raise LocalError(error.slug, error.detail) from error
-        accepted = await asyncio.to_thread(accept, signed, batch_id, self.demands, self.clock())
+        demands = replace(self.demands, analyzer_keys=await asyncio.to_thread(self.pins))
+        accepted = await asyncio.to_thread(accept, signed, batch_id, demands, self.clock())
         job = Job.of(accepted)
         self._jobs[batch_id] = job
         while len(self._jobs) > KEPT_JOBS:
@@ -203,10 +208,27 @@ class Runner:
                 return node
         return None
 
+    async def _refetched(self, credential: Credential, job: Job) -> Job:
+        """The same batch as the shuffler serves it now.
+
+        Raises:
+            RemoteError: it is another batch, or not to be served.
+            LocalError: the shuffler does not answer.
+        """
+        self._jobs.pop(job.batch_id, None)
+        found = await self._check(NodeState(credential), job.batch_id)
+        if found.keys.message_info != job.keys.message_info:
+            raise RemoteError("outdated-key", "the batch has another descriptor now")
+        return found
+
     def _refuse(self, batch_id: str, error: RemoteError) -> None:
-        self._refused.add(batch_id)
+        """For good; a key that is not pinned may be pinned later."""
+        again = error.slug == "outdated-key"
+        told = again and batch_id in self._refused
+        self._refused[batch_id] = self.clock() + LATER_SECONDS if again else math.inf
         self._jobs.pop(batch_id, None)
-        _log.warning("batch %s refused (%s): %s", batch_id, error.slug, one_line(error.detail))
+        if not told:
+            _log.warning("batch %s refused (%s): %s", batch_id, error.slug, one_line(error.detail))
 
     def _note(self, node: NodeState, error: RiffleError) -> None:
         if error.slug in _REVOKED and not node.revoked:

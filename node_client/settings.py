@@ -13,6 +13,7 @@ from common.descriptor import Document, Hex16, Hex32, Name, first_fault
 from common.endpoint import check_url, is_local_url
 from common.errors import LocalError
 from common.noise import Guarantee, Trust
+from common.pins import pinned
 from common.wire import MAX_USERS_A_LEASE
 from node_client.environments.environment import Environment
 from node_client.environments.registry import Parameter, make
@@ -39,6 +40,9 @@ class Settings(RoleSettings):
     shuffler_key_file: Path | None = Field(default=None, description="or a file that holds it")
     coordinator_key: Hex32 | None = Field(default=None, description="Ed25519 public key, hex")
     coordinator_key_file: Path | None = Field(default=None, description="or a file that holds it")
+    analyzer_keys_file: Path | None = Field(
+        default=None, description="pinned analyzer keys, hex, one a line; read at every batch"
+    )
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     credentials_file: Path = Field(description="JSON list of {node_id, token}, one a node")
     state_dir: Path = Field(description="where the users already asked are kept")
@@ -121,6 +125,7 @@ class Settings(RoleSettings):
             sizes=environment.sizes,
             reward_range=environment.reward_range,
             trust_models=self.trust_models,
+            analyzer_keys=pinned(self.analyzer_keys_file),
             test_entry=self.test_entry,
             loopback=self.loopback,
         )

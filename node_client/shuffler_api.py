@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
 from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, one_line, problem_document, slug_of
-from common.wire import OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
+from common.wire import BATCH_KEY_HEADER, OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
 LONGEST_WAIT_SECONDS = 300.0
@@ -92,16 +92,24 @@ class ShufflerApi:
         return await self._call(request, LeaseReply, fits=answers_all)
 
     async def upload(
-        self, token: str, batch_id: str, leases: list[str], body: bytes, deadline: float
+        self,
+        token: str,
+        batch_id: str,
+        leases: list[str],
+        body: bytes,
+        deadline: float,
+        batch_key: str,
     ) -> UploadReply:
         """Send frames, the same bytes again and again, until the shuffler has decided on each.
 
         Raises:
             RemoteError: a final problem of the whole body, or ``late`` after ``deadline`` (seconds
-                since 1970, UTC), when no shuffler would take it any more.
+                since 1970, UTC), when no shuffler would take it any more; ``outdated-key`` when
+                ``batch_key``, the id of the key sealed to, is not the batch's.
         """
         path = f"/v1/batches/{batch_id}/reports"
         request = self._request("POST", path, token, content=body, kind=OCTETS)
+        request.headers[BATCH_KEY_HEADER] = batch_key
 
         def answers_all(reply: UploadReply) -> bool:
             return [result.lease for result in reply.results] == leases

@@ -9,6 +9,7 @@ A `SignedDescriptor` served by the shuffler is accepted when all of this holds, 
 - the shuffler named in it is ours;
 - it has not expired;
 - its trust model is one that the owner allows, whatever guarantee another one would give;
+- its analyzer key is pinned, where the owner pinned any;
 - environment, X, A, H are this node's, and its reward range covers the environment's;
 - a ``test_seed`` only where the owner allowed the test entry point and the shuffler is on loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives none:
@@ -54,6 +55,7 @@ class Demands:
     sizes: Sizes
     reward_range: tuple[float, float]
     trust_models: tuple[Trust, ...] = ("shuffle",)
+    analyzer_keys: frozenset[str] | None = None
     test_entry: bool = False
     loopback: bool = False
 
@@ -81,6 +83,7 @@ def accept(signed: SignedDescriptor, asked_id: str, demands: Demands, now: float
     _check_ids(descriptor, asked_id, demands)
     check_expiry(descriptor, now)
     check_trust(descriptor, demands.trust_models)
+    _check_pinned(descriptor, demands)
     _check_environment(descriptor, demands)
     _check_test_entry(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
@@ -103,6 +106,15 @@ def _check_ids(descriptor: BatchDescriptor, asked_id: str, demands: Demands) -> 
         raise RemoteError(
             "wrong-recipient",
             f"made for shuffler {descriptor.shuffler_id!r}, ours is {demands.shuffler_id!r}",
+        )
+
+
+def _check_pinned(descriptor: BatchDescriptor, demands: Demands) -> None:
+    if demands.analyzer_keys is not None and descriptor.analyzer_key not in demands.analyzer_keys:
+        raise RemoteError(
+            "outdated-key",
+            f"messages would be sealed to analyzer key {descriptor.analyzer_key_id}, which is not "
+            "pinned here; if the operator rotated keys, add it to ANALYZER_KEYS_FILE",
         )
 
 

@@ -28,6 +28,7 @@ from common.service import (
     require_token,
 )
 from common.wire import (
+    BATCH_KEY_HEADER,
     DIGEST_HEADER,
     OCTETS,
     SIGNATURE_HEADER,
@@ -46,7 +47,7 @@ from common.wire import (
 from shuffler.core import Clock, Shuffler
 from shuffler.journal import LOG
 from shuffler.metrics import ShufflerMetrics
-from shuffler.rules import for_coordinator
+from shuffler.rules import check_batch_key, for_coordinator
 from shuffler.settings import Settings
 from shuffler.waiting import metered
 
@@ -182,6 +183,7 @@ async def upload(batch_id: Hex16, request: Request, core: Core) -> UploadReply:
     """Upload frames; one outcome each, durable before it is answered."""
     began = asyncio.get_running_loop().time()
     node, batch = await core.admit(bearer(request), batch_id)
+    check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.inflight.meter() as meter:
         body = await _body(metered(request, meter), core.upload_limit(batch))
         return await core.upload(batch, node, body, began)

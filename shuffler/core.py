@@ -12,6 +12,7 @@ the event loop stays free. What must survive a crash is ordered here:
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import Connection
@@ -22,6 +23,7 @@ from common.descriptor import Context, SignedDescriptor, countersign
 from common.errors import RemoteError
 from common.hpke import open_each
 from common.news import listen
+from common.pins import pinned
 from common.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
@@ -122,8 +124,10 @@ class Shuffler:
         known = await self._access.read(partial(store.signed_descriptor, batch_id=batch_id))
         if known is not None:
             return _same(known, data), False
+        pins = await asyncio.to_thread(pinned, self.settings.analyzer_keys_file)
+        demands = replace(self._demands, analyzer_keys=pins)
         context = await asyncio.to_thread(
-            accept_deposit, data, signature, batch_id, self._demands, self.now
+            accept_deposit, data, signature, batch_id, demands, self.now
         )
         insert = partial(self._insert, data=data, context=context, signature=signature or "")
         signed, created = await self._access.write(insert)
@@ -361,6 +365,7 @@ def preflight(settings: Settings) -> None:
         LocalError: keys, tokens or store are missing, damaged or newer than this program.
     """
     settings.demands()
+    pinned(settings.analyzer_keys_file)
     settings.tls()
     settings.public_key()
     settings.coordinator_hash()

@@ -4,7 +4,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
-- it names this shuffler and has not expired;
+- it names this shuffler and has not expired, and an analyzer key that is pinned, if any is;
 - its trust model is one that the owner allows;
 - n is at least the owner's smallest batch, and n * L messages no more bytes than the owner takes;
 - seeded noise is asked for only where the test entry point is open;
@@ -23,7 +23,7 @@ from fractions import Fraction
 from math import floor
 from typing import Literal
 
-from common.descriptor import Context, batch_id, parse, verify_deposit
+from common.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from common.errors import RemoteError
 from common.noise import Guarantee, Trust
 from common.verification import check_guarantee, check_trust
@@ -55,6 +55,7 @@ class Demands:
     smallest_n: int
     test_entry: bool
     max_batch_bytes: int
+    analyzer_keys: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,16 @@ def accept_deposit(
     return context
 
 
+def check_batch_key(batch_key: str, used: str | None) -> None:
+    """Raise RemoteError ``outdated-key`` when reports are sealed to another key of the batch.
+
+    A shuffler whose store was made anew has given the batch another key than nodes remember.
+    ``used`` is what the node says: `key_id` of its key, or nothing.
+    """
+    if used not in (None, key_id(bytes.fromhex(batch_key))):
+        raise RemoteError("outdated-key", "the batch has another key now: fetch its descriptor")
+
+
 def _check_identity(context: Context, path_id: str, demands: Demands, now: int) -> None:
     d = context.descriptor
     if not path_id == d.batch_id == batch_id(d.run_id, d.deployment):
@@ -135,6 +146,8 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
         )
     if d.expires_at <= now:
         raise RemoteError("late", f"the descriptor expired at {d.expires_at}, it is {now}")
+    if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
+        raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 
 
 def _check_promise(context: Context, demands: Demands) -> None:

@@ -41,6 +41,9 @@ class Settings(RoleSettings):
     signing_key_file: Path = Field(description="Ed25519 private key that countersigns")
     coordinator_key: str | None = Field(default=None, description="pinned Ed25519 public key")
     coordinator_key_file: Path | None = Field(default=None, description="file with that key")
+    analyzer_keys_file: Path | None = Field(
+        default=None, description="pinned analyzer keys, hex, one a line; read at every deposit"
+    )
     coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
     coordinator_token_hash_file: Path | None = Field(default=None, description="file with it")
     operator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")

@@ -41,6 +41,7 @@ class Batch:
 
     batch_id: str
     digest: bytes
+    batch_key: str
     n: int
     expires_at: int
     report_bytes: int

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from deploy.cli.output import one_line_errors, progress
-from deploy.network import enrol, init_network
+from deploy.network import enrol, init_network, operator_client, pin
+from deploy.operator import Operator
 
 network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
 
@@ -32,3 +33,29 @@ def enrol_command(
     """Enrol nodes at the shuffler, as its operator, and write their credentials."""
     enrol(folder, shuffler_url, nodes, users)
     progress.print(f"{nodes} nodes are enrolled")
+
+
+@network_app.command("rotate-key")
+@one_line_errors
+def rotate_key_command(
+    folder: NetworkFolder,
+    coordinator_url: Annotated[str, typer.Option(help="where the coordinator answers")],
+    activate: Annotated[
+        bool, typer.Option(help="seal new batches to the new key, once it is pinned")
+    ] = True,
+) -> None:
+    """Give the analyzer a new key: make it, pin it at nodes and shuffler, then activate it.
+
+    Where pins are files on other machines: --no-activate, copy nodes/analyzer_keys and
+    shuffler/analyzer_keys there, and say it again. Keys that are erased are let go of.
+    """
+    token = (folder / "operator" / "coordinator_token").read_text().strip()
+    with Operator(operator_client(folder, coordinator_url, token)) as operator:
+        made = operator.make_key()
+        pin(folder, operator.keys())
+        if not activate:
+            progress.print(f"key {made['id']} is pending, and pinned in {folder}")
+            return
+        operator.activate_key(made["id"])
+        pin(folder, operator.keys())
+    progress.print(f"key {made['id']} is active; the one before opens what was issued under it")

@@ -19,6 +19,7 @@ from common.hpke import open_histogram
 from common.randomness import SeededRandomness
 from common.wire import frame, frames
 from coordinator.analyzer import Analyzer
+from coordinator.keys import OneKey
 from experiments.audit.world import World
 from node_client.report import slot_report
 from node_client.sealing import pack, seal_reports
@@ -49,7 +50,7 @@ def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
 
 def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
     """The same, opened by `Analyzer.open` as in a deployed coordinator, in a thread."""
-    analyzer = Analyzer(world.analyzer, 1, pool=ThreadPoolExecutor)
+    analyzer = Analyzer(OneKey(world.analyzer), 1, pool=ThreadPoolExecutor)
     C = world.plan.layout.counters
 
     async def run() -> Views:

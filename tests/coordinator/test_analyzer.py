@@ -13,6 +13,7 @@ from common.descriptor import Context, parse
 from common.errors import LocalError, RemoteError
 from common.hpke import KeyPair, seal_indices
 from coordinator.analyzer import Analyzer, Opening, chunks
+from coordinator.keys import OneKey
 from coordinator.learning.learner import Deployment
 from coordinator.planning import Party, issue
 from coordinator.registry import problem
@@ -49,7 +50,7 @@ def test_worker_processes_count_as_one_would() -> None:
     d = batch.descriptor
     indices = np.resize(np.arange(d.layout.counters + 1), d.n * d.padding.messages)
     messages = seal_indices(ANALYZER.public, batch.message_info, indices, d.layout.width)
-    opening = opened(Analyzer(ANALYZER, 2), batch, messages)
+    opening = opened(Analyzer(OneKey(ANALYZER), 2), batch, messages)
     assert opening.failed == 0
     assert opening.histogram.tolist() == np.bincount(indices).tolist()
     assert opening.opened == indices.size
@@ -80,7 +81,7 @@ def test_another_key_is_told_before_anything_is_opened() -> None:
     batch, data = context()
     other = KeyPair.from_private(bytes(range(2, 34)))
     with pytest.raises(LocalError, match="analyzer key"):
-        opened(Analyzer(other, 1), batch, sealed_messages(data))
+        opened(Analyzer(OneKey(other), 1), batch, sealed_messages(data))
 
 
 class Dead(Executor):
@@ -99,7 +100,7 @@ def test_dead_workers_are_replaced() -> None:
 
     batch, data = context()
     with pytest.raises(LocalError, match="started again"):
-        opened(Analyzer(ANALYZER, 3, pool), batch, sealed_messages(data))
+        opened(Analyzer(OneKey(ANALYZER), 3, pool), batch, sealed_messages(data))
     assert made == [3, 3]
 
 

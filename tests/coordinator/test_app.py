@@ -14,6 +14,7 @@ from common.errors import LocalError
 from common.hpke import KeyPair
 from coordinator.analyzer import Analyzer
 from coordinator.app import create_app
+from coordinator.keys import OneKey
 from tests.coordinator.api import Answer, Api, problem
 from tests.coordinator.world import (
     RUN,
@@ -322,12 +323,15 @@ def test_a_wrong_analyzer_key_waits_for_the_right_one(api: Api) -> None:
     right, api.shuffler.fills = api.analyzer, False
     api.call("POST", "", json=SMALL)
     api.until(lambda: "status" in api.shuffler.calls)
-    api.analyzer = lambda: Analyzer(KeyPair.from_private(bytes(32)), 1, ThreadPoolExecutor)
+    api.analyzer = lambda: Analyzer(OneKey(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
     api.restart()
     api.shuffler.fills = True
     api.until(lambda: api.get(f"/{RUN}")["trouble"] is not None)
     shown = api.get(f"/{RUN}")
-    assert (shown["state"], "the key file it had" in shown["trouble"]) == ("running", True)
+    assert (shown["state"], "the folder of keys that it had" in shown["trouble"]) == (
+        "running",
+        True,
+    )
     assert "messages" not in api.shuffler.calls
     ready = api.client.get("/readyz")
     assert (ready.status_code, ready.json()["shuffler"]) == (503, "ok")

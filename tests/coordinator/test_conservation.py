@@ -1,23 +1,12 @@
 """Conservation over both services, as the coordinator answers it."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from common.errors import LocalError
 from coordinator.conservation import conservation_view
 from tests.coordinator.api import Api
 from tests.coordinator.faults import read
 from tests.coordinator.world import RUN, SMALL
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with ExitStack() as stack:
-        yield Api(tmp_path, stack)
 
 
 def test_a_finished_run_balances_to_the_message(api: Api) -> None:
@@ -50,9 +39,9 @@ def test_a_shuffler_that_is_away_is_named(api: Api) -> None:
     assert found["batches"][1]["trouble"] is None
 
 
-def test_what_does_not_add_up_shows(api: Api, tmp_path: Path) -> None:
+def test_what_does_not_add_up_shows(api: Api) -> None:
     api.finish()
-    rows, spends = read(tmp_path, lambda store: (store.deployments(RUN), store.ledger(RUN)))
+    rows, spends = read(api.directory, lambda store: (store.deployments(RUN), store.ledger(RUN)))
     away = [LocalError("unavailable", "away")] * len(rows)
     assert conservation_view(rows, spends, away).balanced is None
     spends[1] = replace(spends[1], opened=spends[1].opened - 1)

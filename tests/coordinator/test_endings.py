@@ -14,6 +14,7 @@ from common.descriptor import batch_id
 from common.errors import RemoteError
 from common.hpke import KeyPair
 from coordinator.analyzer import Analyzer
+from coordinator.keys import OneKey
 from coordinator.runs import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read
@@ -314,7 +315,7 @@ def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, ho
 def test_a_lost_batch_is_noticed_with_another_analyzer_key_too(tmp_path: Path, how: str) -> None:
     shuffler = FakeShuffler()
     seal_first(tmp_path, shuffler, reissues=0)
-    other = Analyzer(KeyPair.from_private(bytes(32)), 1, ThreadPoolExecutor)
+    other = Analyzer(OneKey(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
 
     async def act(coordinator: Coordinator) -> None:
         await until(lambda: coordinator.trouble(RUN) is not None)

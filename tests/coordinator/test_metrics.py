@@ -1,21 +1,11 @@
 """The coordinator's metrics: who may read them and what they say."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-
 import pytest
 
 from common.endpoint import hash_token
 from tests.coordinator.api import Api
 from tests.coordinator.world import RUN, SMALL, TOKEN
 from tests.shuffler.test_metrics import sample
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with ExitStack() as stack:
-        yield Api(tmp_path, stack)
 
 
 def scrape(api: Api, token: str = TOKEN) -> tuple[int, str]:

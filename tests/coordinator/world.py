@@ -7,6 +7,8 @@ the same spec must end with the same counts.
 
 import asyncio
 import hashlib
+import json
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -16,8 +18,9 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from common.at_rest import AtRest
 from common.counters import Episode
-from common.descriptor import Context, SignedDescriptor, parse, verify_deposit
+from common.descriptor import Context, SignedDescriptor, key_id, parse, verify_deposit
 from common.endpoint import hash_token
 from common.errors import LocalError, RemoteError
 from common.hpke import KeyPair, seal_indices
@@ -28,6 +31,7 @@ from common.workflow import encode
 from coordinator.analyzer import Analyzer
 from coordinator.driver import Desk
 from coordinator.events import Bell
+from coordinator.keys import KeyRing, OneKey
 from coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -37,7 +41,6 @@ from coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from coordinator.planning import Party
 from coordinator.registry import Options, Registry
 from coordinator.runs import Coordinator
 from coordinator.settings import Settings
@@ -287,7 +290,18 @@ class FakeShuffler:
 
 
 def analyzer() -> Analyzer:
-    return Analyzer(ANALYZER, 1, ThreadPoolExecutor)
+    return Analyzer(OneKey(ANALYZER), 1, ThreadPoolExecutor)
+
+
+def key_ring(directory: Path, clock: Callable[[], float] = time.time) -> KeyRing:
+    """A folder of keys whose first one is ANALYZER."""
+    folder, key = directory / "analyzer_keys", ANALYZER.public
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        first = {"id": key_id(key), "public": key.hex(), "state": "active", "since": int(NOW)}
+        (folder / f"{key_id(key)}.key").write_text(ANALYZER.private.hex())
+        (folder / "keys.json").write_text(json.dumps([first]))
+    return KeyRing(folder, AtRest(None), clock)
 
 
 def registry() -> Registry:
@@ -297,11 +311,11 @@ def registry() -> Registry:
 def settings(directory: Path, **changes: Any) -> Settings:
     files = {
         "signing_key_file": SIGNING.hex(),
-        "analyzer_key_file": ANALYZER.private.hex(),
         "shuffler_token_file": "coordinator",
         "operator_token_hash_file": hash_token(TOKEN),
     }
     directory.mkdir(exist_ok=True)
+    key_ring(directory)
     for name, text in files.items():
         (directory / name).write_text(text + "\n")
     return Settings.model_validate(
@@ -309,6 +323,7 @@ def settings(directory: Path, **changes: Any) -> Settings:
             "data_dir": directory,
             "shuffler_url": "http://127.0.0.1:1",
             "shuffler_id": SHUFFLER_ID,
+            "analyzer_keys_dir": directory / "analyzer_keys",
             **{name: directory / name for name in files},
             **changes,
         }
@@ -330,7 +345,8 @@ def desk(directory: Path, shuffler: Any, clock: Clock | None = None) -> Desk:
         analyzer=analyzer(),
         registry=registry(),
         bell=Bell(),
-        party=Party(SHUFFLER_ID, ANALYZER.public.hex()),
+        keys=key_ring(directory),
+        shuffler_id=SHUFFLER_ID,
         signing_key=SIGNING,
         clock=clock or Clock(),
     )

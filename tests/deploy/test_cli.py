@@ -206,7 +206,7 @@ def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> N
     private = {
         (tmp_path / "shuffler" / "signing_key").read_bytes(),
         (tmp_path / "coordinator" / "signing_key").read_bytes(),
-        (tmp_path / "coordinator" / "analyzer_key").read_bytes(),
+        *(file.read_bytes() for file in (tmp_path / "coordinator/analyzer_keys").glob("*.key")),
     }
     assert not any(file.read_bytes() in private for file in (tmp_path / "nodes").iterdir())
     shuffler = {file.read_bytes() for file in (tmp_path / "shuffler").iterdir()}

@@ -1,11 +1,13 @@
 """The containers' files agree with the program: settings, secrets, commands, ports, folders."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.keys import KeyRing
 from coordinator.settings import Settings as CoordinatorSettings
 from deploy.cli.main import build
 from deploy.network import ROLES, SHUFFLER_ID, init_network
@@ -75,7 +77,7 @@ def test_a_setting_that_does_not_exist_is_not_set() -> None:
 
 def test_every_file_that_is_named_is_made(network: Path) -> None:
     named = {Path(path) for path in re.findall(r"/network/([\w-]+/[\w.]+)", COMPOSE)}
-    made = {file.relative_to(network) for file in network.rglob("*") if file.is_file()}
+    made = {file.relative_to(network) for file in network.rglob("*")}
     assert len(named) > 12
     assert named - made == {Path("nodes/credentials.json")}  # by `riffle network enrol`
 
@@ -96,7 +98,8 @@ def test_a_role_starts_with_its_settings(
     if isinstance(settings, CoordinatorSettings):
         assert settings.tls() is not None
         assert settings.ca_file == network / "coordinator" / "ca.pem"
-        assert len(settings.signing_key()) == len(settings.analyzer_key()) == 32
+        assert len(settings.signing_key()) == 32
+        KeyRing(settings.analyzer_keys_dir, settings.at_rest(), time.time).check()
         assert settings.shuffler_token() and settings.operator_hash()
     if isinstance(settings, ShufflerSettings):
         assert settings.tls() is not None

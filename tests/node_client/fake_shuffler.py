@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from common.descriptor import BatchDescriptor, Context, SignedDescriptor, parse
+from common.descriptor import BatchDescriptor, Context, SignedDescriptor, key_id, parse
 from common.errors import MEDIA_TYPE, RemoteError
-from common.hpke import SealBroken, open_histogram, open_sealed
-from common.wire import frames
+from common.hpke import KeyPair, SealBroken, open_histogram, open_sealed
+from common.wire import BATCH_KEY_HEADER, frames
 from tests.node_client import world
 
 
@@ -29,6 +29,7 @@ from tests.node_client import world
 class FakeBatch:
     signed: SignedDescriptor
     context: Context
+    key: KeyPair = world.BATCH
     leases: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     reports: dict[str, bytes] = field(default_factory=dict)
 
@@ -44,7 +45,7 @@ class FakeBatch:
         """What the analyzer counts: histogram with dummies last, and messages that failed."""
         layout = self.descriptor.layout
         inner = b"".join(
-            open_sealed(world.BATCH.private, self.context.report_info, sealed)
+            open_sealed(self.key.private, self.context.report_info, sealed)
             for sealed in self.reports.values()
         )
         return open_histogram(
@@ -73,6 +74,12 @@ class FakeShuffler:
         batch = FakeBatch(signed, parse(signed.descriptor.encode()))
         self.batches[batch.descriptor.batch_id] = batch
         return batch
+
+    def rekey(self, batch: FakeBatch) -> None:
+        """As a shuffler whose store was made anew: the same descriptor, another batch key."""
+        batch.key = KeyPair.generate()
+        data = batch.signed.descriptor.encode()
+        batch.signed = world.sign(data, batch_key=batch.key.public)
 
     def client(self) -> httpx.AsyncClient:
         app = Starlette(
@@ -121,6 +128,9 @@ class FakeShuffler:
     async def reports(self, request: Request) -> Response:
         self._node(request)
         batch = self.batches[request.path_params["id"]]
+        if request.headers[BATCH_KEY_HEADER] != key_id(batch.key.public):
+            error = RemoteError("outdated-key", "another key")
+            return JSONResponse(error.document(), error.status, media_type=MEDIA_TYPE)
         body = await request.body()
         self.uploads.append(body)
         try:
@@ -158,7 +168,7 @@ class FakeShuffler:
         if lease in batch.reports:
             return "replayed" if batch.reports[lease] == sealed else "already-reported"
         try:
-            open_sealed(world.BATCH.private, batch.context.report_info, sealed)
+            open_sealed(batch.key.private, batch.context.report_info, sealed)
         except SealBroken:
             return "wrong-key"
         batch.reports[lease] = sealed

@@ -13,6 +13,7 @@ import pytest
 
 from common.counters import Ints
 from common.errors import LocalError
+from common.pins import pinned
 from node_client.environments.registry import make
 from node_client.pace import Pace
 from node_client.pipeline import Pipeline, Totals
@@ -63,6 +64,8 @@ async def serve(
     environment: Any = None,
     people: dict[str, list[str]] | None = None,
     seal: Any = in_thread,
+    clock: Callable[[], float] = lambda: world.NOW,
+    pins: Callable[[], frozenset[str] | None] = lambda: None,
     **changes: Any,
 ) -> tuple[Totals, Runner]:
     """Run nodes until every batch is full, or ``until`` holds."""
@@ -88,7 +91,8 @@ async def serve(
         users=users,
         pipeline=pipeline,
         users_a_request=8,
-        clock=lambda: world.NOW,
+        pins=pins,
+        clock=clock,
         pause=0.01,
     )
 
@@ -132,6 +136,44 @@ def test_a_report_survives_faults_and_counts_once(fault: str, tmp_path: Path) ->
     assert sum(len(body) for body in set(fake.uploads)) == world.N * (
         16 + batch.descriptor.report_bytes
     ), "a retry sends the same bytes"
+
+
+def test_reports_are_sealed_again_to_the_batchs_present_key(tmp_path: Path) -> None:
+    fake = shuffler()
+    batch = fake.deposit(world.signed())
+    sealed = 0
+
+    async def seal(keys: SealKeys, messages: Ints) -> bytes:
+        nonlocal sealed
+        sealed += 1
+        if sealed == 2:  # between fetching the descriptor and uploading
+            fake.rekey(batch)
+        return await in_thread(keys, messages)
+
+    totals, _ = asyncio.run(serve(fake, tmp_path, seal=seal))
+    # What the old key sealed was accepted under it, or not at all: the fake opens with one key.
+    assert totals.accepted == world.N == len(batch.reports)
+    assert totals.refused == {}
+    assert fake.requests["descriptor"] > 1
+
+
+def test_a_batch_whose_key_is_not_pinned_waits_for_the_pin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = shuffler()
+    batch, now, pins = fake.deposit(world.signed()), float(world.NOW), tmp_path / "pins"
+    pins.write_text("ab" * 32)
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        if fake.requests["descriptor"] == 3:
+            pins.write_text(f"{world.ANALYZER.public.hex()} # rotated\n")
+        return min(now, world.EXPIRES - 100)
+
+    totals, _ = asyncio.run(serve(fake, tmp_path, clock=clock, pins=lambda: pinned(pins)))
+    assert totals.accepted == world.N == len(batch.reports)
+    assert caplog.text.count("not pinned here") == 1
 
 
 @pytest.mark.parametrize("path", ["/leases", "/batches"])

@@ -67,7 +67,7 @@ class Script:
         return self.now
 
     def upload(self, deadline: float = 1e9) -> UploadReply:
-        reply = self.run(lambda api: api.upload("t", BATCH, [LEASE], b"frame", deadline))
+        reply = self.run(lambda api: api.upload("t", BATCH, [LEASE], b"frame", deadline, "ab" * 16))
         assert isinstance(reply, UploadReply)
         return reply
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from common.descriptor import SignedDescriptor, parse, verify_countersign
-from common.wire import DIGEST_HEADER
+from common.descriptor import SignedDescriptor, key_id, parse, verify_countersign
+from common.wire import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import (
+    ANALYZER,
     COORDINATOR_TOKEN,
     NOW,
     OPERATOR_TOKEN,
@@ -318,3 +319,27 @@ def test_messages_carry_their_digest(api: Api) -> None:
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["content-length"] == str(len(answer.content))
     assert len(answer.headers[DIGEST_HEADER]) == 64
+
+
+def test_a_deposit_names_a_pinned_analyzer_key_where_any_is_pinned(api: Api) -> None:
+    pins = api.directory / "pins"
+    pins.write_text("ab" * 32)
+    api.restart(analyzer_keys_file=pins)
+    refused = api.put(descriptor_bytes())
+    assert (refused.status_code, problem(refused)) == (409, "outdated-key")
+    pins.write_text(f"{'ab' * 32}\n{ANALYZER.public.hex()}\n")
+    assert api.put(descriptor_bytes()).status_code == 201
+    pins.write_text("ab" * 32)  # after a rotation the same deposit again is still the same
+    assert api.put(descriptor_bytes()).status_code == 200
+
+
+def test_an_upload_sealed_to_another_batch_key_is_told_so(api: Api) -> None:
+    batch = api.deposit()
+    held = api.leases(batch, [user(0)])[0]
+    body = bytes.fromhex(held.lease) + batch.report()
+    path = f"/batches/{batch.batch_id}/reports"
+    for key, status in ((bytes(32), 409), (batch.batch_key, 200)):
+        headers = {BATCH_KEY_HEADER: key_id(key)}
+        answer = api.call("POST", path, api.token, content=body, headers=headers)
+        assert answer.status_code == status
+    assert api.status(batch)["dropped"] == {}
