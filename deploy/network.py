@@ -21,7 +21,7 @@ import datetime
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,16 @@ def init_network(folder: Path) -> None:
     _certificates(folder)
 
 
-def enrol(folder: Path, shuffler_url: str, nodes: int, users: int) -> None:
+def enrol(
+    folder: Path,
+    shuffler_url: str,
+    nodes: int,
+    users: int,
+    on_node: Callable[[], None] = lambda: None,
+) -> None:
     """Enrol nodes, each for at most ``users`` users, until the network has ``nodes`` credentials.
+
+    ``on_node`` is called after each.
 
     Raises:
         RemoteError: the shuffler refused.
@@ -80,6 +88,7 @@ def enrol(folder: Path, shuffler_url: str, nodes: int, users: int) -> None:
             credentials.append(_enrol_one(client, request).model_dump())
             # After each one: a token is shown once, and an interrupted enrolment must not lose it.
             _replace(file, json.dumps(credentials, indent=1))
+            on_node()
 
 
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:

@@ -68,7 +68,10 @@ def _listed(source: Source, run_id: str, table: Table) -> list[Row]:
 
 
 class Growing:
-    """The tables of a run as files to which rows are added once they do not change any more."""
+    """The tables of a run as files to which rows are added once they are settled.
+
+    What comes later, as the acknowledgement, is in the files that are written at the end.
+    """
 
     def __init__(self, folder: Path, source: Source, run_id: str) -> None:
         self._folder, self._source, self._run_id = folder, source, run_id
@@ -79,7 +82,7 @@ class Growing:
         """Add what is new."""
         for table in TABLES:
             rows = rows_of(self._source, self._run_id, table)
-            done = list(takewhile(lambda row: row.get("acknowledged", True), rows))
+            done = list(takewhile(lambda row: row.get("settled_at", 0) is not None, rows))
             self._append(table, done[self._written[table] :])
             self._written[table] = len(done)
 

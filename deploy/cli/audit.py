@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from common.counters import Families
-from deploy.cli.output import Exit, Format, emit, one_line_errors, progress, table
+from deploy.cli.output import Exit, Format, bar, emit, one_line_errors, progress, table
 from experiments.audit.report import TRIALS, Effort, Encoding, run
 from experiments.audit.world import Setting
 
@@ -36,7 +36,10 @@ def audit_command(
     setting = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
     effort = Effort(TRIALS[encoding] if trials is None else trials, sealed, users)
     progress.print(f"attacking {encoding}, {effort.trials} batches a side")
-    document = run(encoding, setting, effort)
+    with bar() as shown:
+        total = effort.batches if encoding == "riffle" else None
+        task = shown.add_task("batches", total=total)
+        document = run(encoding, setting, effort, lambda: shown.advance(task))
     emit(document, output, lambda: table(("quantity", "value"), list(flat(document))))
     raise typer.Exit(Exit.NO if document["violated"] else Exit.DONE)
 

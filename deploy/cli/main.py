@@ -1,5 +1,6 @@
 """The command ``riffle``."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -30,6 +31,10 @@ COMMANDS = {
 }
 
 
+COMPLETE = "_RIFFLE_COMPLETE"
+"""Set by the completion that ``riffle --install-completion`` gives a shell."""
+
+
 def riffle() -> None:
     """Reinforcement learning over people whose episodes stay private.
 
@@ -38,11 +43,21 @@ def riffle() -> None:
     """
 
 
+def completing() -> list[str]:
+    """The words after ``riffle`` that a shell asks to complete; none when it does not."""
+    words = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    return words.split()[1:] if COMPLETE in os.environ else []
+
+
 def build(arguments: Sequence[str]) -> typer.Typer:
     """The command line with the command that these arguments begin with, or else with all."""
     app = typer.Typer(name="riffle", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(riffle)
     asked = [name for name in arguments[:1] if name in COMMANDS]
+    if completing() and not asked:
+        for name in COMMANDS:  # a shell that waits for the names of commands needs nothing else
+            app.command(name)(riffle)
+        return app
     for name in asked or COMMANDS:
         module, attribute = COMMANDS[name]
         command = getattr(import_module(module), attribute)
@@ -55,7 +70,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Entry point of the command."""
-    build(sys.argv[1:])()
+    build(completing() or sys.argv[1:])()
 
 
 if __name__ == "__main__":

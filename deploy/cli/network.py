@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.output import one_line_errors, progress
-from deploy.network import enrol, init_network, operator_client, pin
-from deploy.operator import Operator
+from deploy.cli.output import bar, one_line_errors, progress
+from deploy.network import enrol, init_network, pin
 
 network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
 
@@ -31,7 +30,9 @@ def enrol_command(
     nodes: Annotated[int, typer.Option(min=1, help="credentials the network shall have")] = 20,
 ) -> None:
     """Enrol nodes at the shuffler, as its operator, and write their credentials."""
-    enrol(folder, shuffler_url, nodes, users)
+    with bar() as shown:
+        task = shown.add_task("enrolling", total=nodes)
+        enrol(folder, shuffler_url, nodes, users, lambda: shown.advance(task))
     progress.print(f"{nodes} nodes are enrolled")
 
 
@@ -49,8 +50,9 @@ def rotate_key_command(
     Where pins are files on other machines: --no-activate, copy nodes/analyzer_keys and
     shuffler/analyzer_keys there, and say it again. Keys that are erased are let go of.
     """
-    token = (folder / "operator" / "coordinator_token").read_text().strip()
-    with Operator(operator_client(folder, coordinator_url, token)) as operator:
+    from deploy.operator import Operator  # noqa: PLC0415  (the other commands do without it)
+
+    with Operator.of(folder, coordinator_url) as operator:
         made = operator.make_key()
         pin(folder, operator.keys())
         if not activate:

@@ -3,6 +3,7 @@
 A run is named by its id, the beginning of its id, or its name.
 """
 
+import contextlib
 import datetime
 import json
 import sys
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from common.errors import LocalError
+from common.errors import LocalError, RiffleError
 from coordinator.specs import ManualDeployment, read_document
 from deploy.cli.output import (
     Exit,
@@ -28,7 +29,22 @@ from deploy.cli.target import NETWORK, CoordinatorUrl, Network
 from deploy.operator import Answer, Operator
 from deploy.tables import flat, rows_of
 
-Run = Annotated[str, typer.Argument(help="id of a run, how it begins, or the run's name")]
+
+def _run_ids(context: typer.Context) -> list[str]:
+    """Ids and names, for a shell to complete; none when there is no answer."""
+    network = context.params.get("network") or NETWORK
+    with (
+        contextlib.suppress(RiffleError),
+        Operator.of(Path(network), context.params.get("coordinator_url")) as operator,
+    ):
+        return [text for run in operator.runs() for text in (run["id"], run["name"])]
+    return []
+
+
+Run = Annotated[
+    str,
+    typer.Argument(help="id of a run, how it begins, or the run's name", autocompletion=_run_ids),
+]
 Output = Annotated[Format, typer.Option("--format", help="text or json")]
 Rows = Annotated[TableFormat, typer.Option("--format", help="text, json or csv")]
 LISTED = ("id", "name", "state", "learner", "environment", "episodes", "of", "stage", "trouble")

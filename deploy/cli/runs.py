@@ -1,7 +1,9 @@
 """``riffle up`` and ``riffle run``: a run from its spec to its results."""
 
 import contextlib
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -75,7 +77,7 @@ def up_command(
         workers=workers,
         learners=chosen.learners,
     )
-    with LocalNetwork(config) as network:
+    with ended_by_signal(), LocalNetwork(config) as network:
         progress.print(
             f"shuffler {network.shuffler_url}, coordinator {network.coordinator_url}, "
             f"{nodes} nodes; logs in {out / 'logs'}"
@@ -157,6 +159,16 @@ def stop_earlier(operator: Operator) -> None:
         if run["state"] == "running":
             operator.stop(run["id"])
             progress.print(f"stopped run {run['id']}, which was left here unfinished")
+
+
+@contextlib.contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that the network's processes are ended too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stay(network: LocalNetwork) -> None:

@@ -3,13 +3,12 @@
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from common.plugins import nearest
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
 from deploy.cli import specs
-from deploy.cli.output import Format, emit, one_line_errors, progress, table
+from deploy.cli.output import Format, bar, emit, one_line_errors, table
 from deploy.presets import Preset
 from experiments.per_episode import PER_EPISODE
 from experiments.study import CALIBRATIONS, SeedResult, Study, study
@@ -73,12 +72,11 @@ def _refuse_early(chosen: Preset) -> None:
 
 
 def _study(chosen: Preset, seeds: int, workers: int) -> Study:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress) as bar:
-        task = bar.add_task("seeds", total=seeds)
+    with bar() as shown:
+        task = shown.add_task("seeds", total=seeds)
 
         def on_result(result: SeedResult) -> None:
-            bar.update(task, advance=1, description=f"seed {result.seed + 1}/{seeds}")
+            shown.update(task, advance=1, description=f"seed {result.seed + 1}/{seeds}")
 
         return study(
             chosen.spec,

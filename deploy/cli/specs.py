@@ -9,18 +9,28 @@ from pydantic import ValidationError
 from common.counters import Families
 from common.descriptor import first_fault
 from common.plugins import is_file, name_of
-from coordinator.registry import BUILT_IN
+from coordinator.registry import BUILT_IN, Registry
 from coordinator.specs import MANUAL, RunSpec
-from deploy.presets import Preset, preset
+from deploy.presets import PRESETS, Preset, preset
 from node_client.environments.environment import Modelled
-from node_client.environments.registry import Parameter, make
+from node_client.environments.registry import Parameter, make, names
 
 Environment = Annotated[
     str | None,
-    typer.Option("--env", "--environment", help="environment id, as RiverSwim-v0; or file.py:make"),
+    typer.Option(
+        "--env",
+        "--environment",
+        help="environment id, as RiverSwim-v0; or file.py:make",
+        autocompletion=names,
+    ),
 ]
 Learner = Annotated[
-    str, typer.Option("--learner", help="who learns: its name, or path/file.py:Class")
+    str,
+    typer.Option(
+        "--learner",
+        help="who learns: its name, or path/file.py:Class",
+        autocompletion=lambda: Registry().names,
+    ),
 ]
 Param = Annotated[
     list[str] | None, typer.Option("--param", help="environment parameter, NAME=VALUE; repeatable")
@@ -36,7 +46,14 @@ Constants = Annotated[
 Option = Annotated[
     list[str] | None, typer.Option("--option", help="learner constant, NAME=VALUE; repeatable")
 ]
-PresetName = Annotated[str, typer.Option("--preset", help="demo or paper: what to start from")]
+PresetName = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        help="demo or paper: what to start from",
+        autocompletion=lambda: list(PRESETS),
+    ),
+]
 DECLARED = BUILT_IN.keys() - {MANUAL}
 """Learners that understand what a preset declares of its environment."""
 

@@ -45,6 +45,7 @@ def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
     for i in range(trials):
         released = release(world, reports(world, start + i, first=first), start + i)
         head[i], counts[i] = _opened(world, released)
+        world.on_trial()
     return Views(counts, head)
 
 
@@ -60,6 +61,7 @@ def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int 
             opening = await analyzer.open(world.context, released)
             counts[i] = opening.histogram[:C]
             head[i] = _count(world, released[: _head_bytes(world)])
+            world.on_trial()
         return Views(counts, head)
 
     try:

@@ -6,11 +6,12 @@ guesses better than chance. The last two are tested at 1e-6, which adds next to 
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiments.audit import observer, one_envelope, paper_sums
-from experiments.audit.attack import Attack, agreement, audit
+from experiments.audit.attack import TUNING_SHARE, Attack, agreement, audit
 from experiments.audit.world import Setting, World, build
 
 Encoding = Literal["riffle", "paper-sums", "one-envelope"]
@@ -43,12 +44,25 @@ class Effort:
         if self.sealed < 0 or self.users < 0:
             raise ValueError("sealed trials and observed users must not be negative")
 
+    @property
+    def batches(self) -> int:
+        """Batches that the attack on Riffle runs: tuning, fresh and sealed, on both sides."""
+        return 2 * (max(1, self.trials // TUNING_SHARE) + self.trials + self.sealed)
 
-def run(encoding: Encoding, setting: Setting, effort: Effort) -> dict[str, Any]:
-    """Attack an encoding; the document that the command prints. ``violated`` says the verdict."""
+
+def run(
+    encoding: Encoding,
+    setting: Setting,
+    effort: Effort,
+    on_trial: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Attack an encoding; the document that the command prints. ``violated`` says the verdict.
+
+    ``on_trial`` is called after every batch of the attack on Riffle.
+    """
     started = time.monotonic()
     if encoding == "riffle":
-        document = _riffle(setting, effort)
+        document = _riffle(setting, effort, on_trial)
     elif encoding == "one-envelope":
         setting = replace(setting, n=ENVELOPES)
         document = _headline([one_envelope.attack(setting, effort.trials, ERROR)])
@@ -61,8 +75,8 @@ def run(encoding: Encoding, setting: Setting, effort: Effort) -> dict[str, Any]:
     return document | {"randomness": randomness, "seconds": time.monotonic() - started}
 
 
-def _riffle(setting: Setting, effort: Effort) -> dict[str, Any]:
-    world = build(setting)
+def _riffle(setting: Setting, effort: Effort, on_trial: Callable[[], None]) -> dict[str, Any]:
+    world = replace(build(setting), on_trial=on_trial)
     found, fresh = audit(world, effort.trials, ERROR)
     document = _headline([found]) | _batch(world)
     if effort.sealed:

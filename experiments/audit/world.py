@@ -9,6 +9,7 @@ The batch is small on purpose. An audit can only show what some 1e5 trials can s
 order one at beta of order 1e-2, and its trials cost as many messages as the noise has 1-bits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +100,10 @@ class Scripted:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A batch ready to run: descriptor, keys of every role, and what the claim rests on."""
+    """A batch ready to run: descriptor, keys of every role, and what the claim rests on.
+
+    ``on_trial`` is called after every trial.
+    """
 
     setting: Setting
     context: Context
@@ -108,6 +112,7 @@ class World:
     analyzer: KeyPair
     outer: KeyPair
     seal_keys: SealKeys
+    on_trial: Callable[[], None] = lambda: None
 
     @property
     def noise_bits(self) -> int:

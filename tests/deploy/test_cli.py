@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from deploy.cli.main import build
+from deploy.cli.main import build, main
+from deploy.cli.runs import ended_by_signal
 from deploy.cli.specs import resolve
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
@@ -263,3 +265,56 @@ def test_a_command_loads_only_what_it_needs(
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "typer" in loaded
     assert not loaded & not_loaded, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("riffle si", {"simulate"}),
+        ("riffle con", {"conservation"}),
+        ("riffle simulate --zz", set()),
+        ("riffle simulate --lear", {"--learner"}),
+        ("riffle simulate --env River", {"RiverSwim-v0"}),
+        ("riffle simulate --learner sdp", {"sdp-pe", "sdp-pe-conference"}),
+        ("riffle simulate --preset d", {"demo"}),
+        ("riffle show --network nowhere x", set()),
+    ],
+)
+def test_a_shell_completes(
+    words: str,
+    offered: set[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["riffle"])
+    monkeypatch.setenv("_RIFFLE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit):
+        main()
+    found = set(capsys.readouterr().out.split())
+    assert offered <= found if offered else not found
+
+
+def test_commands_are_completed_without_loading_them() -> None:
+    program = "import sys\nfrom deploy.cli.main import main\nsys.argv = ['riffle']\n" + (
+        "try:\n    main()\nfinally:\n    print(*sys.modules)"
+    )
+    words = {"_RIFFLE_COMPLETE": "complete_bash", "COMP_WORDS": "riffle s", "COMP_CWORD": "1"}
+    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | words | path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert {"show", "simulate", "stop"} <= set(done.stdout.split())
+    assert not {"numpy", "coordinator", "pydantic"} & set(done.stdout.split())
+
+
+def test_a_termination_ends_a_network_as_ctrl_c_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ended_by_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -180,7 +180,8 @@ class Partial:
 
     def deployments(self, run_id: str) -> list[dict[str, Any]]:
         found = self._operator.deployments(run_id)
-        return [row | {"acknowledged": i < self.shown} for i, row in enumerate(found)]
+        at = [row["settled_at"] if i < self.shown else None for i, row in enumerate(found)]
+        return [row | {"settled_at": when} for row, when in zip(found, at, strict=True)]
 
     def stages(self, run_id: str) -> list[dict[str, Any]]:
         return self._operator.stages(run_id) if self.shown == 2 else []
