@@ -70,7 +70,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Entry point of the command."""
-    build(completing() or sys.argv[1:])()
+    build(completing() or sys.argv[1:])(prog_name="riffle")
 
 
 if __name__ == "__main__":

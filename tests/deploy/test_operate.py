@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.coordinator.world import RUN, SMALL, FakeShuffler
 from tests.deploy.live import live_coordinator
 from tests.deploy.test_cli import riffle as call
 
+OWN = Path(__file__).parents[2] / "docs" / "own.md"
 HAND, OTHER = "1d" * 16, "1e" * 16
 
 
@@ -169,6 +171,18 @@ def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path)
             grown = (tmp_path / f"{table}.csv").read_text()
             replace_csv(tmp_path / f"{table}.csv", rows_of(operator, RUN, table))
             assert grown == (tmp_path / f"{table}.csv").read_text()
+
+
+def test_the_documented_client_deploys_by_hand(
+    network: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", OWN.read_text(), re.DOTALL)
+    sizes = {"states": 4, "actions": 2, "horizon": 6, "episodes": 2000, "epsilon": 50.0}
+    changes = {"run_id": None, "name": "demo", "learner": "manual", **sizes}
+    with Operator.of(network) as operator:
+        operator.create_run(RunSpec.model_validate(SMALL | changes))
+    exec(block.replace("runs/outside/network", str(network)))  # noqa: S102  (our own page)
+    assert "'confidence': 0.95" in capsys.readouterr().out
 
 
 class Partial:
