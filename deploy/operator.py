@@ -112,9 +112,16 @@ class Operator:
         """Stop a run; its open batch is abandoned."""
         return self._ask("POST", f"/v1/runs/{run_id}/stop")
 
-    def deploy(self, run_id: str, deployment: ManualDeployment) -> Answer:
-        """Deploy a policy or a mixture by hand, in manual mode."""
-        body = deployment.model_dump_json(exclude_none=True)
+    def deploy(self, run_id: str, deployment: ManualDeployment | Answer) -> Answer:
+        """Deploy a policy or a mixture by hand, in manual mode.
+
+        A dictionary has the fields of a `ManualDeployment`, as ``{"policy": [[1, 1]], "episodes":
+        1000}``.
+        """
+        if isinstance(deployment, dict):
+            body = json.dumps(deployment)
+        else:
+            body = deployment.model_dump_json(exclude_none=True)
         return self._ask("POST", f"/v1/runs/{run_id}/deployments", content=body)
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import LocalError, RiffleError
-from coordinator.specs import ManualDeployment, read_document
 from deploy.cli.output import (
     Exit,
     Format,
@@ -162,8 +161,7 @@ def deploy_command(
     with Operator.of(network, coordinator_url) as operator:
         found = operator.find(run)
         asked = _constant(found["spec"], always) if policy is None else _policies(policy)
-        body = json.dumps(asked | {"episodes": episodes, "layer": layer})
-        done = operator.deploy(found["id"], read_document(ManualDeployment, body.encode()))
+        done = operator.deploy(found["id"], asked | {"episodes": episodes, "layer": layer})
         if wait:
             done = _wait(operator, found["id"], done["index"])
     hidden = {"mixture", "noise", "counts", "spend"}
