@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from common.descriptor import MAX_EXACT
 from common.errors import RemoteError
 from common.service import read_body
+from common.tables import csv_text
 from coordinator import reports, views
 from coordinator.access import Service, authorized
 from coordinator.conservation import conservation_view, records
 from coordinator.runs import Coordinator
 from coordinator.specs import Truth, read_document
-from coordinator.tables import csv_text
 from coordinator.threads import in_thread
 from coordinator.truth import bands, curve
 

@@ -1,14 +1,15 @@
 """Rows of a run as CSV: deployments, stages and ledger, whole or growing while the run goes on.
 
-A row holds what has one value; mixtures, policies and noise stay in the JSON documents.
+Columns are those of the coordinator's CSV (`common.tables`).
 """
 
 import csv
 from collections.abc import Sequence
-from io import StringIO
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol
+
+from common.tables import columns_of, csv_text, flat
 
 Row = dict[str, Any]
 Table = Literal["deployments", "stages", "ledger"]
@@ -36,30 +37,10 @@ def rows_of(source: Source, run_id: str, table: Table) -> list[Row]:
     return [flat(row) for row in found]
 
 
-def flat(row: Row) -> Row:
-    """What has one value, and a column for each of the timings."""
-    kept = {key: value for key, value in row.items() if not isinstance(value, list | dict)}
-    return kept | {f"seconds_{kind}": value for kind, value in row.get("timings", {}).items()}
-
-
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All columns that occur, in order of their first occurrence."""
-    return list(dict.fromkeys(chain(*rows)))
-
-
-def write_csv(stream: TextIO, rows: Sequence[Row]) -> None:
-    """A header and the rows."""
-    writer = csv.DictWriter(stream, columns_of(rows), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
 def replace_csv(file: Path, rows: Sequence[Row]) -> None:
     """Write a whole file aside and rename it, so that nobody reads half of it."""
-    text = StringIO()
-    write_csv(text, rows)
     aside = file.with_name(file.name + ".new")
-    aside.write_text(text.getvalue())
+    aside.write_text(csv_text(rows))
     aside.replace(file)
 
 

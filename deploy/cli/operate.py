@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import LocalError, RiffleError
+from common.tables import flat
 from deploy.cli.output import (
     Exit,
     Format,
@@ -26,7 +27,7 @@ from deploy.cli.output import (
 )
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
 from deploy.operator import Answer, Operator
-from deploy.tables import flat, rows_of
+from deploy.tables import rows_of
 
 
 def _run_ids(context: typer.Context) -> list[str]:
@@ -47,6 +48,16 @@ Run = Annotated[
 Output = Annotated[Format, typer.Option("--format", help="text or json")]
 Rows = Annotated[TableFormat, typer.Option("--format", help="text, json or csv")]
 LISTED = ("id", "name", "state", "learner", "environment", "episodes", "of", "stage", "trouble")
+ACCOUNTED = (
+    "deployment",
+    "state",
+    "expected",
+    *(f"shuffler_messages_{name}" for name in ("accepted", "held", "forwarded", "dropped")),
+    "opened",
+    "failed",
+    "balanced",
+)
+SHORT = 12
 HIDDEN = {"policy", "timings", "constants", "spec"}
 
 
@@ -67,7 +78,12 @@ def list_command(
     """List all runs, oldest first."""
     with Operator.of(network, coordinator_url) as operator:
         runs = operator.runs()
-    emit_rows({"runs": runs}, [_listed(run) for run in runs], output)
+    rows = [_listed(run) for run in runs]
+    if output is TableFormat.text:
+        rows = [
+            row | {"id": row["id"][:SHORT]} for row in rows
+        ]  # how it begins is enough to name it
+    emit_rows({"runs": runs}, rows, output)
 
 
 @one_line_errors
@@ -183,7 +199,7 @@ def conservation_command(
     """
     with Operator.of(network, coordinator_url) as operator:
         found = operator.conservation(operator.find(run)["id"])
-    emit_rows(found, [_batch(batch) for batch in found["batches"]], output)
+    emit_rows(found, [flat(batch) for batch in found["batches"]], output, ACCOUNTED)
     raise typer.Exit(Exit.NO if found["balanced"] is False else Exit.DONE)
 
 
@@ -234,9 +250,3 @@ def _wait(operator: Operator, run_id: str, index: int) -> Answer:
     with bar("") as shown:
         shown.add_task("waiting for the batch to fill and be counted", total=None)
         return operator.wait(run_id, index)
-
-
-def _batch(batch: Answer) -> Answer:
-    """A batch's row; of the shuffler's record the counts of messages."""
-    messages = (batch["shuffler"] or {}).get("messages") or {}
-    return flat(batch) | {f"shuffler_{key}": value for key, value in messages.items()}

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from common.errors import RiffleError
-from deploy.tables import Row, columns_of, write_csv
+from common.tables import Row, columns_of, csv_text
 
 
 class Format(StrEnum):
@@ -64,15 +64,20 @@ def emit(document: Mapping[str, Any], output: Format, text: Callable[[], None]) 
         text()
 
 
-def emit_rows(document: Mapping[str, Any], rows: Sequence[Row], output: TableFormat) -> None:
-    """Print rows: as a table, as CSV, or as the JSON document they are from."""
+def emit_rows(
+    document: Mapping[str, Any],
+    rows: Sequence[Row],
+    output: TableFormat,
+    columns: Sequence[str] | None = None,
+) -> None:
+    """Print rows: as a table (of some columns), as CSV, or as the JSON document they are from."""
     if output is TableFormat.json:
         emit(document, Format.json, lambda: None)
     elif output is TableFormat.csv:
-        write_csv(sys.stdout, rows)
+        sys.stdout.write(csv_text(rows))
     else:
-        columns = columns_of(rows)
-        table(columns, [[row.get(name) for name in columns] for row in rows])
+        shown = columns or columns_of(rows)
+        table(shown, [[row.get(name) for name in shown] for row in rows])
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:

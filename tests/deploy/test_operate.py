@@ -151,9 +151,12 @@ def test_conservation_accounts_for_every_message(
 ) -> None:
     network, _ = world
     found = document(network, "conservation", "small")
+    assert "shuffler_messages_held" in riffle(network, "conservation", "small").stdout
     assert found["balanced"] is True
     batches = rows(riffle(network, "conservation", "small", "--format", "csv"))
-    assert [row["opened"] for row in batches] == [row["shuffler_forwarded"] for row in batches]
+    assert [row["opened"] for row in batches] == [
+        row["shuffler_messages_forwarded"] for row in batches
+    ]
     wrong = found | {"balanced": False}
     monkeypatch.setattr(Operator, "conservation", lambda self, run_id: wrong)
     assert riffle(network, "conservation", "small").exit_code == 1
@@ -181,7 +184,8 @@ def test_the_documented_client_deploys_by_hand(
     changes = {"run_id": None, "name": "demo", "learner": "manual", **sizes}
     with Operator.of(network) as operator:
         operator.create_run(RunSpec.model_validate(SMALL | changes))
-    exec(block.replace("runs/outside/network", str(network)))  # noqa: S102  (our own page)
+    small = block.replace("runs/outside/network", str(network)).replace("1000", "100")
+    exec(small)  # noqa: S102  (our own page)
     assert "'confidence': 0.95" in capsys.readouterr().out
 
 

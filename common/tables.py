@@ -18,18 +18,23 @@ OPENED = {"timings", "shuffler", "rejected", "dropped", "messages", "upload_seco
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Rows as CSV, a column for every name that occurs."""
-    flat = [_flat(row) for row in rows]
+    plain = [flat(row) for row in rows]
     stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, list(dict.fromkeys(chain(*flat))), lineterminator="\n")
+    writer = csv.DictWriter(stream, columns_of(plain), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(plain)
     return stream.getvalue()
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """All names that occur, in order of their first occurrence."""
+    return list(dict.fromkeys(chain(*rows)))
+
+
+def flat(row: Row) -> dict[str, Any]:
     """A row as plain fields; what `OPENED` names is spread, its names put before."""
     plain = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
     for name, value in row.items():
         if name in OPENED and isinstance(value, dict):
-            plain |= {f"{name}_{inner}": number for inner, number in _flat(value).items()}
+            plain |= {f"{name}_{inner}": number for inner, number in flat(value).items()}
     return plain
