@@ -16,6 +16,7 @@ file was replaced.
 
 import fcntl
 import json
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -232,6 +233,7 @@ class KeyRing:
     def _lock(self) -> Iterator[None]:
         try:
             with (self._folder / "lock").open("w") as file:
+                os.fchmod(file.fileno(), 0o600)  # as every file of the folder
                 fcntl.flock(file, fcntl.LOCK_EX)
                 self._read = None
                 yield
