@@ -29,7 +29,9 @@ from common.descriptor import (
     serialize,
 )
 from common.errors import RemoteError
+from common.hpke import OVERHEAD
 from common.noise import BatchNoise, Padding
+from common.workflow import Symbols
 from coordinator.learning.learner import Deployment
 from coordinator.ledger import Spend, planned
 from coordinator.specs import RunSpec
@@ -171,20 +173,33 @@ def issue(
         )
     except ValidationError as error:
         raise RemoteError("invalid-spec", f"deployment {index}: {first_fault(error)}") from error
-    _check_bytes(descriptor)
+    check_bytes(spec, deployment.n, deployment.layer)
     data = serialize(descriptor)
     return Issue(index, step, deployment, descriptor, data, planned(descriptor))
 
 
-def _check_bytes(descriptor: BatchDescriptor) -> None:
-    L, each = descriptor.padding.messages, descriptor.message_bytes
-    if (size := descriptor.n * L * each) > MAX_BATCH_BYTES:
-        raise RemoteError(
-            "invalid-spec",
-            f"deployment {descriptor.deployment}: {descriptor.n} reports of {L} messages take "
-            f"{size} bytes, a batch at most {MAX_BATCH_BYTES} bytes; use fewer episodes a batch, "
-            f"at most about {MAX_BATCH_BYTES // (L * each)}",
+def check_bytes(spec: RunSpec, n: int, layer: int | None) -> None:
+    """Refuse a batch of n reports that is too large to hand over.
+
+    Raises:
+        RemoteError: ``invalid-spec``, saying what to change; ``batch-too-small`` as `calibrated`.
+    """
+    made = calibrated(spec, n, layer)
+    layout = CounterLayout(spec.sizes, spec.families, layer)
+    L, each = made.padding.messages, OVERHEAD + Symbols.of(spec.trust, layout).size
+    if (size := n * L * each) <= MAX_BATCH_BYTES:
+        return
+    advice = f"use fewer episodes a batch, at most about {MAX_BATCH_BYTES // (L * each)}"
+    if n * made.account.expected_ones_per_report * each > MAX_BATCH_BYTES:
+        advice = (
+            f"the noise of its {layout.counters} counters alone takes more: "
+            "use a larger epsilon, or fewer states, actions or steps"
         )
+    raise RemoteError(
+        "invalid-spec",
+        f"{n} reports of {L} messages take {size} bytes, a batch at most {MAX_BATCH_BYTES} bytes; "
+        + advice,
+    )
 
 
 def same_deployment(one: Deployment, other: Deployment) -> bool:

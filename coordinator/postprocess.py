@@ -46,19 +46,29 @@ def project(c: FloatArray, total: FloatArray, tolerance: float) -> Projection:
 
     Raises ValueError when the tolerance is negative or the shapes disagree.
     """
+    n = nearest(c, total, tolerance)
+    lower, upper = (total - tolerance)[..., None], (total + tolerance)[..., None]
+    t = _optimal_value(c, _prefix_sums(c), np.arange(1, c.shape[-1] + 1), lower, upper)
+    return Projection(n, t, np.abs(n - c).max(axis=-1) - t, upper[..., 0] >= 0)
+
+
+def nearest(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
+    """The n (..., X) of `project` without its certificate."""
     if tolerance < 0:
         raise ValueError(f"tolerance (E/4) must be >= 0, got {tolerance}")
     if c.shape[:-1] != total.shape:
         raise ValueError(f"counts {c.shape} need totals of shape {c.shape[:-1]}, got {total.shape}")
-    lower, upper = (total - tolerance)[..., None], (total + tolerance)[..., None]
-    k = np.arange(1, c.shape[-1] + 1)
-    S = np.cumsum(-np.sort(-c, axis=-1), axis=-1)
-    raised = np.maximum(0.0, ((lower - S) / k).min(axis=-1))
-    lowered = np.minimum(0.0, ((upper - S) / k).min(axis=-1))
-    feasible = upper[..., 0] >= 0
-    n = np.maximum(c + (raised + lowered)[..., None], 0.0) * feasible[..., None]
-    t = _optimal_value(c, S, k, lower, upper)
-    return Projection(n, t, np.abs(n - c).max(axis=-1) - t, feasible)
+    k, S = np.arange(1, c.shape[-1] + 1), _prefix_sums(c)
+    raised = np.maximum(0.0, (((total - tolerance)[..., None] - S) / k).min(axis=-1))
+    lowered = np.minimum(0.0, (((total + tolerance)[..., None] - S) / k).min(axis=-1))
+    n = np.maximum(c + (raised + lowered)[..., None], 0.0)
+    n *= (total + tolerance >= 0)[..., None]
+    return np.asarray(n)
+
+
+def _prefix_sums(c: FloatArray) -> FloatArray:
+    """S_k, of counts in descending order."""
+    return np.asarray(np.cumsum(-np.sort(-c, axis=-1), axis=-1))
 
 
 def _optimal_value(
@@ -86,7 +96,7 @@ def consistent(
     transitions (..., X, A, X), visits (..., X, A), E in counts. Without `add_on` the counts stay
     as projected: unbiased up to clipping, but possibly below the true ones.
     """
-    n = project(transitions, visits, E / 4).n
+    n = nearest(transitions, visits, E / 4)
     if add_on:
         n = n + E / (2 * n.shape[-1])
     return ConsistentCounts(n, n.sum(axis=-1))

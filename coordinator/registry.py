@@ -149,6 +149,14 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
         problem.noise(schedule.exploit, 0)
 
 
+def batches(learner: Learner) -> set[tuple[int, int | None]]:
+    """Sizes and scopes of the batches that a learner is known to ask for; none of others."""
+    if not isinstance(learner, SDPPE):
+        return set()
+    stages = learner.schedule.stages
+    return {(n, 0) for stage in stages for n in stage.crude} | {(s.fine, None) for s in stages}
+
+
 def manual(problem: Problem, _: str, options: Options) -> Learner:
     """Manual mode; it has no options."""
     if options:

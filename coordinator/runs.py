@@ -9,8 +9,9 @@ from common.errors import LocalError, RemoteError
 from coordinator.driver import Desk, Driver
 from coordinator.events import wait
 from coordinator.learning.learner import Deployment, Learner
-from coordinator.planning import Issue, same_deployment
+from coordinator.planning import Issue, check_bytes, same_deployment
 from coordinator.records import DeploymentRecord
+from coordinator.registry import batches
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from coordinator.threads import in_thread
 
@@ -60,6 +61,8 @@ class Coordinator:
 
     def _first(self, run_id: str, spec: RunSpec) -> tuple[Learner, Issue | None]:
         learner = self.desk.registry.build(spec)
+        for n, layer in batches(learner):
+            check_bytes(spec, n, layer)
         deployment = learner.next_deployment()
         if deployment is None:
             return learner, None

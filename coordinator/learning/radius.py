@@ -30,7 +30,7 @@ from coordinator.learning.active import ActiveSet
 from coordinator.learning.estimation import Estimator, Evidence
 from coordinator.learning.learner import FloatArray
 from coordinator.learning.planning import plan, value
-from coordinator.postprocess import consistent
+from coordinator.postprocess import ConsistentCounts, consistent
 
 DRAWS = 400
 AT_ONCE = 4_000_000
@@ -59,9 +59,11 @@ def bootstrap_radius(
     model = estimator.model(parts)
     best = active.best(model).policy
     allowed, gaps = active.actions, []
+    centres = [consistent(p.transitions, p.visits, 0.0, add_on=False) for p in parts]
     for draws in _portions(sum(part.transitions.size for part in parts)):
         drawn = [
-            _resample(generator, draws, p, model.r, summed_visits=summed_visits) for p in parts
+            _resample(generator, draws, part, centre, model.r, summed_visits=summed_visits)
+            for part, centre in zip(parts, centres, strict=True)
         ]
         P, r = estimator.model(drawn)
         # An action that no active policy takes costs more than a run can earn, so none is planned.
@@ -80,12 +82,12 @@ def _resample(
     generator: np.random.Generator,
     draws: int,
     part: Evidence,
+    centre: ConsistentCounts,
     r: FloatArray,
     *,
     summed_visits: bool,
 ) -> Evidence:
     """Copies of a batch's counts, around the post-processed ones."""
-    centre = consistent(part.transitions, part.visits, 0.0, add_on=False)
     true = _gaussian(generator, draws, centre.transitions, np.maximum(centre.transitions, 1.0))
     no_counts = np.zeros_like(centre.transitions)
     transitions = true + _gaussian(generator, draws, no_counts, part.transition_variance)

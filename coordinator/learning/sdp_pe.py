@@ -49,6 +49,7 @@ from coordinator.learning.radius import bootstrap_radius, literal_radius
 from coordinator.learning.schedule import Schedule, Stage, schedule
 from coordinator.postprocess import precision
 
+MOST_AUXILIARY = 512
 Steps = Generator[Deployment, BatchCounts, None]
 
 
@@ -289,12 +290,21 @@ class SDPPE:
         """pi^ref and pi_0 in their shares and, once there is a model, its best policy in its."""
         best = self.constants.best_share if self._results else 0.0
         share = self.constants.auxiliary_share
-        policies = [pi_ref.policies, crude.pi_0, self.phi.best(self._model).policy[None]]
-        uniform = np.full(len(crude.pi_0), share / len(crude.pi_0))
+        pi_0 = self._thinned(crude.pi_0)
+        policies = [pi_ref.policies, pi_0, self.phi.best(self._model).policy[None]]
+        uniform = np.full(len(pi_0), share / len(pi_0))
         explore = np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
         return Mixture.from_probabilities(
             np.concatenate(policies), np.append((1 - best) * explore, best)
         )
+
+    def _thinned(self, pi_0: PolicyArray) -> PolicyArray:
+        """At most MOST_AUXILIARY of pi_0, drawn: a descriptor holds only so many policies."""
+        if len(pi_0) <= MOST_AUXILIARY:
+            return pi_0
+        generator = generator_for(self.problem.seed, "auxiliary", len(self._results))
+        chosen = generator.choice(len(pi_0), MOST_AUXILIARY, replace=False)
+        return np.asarray(pi_0[np.sort(chosen)])
 
     def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
         """The counts a stage's model is made of; kept for later stages only with `memory`."""

@@ -1,0 +1,83 @@
+"""From deployments to descriptors, where sizes are large."""
+
+import pytest
+
+from common.counters import CounterLayout
+from common.descriptor import MAX_DESCRIPTOR_BYTES, parse
+from common.errors import RemoteError
+from common.noise import Noise
+from common.randomness import generator_for
+from coordinator.learning.implicit import ImplicitPolicies
+from coordinator.learning.sdp_pe import SDPPE
+from coordinator.planning import MAX_BATCH_BYTES, Party, check_bytes, issue
+from coordinator.registry import Registry, batches
+from coordinator.specs import RunSpec
+from experiments.simulator import private_counts
+from node_client.environments.registry import exact_mdp, make
+from tests.coordinator.api import Api
+from tests.coordinator.api import problem as answered
+from tests.coordinator.world import RUN
+
+LARGE = {"states": 50, "actions": 4, "horizon": 20}
+
+
+def _spec(**changes: object) -> RunSpec:
+    fields = {
+        "name": "large",
+        "environment": "RandomMDP-v0",
+        "states": 10,
+        "actions": 3,
+        "horizon": 8,
+        "episodes": 200_000,
+        "epsilon": 1.0,
+        "beta": 1e-5,
+    }
+    return RunSpec.model_validate({**fields, **changes})
+
+
+def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
+    """3^71 policies; all its deployments become descriptors that a shuffler takes."""
+    spec = _spec()
+    mdp = exact_mdp(make("RandomMDP-v0", states=10, actions=3, horizon=8, seed=1))
+    learner = Registry().build(spec.model_copy(update={"start": tuple(mdp.d1)}))
+    assert isinstance(learner, SDPPE)
+    assert isinstance(learner.phi, ImplicitPolicies)
+    promised, asked = batches(learner), set()
+    index, party = 0, Party("shuffler-1", "00" * 32)
+    while (deployment := learner.next_deployment()) is not None:
+        issued = issue(spec, RUN, party, deployment, index=index, step=index, expires_at=1)
+        assert len(issued.data) <= MAX_DESCRIPTOR_BYTES
+        assert parse(issued.data).descriptor.mixture.same_as(deployment.mixture)
+        asked.add((deployment.n, None if deployment.layer is None else 0))
+        noise = issued.descriptor.to_noise()
+        assert isinstance(noise, Noise)
+        layout = issued.descriptor.layout
+        generator = generator_for(1, "batch", index)
+        learner.observe(private_counts(mdp, deployment, layout, noise, generator))
+        index += 1
+    assert promised <= asked
+    assert learner.summary().finished
+
+
+@pytest.mark.parametrize("families", ["joint", "lean", "paper"])
+def test_more_counters_than_two_bytes_hold_take_a_third(families: str) -> None:
+    spec = _spec(families=families, **LARGE)
+    layout = CounterLayout(spec.sizes, spec.families)
+    assert layout.counters > 65_535
+    assert layout.width == 3
+    with pytest.raises(RemoteError, match="larger epsilon, or fewer states, actions or steps"):
+        check_bytes(spec, 200_000, None)
+    check_bytes(spec, 20_000, 0)  # one layer's counters are few
+
+
+def test_fewer_episodes_are_the_advice_where_they_help() -> None:
+    with pytest.raises(RemoteError, match=f"at most {MAX_BATCH_BYTES} bytes; use fewer episodes"):
+        check_bytes(_spec(states=4, actions=2, horizon=6), 1 << 26, None)
+
+
+def test_a_run_whose_later_batches_cannot_be_handed_over_is_refused_at_once(api: Api) -> None:
+    body = _spec(**LARGE).model_dump(mode="json") | {"episodes": 1_000_000, "run_id": RUN}
+    status, kind, detail = answered(api.call("POST", "", json=body))
+    assert (status, kind) == (422, "invalid-spec")
+    assert "use a larger epsilon" in detail
+    assert api.get("")["runs"] == []
