@@ -3,7 +3,7 @@
 from typing import Self
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, SettingsError
 
 from common.descriptor import first_fault
 from common.errors import LocalError
@@ -19,8 +19,10 @@ class RoleSettings(BaseSettings):
         Raises:
             LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
         """
+        prefix = cls.model_config.get("env_prefix", "")
         try:
             return cls()
+        except SettingsError as error:  # a list or an object that is not JSON
+            raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
         except ValidationError as error:
-            prefix = cls.model_config.get("env_prefix", "")
             raise LocalError("invalid-spec", f"{prefix}*: {first_fault(error)}") from error

@@ -149,6 +149,7 @@ def _deployment(row: DeploymentRecord, descriptor: BatchDescriptor) -> dict[str,
         "trust": descriptor.trust,
         "expires_at": descriptor.expires_at,
         "messages": descriptor.padding.messages,
+        "report_bytes": descriptor.report_bytes,
         "noise": _noise(descriptor),
     }
 

@@ -84,6 +84,7 @@ class DeploymentView(View):
     trust: Trust
     expires_at: int
     messages: int = Field(description="L, messages of one report")
+    report_bytes: int = Field(description="bytes of one report, as uploaded")
     noise: NoiseView
 
 

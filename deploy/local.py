@@ -17,6 +17,7 @@ from typing import Self
 import httpx
 
 from common.errors import LocalError
+from common.noise import Trust
 from deploy.certificates import LOOPBACK
 from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
 from deploy.probe import get
@@ -42,6 +43,7 @@ class LocalConfig:
     max_epsilon: float = 1.0
     max_beta: float = 1e-5
     min_dishonest_fraction: float = 0.0
+    trust_models: tuple[Trust, ...] = ("shuffle",)
     shuffler_port: int = 0
     coordinator_port: int = 0
     workers: int = 2
@@ -226,6 +228,7 @@ class LocalNetwork:
             "MAX_EPSILON": self.config.max_epsilon,
             "MAX_BETA": self.config.max_beta,
             "MIN_DISHONEST_FRACTION": self.config.min_dishonest_fraction,
+            "TRUST_MODELS": json.dumps(self.config.trust_models),
             "TEST_ENTRY": self.config.test_entry,
         }
 

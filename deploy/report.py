@@ -68,6 +68,7 @@ def summary(finished: Finished, mdp: TabularMDP | None, wall_seconds: float) -> 
         "run_id": finished.run["id"],
         "state": result["state"],
         "environment": finished.run["spec"]["environment"],
+        "trust": finished.run["spec"]["trust"],
         "epsilon": result["epsilon"],
         "beta": result["beta"],
         "episodes": result["episodes_executed"],

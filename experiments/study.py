@@ -76,6 +76,7 @@ class Study:
             "episodes": self.spec.episodes,
             "epsilon": self.spec.epsilon,
             "beta": self.spec.beta,
+            "trust": self.spec.trust,
             "families": last.constants.get("families", "not private"),
             "seeds": len(self.results),
             "regret_mean": mean,

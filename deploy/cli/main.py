@@ -18,6 +18,7 @@ COMMANDS = {
     "stop": ("deploy.cli.operate", "stop_command"),
     "deploy": ("deploy.cli.operate", "deploy_command"),
     "conservation": ("deploy.cli.operate", "conservation_command"),
+    "compare": ("deploy.cli.compare", "compare_command"),
     "simulate": ("deploy.cli.simulate", "simulate_command"),
     "figures": ("deploy.cli.figures", "figures_command"),
     "account": ("deploy.cli.account", "account_command"),

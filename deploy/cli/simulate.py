@@ -30,6 +30,7 @@ def simulate_command(
     episodes: specs.Episodes = None,
     epsilon: specs.Epsilon = None,
     beta: specs.Beta = None,
+    trust: specs.TrustOption = None,
     families: specs.FamiliesOption = None,
     constants: specs.Constants = None,
     option: specs.Option = None,
@@ -49,12 +50,15 @@ def simulate_command(
         episodes=episodes,
         epsilon=epsilon,
         beta=beta,
+        trust=trust,
         families=families,
         preset=constants,
     )
     if learner in PER_EPISODE:
         if families is not None:
             raise ValueError(f"--families is not for {learner}: --calibration decides it")
+        if trust is not None:
+            raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
     else:
         _refuse_early(chosen)
     document = _study(chosen, seeds, workers).document()

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from common.counters import Families
 from common.descriptor import first_fault
+from common.noise import Trust
 from common.plugins import is_file, name_of
 from coordinator.registry import BUILT_IN, Registry
 from coordinator.specs import MANUAL, RunSpec
@@ -39,6 +40,9 @@ Horizon = Annotated[int | None, typer.Option(help="H, steps of an episode")]
 Episodes = Annotated[int | None, typer.Option(help="K, episodes of the run")]
 Epsilon = Annotated[float | None, typer.Option(help="epsilon of every user")]
 Beta = Annotated[float | None, typer.Option(help="beta of every user")]
+TrustOption = Annotated[
+    Trust | None, typer.Option("--trust", help="who adds the noise: all users, each, coordinator")
+]
 FamiliesOption = Annotated[Families | None, typer.Option(help="what is counted")]
 Constants = Annotated[
     Literal["practical", "paper"] | None, typer.Option(help="the learner's declared constants")

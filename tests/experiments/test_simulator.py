@@ -5,17 +5,28 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from common.counters import CounterLayout, Episode
-from common.noise import Noise, Padding
+from common import central, local
+from common.counters import CounterLayout, Episode, Sizes
+from common.noise import BatchNoise, CentralNoise, FairBits, Flips, Laplace, Noise, Padding
 from common.policy import Mixture
+from common.randomness import SeededRandomness
+from common.workflow import debias
 from coordinator.learning.learner import Deployment, Problem
 from coordinator.learning.planning import occupancy
 from coordinator.learning.presets import PRACTICAL
 from coordinator.learning.sdp_pe import SDPPE
-from experiments.simulator import Mechanism, counters, joint_counts, private_counts, simulate
+from experiments.simulator import (
+    Mechanism,
+    counters,
+    joint_counts,
+    private_counts,
+    simulate,
+    with_noise,
+)
 from node_client.environments.tabular import TabularMDP, riverswim
 
 ALPHA = 1e-4
@@ -107,6 +118,35 @@ def test_noise_is_unbiased_with_the_stated_variance() -> None:
     variance = noisy.transition_variance
     assert abs(difference.mean()) < 4.5 * np.sqrt(variance / difference.size)
     assert abs(difference.var() / variance - 1) < 0.5
+
+
+@pytest.mark.parametrize(
+    "noise", [Flips(round(0.3 * 2**32)), Laplace(3 * 2**30), FairBits(40)], ids=str
+)
+def test_noise_of_the_other_workflows_has_the_law_of_the_roles(noise: BatchNoise) -> None:
+    """30 users and the coordinator, role by role, 1,000 times: chi-square at level 1e-4 a counter.
+
+    Counters that no user feeds, that some do and that all do: flips treat them differently.
+    """
+    layout, n, times = CounterLayout(Sizes(2, 1, 1), "joint"), 30, 1_000
+    zero = np.zeros(1, dtype=np.int64)
+    stay, leave = (Episode(np.array([0, y]), zero, zero) for y in (0, 1))
+    episodes: list[Episode | None] = [*[stay] * 20, *[leave] * 10]
+    randomness = SeededRandomness.keyed(1, str(noise))
+    true = np.bincount(np.concatenate([layout.encode(e) for e in episodes if e]), minlength=8)
+    if isinstance(noise, Flips):
+        found = [local.run(layout, noise, episodes, randomness) for _ in range(times)]
+    else:
+        assert isinstance(noise, CentralNoise)
+        found = [central.run(layout, noise, episodes, randomness) for _ in range(times)]
+    generator = np.random.default_rng(2)
+    drawn = [with_noise(true, n, noise, generator) for _ in range(times)]
+    debiased = [debias(noise, n, np.append(noisy, n)) for noisy in drawn]
+    for roles, law in zip(np.array(found).T, np.array(debiased).T, strict=True):
+        values = np.unique(np.round([roles, law], 6))
+        both = [np.searchsorted(values, np.round(side, 6)) for side in (roles, law)]
+        a, b = (np.bincount(side, minlength=values.size) for side in both)
+        assert _two_sample(a, b) > ALPHA
 
 
 def _run(K: int, seed: int = 1) -> tuple[float, int, float]:

@@ -238,7 +238,11 @@ def test_seeded_counts_do_not_depend_on_who_serves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"test_seed": 3}, "test-entry-refused"), ({"shuffler_id": "other"}, "wrong-recipient")],
+    [
+        ({"test_seed": 3}, "test-entry-refused"),
+        ({"shuffler_id": "other"}, "wrong-recipient"),
+        (world.CENTRAL, "trust-refused"),
+    ],
 )
 def test_a_refused_batch_is_logged_once_and_skipped(
     changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -48,8 +48,18 @@ def test_pins_demands_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (demands.required.epsilon, demands.required.dishonest_fraction) == (1.0, 0.1)
     assert demands.shuffler_key.hex() == KEY
     assert (demands.loopback, demands.test_entry) == (True, False)
+    assert demands.trust_models == ("shuffle",), "other trust models only where the owner says so"
     assert settings.credentials()[0].token == "SECRET"
     assert "SECRET" not in repr(settings.credentials())
+
+
+def test_an_owner_allows_trust_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(tmp_path, monkeypatch, TRUST_MODELS='["shuffle", "local"]')
+    demands = settings.demands(settings.make_environment())
+    assert demands.trust_models == ("shuffle", "local")
+    for wrong in ("[]", '["everybody"]', "central"):
+        with pytest.raises(LocalError, match="trust_models"):
+            load(tmp_path, monkeypatch, TRUST_MODELS=wrong)
 
 
 def test_environment_parameters_are_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,14 @@ ANALYZER = KeyPair.from_private(b"\x03" * 32)
 BATCH = KeyPair.from_private(b"\x04" * 32)
 STRANGER = b"\x05" * 32
 
+CENTRAL: dict[str, Any] = {
+    "trust": "central",
+    "noise": {"kind": "laplace", "bits": 1, "p_numerator": 1222067847, "p_log2": 32},
+    "data_slots": 1,
+    "noise_slots": 0,
+}
+"""What makes the batch below one that would send the trajectories to the coordinator."""
+
 
 def public(private: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

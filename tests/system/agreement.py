@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.noise import Trust
 from coordinator.counts import private_counts
 from coordinator.registry import Registry
 from coordinator.specs import RunSpec
@@ -17,7 +18,7 @@ RUN_ID = "5e" * 16
 PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}
 
 
-def seeded_spec(episodes: int) -> RunSpec:
+def seeded_spec(episodes: int, trust: Trust = "shuffle") -> RunSpec:
     return RunSpec(
         run_id=RUN_ID,
         name="agreement",
@@ -26,6 +27,7 @@ def seeded_spec(episodes: int) -> RunSpec:
         actions=2,
         horizon=3,
         episodes=episodes,
+        trust=trust,
         epsilon=4.0,
         beta=1e-3,
         options={"first_stage": 60},
@@ -41,6 +43,7 @@ def seeded_network(folder: Path, lease_seconds: int = 120) -> LocalConfig:
         nodes=3,
         max_epsilon=4.0,
         max_beta=1e-3,
+        trust_models=("shuffle", "local", "central"),
         test_entry=True,
         lease_seconds=lease_seconds,
     )

@@ -10,6 +10,9 @@ import math
 import time
 from pathlib import Path
 
+import pytest
+
+from common.noise import Trust
 from deploy.follow import run_to_end
 from deploy.local import LocalNetwork
 from deploy.network import operator_client
@@ -29,11 +32,13 @@ def operator_of(network: LocalNetwork) -> Operator:
     return Operator(client)
 
 
-def test_private_counts_are_equal_batch_by_batch(tmp_path: Path) -> None:
-    spec = seeded_spec(600)
+@pytest.mark.parametrize("trust", ["shuffle", "local", "central"])
+def test_private_counts_are_equal_batch_by_batch(trust: Trust, tmp_path: Path) -> None:
+    spec = seeded_spec(600, trust)
     with LocalNetwork(seeded_network(tmp_path)) as network, operator_of(network) as operator:
         summary = run_to_end(operator, Preset(spec, PARAMETERS), tmp_path, time.monotonic())
         assert_equal_to_simulator(operator, spec)
+    assert summary["trust"] == trust
     assert summary["episodes"] == summary["reports_accepted"] == 600
     assert math.isinf(float(summary["epsilon"])), "seeded noise protects nobody, and says so"
     files = {"summary.json", "stages.csv", "ledger.csv", "deployments.csv", "regret.png"}
