@@ -81,7 +81,7 @@ def count(
         return local.count(layout, symbols)
     if trust == "central":
         return central.count(layout, symbols)
-    counts = mechanism.count(layout, symbols)
+    counts = mechanism.count(layout, symbols.ravel())
     return np.append(counts, symbols.size - counts.sum()), 0
 
 
