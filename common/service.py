@@ -1,5 +1,6 @@
 """What every service does the same way: problem documents, bounded bodies, tokens, serving."""
 
+import asyncio
 import hmac
 import logging
 import signal
@@ -18,6 +19,7 @@ from common.metrics import note_problem
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
+BODY_SECONDS = 60
 
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
@@ -64,11 +66,21 @@ def install_problem_handlers(app: FastAPI, log: logging.Logger) -> None:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, refused as soon as it exceeds ``limit`` bytes.
+    """The whole body, refused as soon as it exceeds ``limit`` bytes or takes BODY_SECONDS.
 
     Raises:
-        RemoteError: ``too-large``.
+        RemoteError: ``too-large``; ``malformed``: it did not arrive in time.
     """
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read(request, limit)
+    except TimeoutError as error:
+        raise RemoteError(
+            "malformed", f"the body did not arrive within {BODY_SECONDS} seconds"
+        ) from error
+
+
+async def _read(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():

@@ -4,7 +4,6 @@ All routes under /v1 need the operator's token; nobody else calls the coordinato
 after 30 seconds at the latest.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,19 +14,19 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Respons
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.descriptor import MAX_EXACT, Document, parse
+from common.descriptor import MAX_EXACT, Document
 from common.endpoint import trusted
-from common.errors import LocalError, RemoteError, RiffleError
-from common.metrics import Measured, exposition
+from common.errors import LocalError, RemoteError
+from common.limits import AtMost, Callers
+from common.metrics import Measured
 from common.service import (
     MAX_JSON_BYTES,
     install_problem_handlers,
     problem_response,
     read_body,
-    require_token,
 )
-from coordinator import keys_api, pages, reports, results, views
-from coordinator.access import Service, authorized
+from coordinator import health, keys_api, pages, reports, results, views
+from coordinator.access import OPERATOR, Service, authorized
 from coordinator.analyzer import Analyzer
 from coordinator.conservation import conservation_view, records
 from coordinator.driver import Desk
@@ -46,7 +45,6 @@ from coordinator.threads import in_thread
 log = logging.getLogger("riffle.coordinator")
 
 MAX_MIXTURE_BYTES = 16 * MAX_JSON_BYTES
-READY_SECONDS = 5.0
 MAX_INDEX_DIGITS = len(str(MAX_EXACT))
 
 Index = Annotated[int, Query(ge=0, le=MAX_EXACT)]
@@ -54,7 +52,6 @@ Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="second
 
 
 router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
-health = APIRouter()
 
 
 def _body(kind: type[Document]) -> dict[str, Any]:
@@ -201,73 +198,6 @@ async def follow_events(
         await wait(ticket, RECHECK_SECONDS)
 
 
-# -- health -------------------------------------------------------------------------------------
-
-
-@health.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_metrics(request: Request, service: Service) -> Response:
-    """Metrics for Prometheus: the operator's token or the metrics token."""
-    require_token(request, *request.app.state.metrics_hashes)
-    metrics = service.desk.metrics
-    found = await in_thread(service.desk.store.census)
-    metrics.show(found, request.app.state.data_dir)
-    return exposition(metrics.registry)
-
-
-@health.get("/livez")
-async def livez() -> dict[str, str]:
-    """The process answers."""
-    return {"status": "ok"}
-
-
-@health.get("/readyz")
-async def readyz(service: Service, response: Response) -> views.ReadyView:
-    """Whether store and shuffler answer, and both keys are those that descriptors name."""
-    store, analyzer, shuffler = await asyncio.gather(
-        _check_store(service), _check_analyzer(service), _check_shuffler(service)
-    )
-    if (store, analyzer, shuffler) != ("ok", "ok", "ok"):
-        response.status_code = 503
-    return views.ReadyView(store=store, analyzer=analyzer, shuffler=shuffler)
-
-
-async def _check_store(service: Coordinator) -> str:
-    try:
-        await in_thread(service.desk.store.check)
-    except LocalError as error:
-        return error.detail
-    return "ok"
-
-
-async def _check_analyzer(service: Coordinator) -> str:
-    """Whether the analyzer's keys are there and open every batch that is not settled."""
-
-    def check() -> None:
-        service.desk.keys.check()
-        for data in service.desk.store.unsettled():
-            service.desk.analyzer.check_key(parse(data))
-
-    try:
-        await in_thread(check)
-    except LocalError as error:
-        return error.detail
-    except SQLAlchemyError:
-        return "not known: the store cannot be used"
-    return "ok"
-
-
-async def _check_shuffler(service: Coordinator) -> str:
-    expected = service.desk.shuffler_id
-    try:
-        async with asyncio.timeout(READY_SECONDS):
-            found = await service.desk.shuffler.ready()
-    except TimeoutError:
-        return "does not answer in time"
-    except RiffleError as error:
-        return error.detail
-    return "ok" if found == expected else f"is {found!r}, expected {expected!r}"
-
-
 # -- reading ------------------------------------------------------------------------------------
 
 
@@ -382,6 +312,8 @@ def create_app(
     app.state.operator_hash = settings.operator_hash()
     app.state.metrics_hashes = settings.metrics_hashes()
     app.state.data_dir = settings.data_dir
+    app.state.callers = Callers(OPERATOR)
+    app.add_middleware(AtMost, limit=2 * OPERATOR.at_once)
     app.add_middleware(Measured, metrics=metrics.requests)
     install_problem_handlers(app, log)
     app.add_exception_handler(SQLAlchemyError, _store_down)
@@ -389,7 +321,7 @@ def create_app(
     app.include_router(results.router)
     app.include_router(pages.router)
     app.include_router(keys_api.router)
-    app.include_router(health)
+    app.include_router(health.router)
     return app
 
 

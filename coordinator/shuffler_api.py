@@ -8,6 +8,7 @@ RemoteError with the shuffler's problem slug.
 import hashlib
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from common.descriptor import Document, SignedDescriptor
 from common.errors import LocalError, RemoteError, RiffleError, problem_document, slug_of
+from common.readiness import skew
 from common.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
@@ -41,7 +43,12 @@ class Messages:
 
 
 class Shuffler(Protocol):
-    """The calls of the coordinator to the shuffler."""
+    """The calls of the coordinator to the shuffler.
+
+    ``skew``: seconds that its clock was ahead of ours when it last answered; None: not known.
+    """
+
+    skew: float | None
 
     async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
         """Deposit a descriptor's bytes; the same bytes again get the same answer."""
@@ -77,6 +84,7 @@ class ShufflerApi:
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
+        self.skew: float | None = None
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerApi":
@@ -163,6 +171,7 @@ class ShufflerApi:
             )
         except httpx.TransportError as error:
             raise _unreachable(error) from error
+        self.skew = skew(response.headers.get("Date"), datetime.now(UTC))
         if response.is_success:
             return response
         raise _refusal(response)

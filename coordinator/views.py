@@ -327,3 +327,5 @@ class ReadyView(View):
     store: str
     analyzer: str = Field(description="its key opens every batch that is not settled")
     shuffler: str
+    clock: str = Field(description="within 30 s of the shuffler's")
+    disk: str = Field(description="free space for the data")

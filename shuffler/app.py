@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
 from common.endpoint import hash_token
 from common.errors import RemoteError
+from common.limits import AtMost
 from common.metrics import Measured, exposition
 from common.service import (
     MAX_JSON_BYTES,
@@ -52,7 +53,8 @@ from shuffler.settings import Settings
 from shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
-BODY_SECONDS = 60
+MAX_REQUESTS_AT_ONCE = 8_192
+"""Long polls, of which there are at most half as many, and what else is under way."""
 
 D = TypeVar("D", bound=Document)
 View = Callable[[BatchStatus], BatchStatus]
@@ -71,9 +73,11 @@ def shuffler_of(request: Request) -> Shuffler:
 Core = Annotated[Shuffler, Depends(shuffler_of)]
 
 
-async def node_of(request: Request, core: Core) -> str:
-    """Node id of the caller."""
-    return await core.authenticate(bearer(request))
+async def node_of(request: Request, core: Core) -> AsyncIterator[str]:
+    """Node id of the caller, within its limits while the request lasts."""
+    node = await core.authenticate(bearer(request))
+    with core.callers.request(node, asyncio.get_running_loop().time()):
+        yield node
 
 
 def coordinator_only(request: Request, core: Core) -> None:
@@ -126,6 +130,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         title="Riffle shuffler", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     install_problem_handlers(app, LOG)
+    app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
     app.add_middleware(Measured, metrics=metrics.requests)
     app.include_router(router)
     return app
@@ -141,7 +146,7 @@ async def deposit(
     batch_id: Hex16, request: Request, response: Response, core: Core
 ) -> SignedDescriptor:
     """Deposit a batch's descriptor; the same bytes again give the same answer."""
-    data = await _body(request, MAX_DESCRIPTOR_BYTES)
+    data = await read_body(request, MAX_DESCRIPTOR_BYTES)
     signed, created = await core.deposit(batch_id, data, request.headers.get(SIGNATURE_HEADER))
     response.status_code = 201 if created else 200
     return signed
@@ -184,8 +189,8 @@ async def upload(batch_id: Hex16, request: Request, core: Core) -> UploadReply:
     began = asyncio.get_running_loop().time()
     node, batch = await core.admit(bearer(request), batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
-    with core.inflight.meter() as meter:
-        body = await _body(metered(request, meter), core.upload_limit(batch))
+    with core.callers.request(node, began), core.inflight.meter() as meter:
+        body = await read_body(metered(request, meter), core.upload_limit(batch))
         return await core.upload(batch, node, body, began)
 
 
@@ -279,18 +284,8 @@ async def show_metrics(request: Request, core: Core) -> Response:
     return exposition(core.metrics.registry)
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await read_body(request, limit)
-    except TimeoutError as error:
-        raise RemoteError(
-            "malformed", f"the body did not arrive within {BODY_SECONDS} seconds"
-        ) from error
-
-
 async def _document(request: Request, model: type[D]) -> D:
     try:
-        return model.model_validate_json(await _body(request, MAX_JSON_BYTES))
+        return model.model_validate_json(await read_body(request, MAX_JSON_BYTES))
     except ValidationError as error:
         raise RemoteError("malformed", first_fault(error)) from error

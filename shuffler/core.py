@@ -20,10 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from common.database import writer
 from common.descriptor import Context, SignedDescriptor, countersign
-from common.errors import RemoteError
+from common.errors import LocalError, RemoteError
 from common.hpke import open_each
+from common.limits import Callers
 from common.news import listen
 from common.pins import pinned
+from common.readiness import disk_trouble
 from common.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
@@ -72,6 +74,7 @@ class Shuffler:
         self.changes = Changes()
         self.metrics = metrics or ShufflerMetrics()
         self.inflight = Budget(settings.max_inflight_bytes, "bytes of uploads on their way")
+        self.callers = Callers(settings.allowance())
         self._clock = clock
         self._demands = settings.demands()
         self._signing_key = settings.signing_key()
@@ -246,6 +249,7 @@ class Shuffler:
             )
             self.metrics.frames.labels(error.slug).inc()
             raise
+        self.callers.reports(node_id, len(parts), asyncio.get_running_loop().time())
         checked = await self._checked(batch, parts)
         clock = asyncio.get_running_loop().time
         measured = self._books.due(batch_id, clock())
@@ -354,6 +358,8 @@ class Shuffler:
         return await self._access.read(partial(store.open_batches, now=self.now))
 
     async def _probe(self) -> None:
+        if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
+            raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
         await self._access.write(partial(store.touch, now=self.now))
 

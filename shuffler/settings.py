@@ -15,6 +15,7 @@ from common.configuration import RoleSettings
 from common.descriptor import Name
 from common.endpoint import Tls, is_loopback, tls_files
 from common.errors import LocalError
+from common.limits import Allowance
 from common.noise import Guarantee, Trust
 from shuffler.rules import Demands
 from shuffler.schema import sqlite_url
@@ -85,6 +86,15 @@ class Settings(RoleSettings):
     max_inflight_bytes: int = Field(
         default=256 << 20, ge=1 << 12, description="memory for uploads on their way, in bytes"
     )
+    node_requests: float = Field(
+        default=100.0, gt=0, description="requests a second of one node; ten seconds' at once"
+    )
+    node_reports: float = Field(
+        default=5_000.0, gt=0, description="reports a second of one node; ten seconds' at once"
+    )
+    node_requests_at_once: int = Field(
+        default=64, ge=1, description="requests of one node under way, long polls included"
+    )
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
     show_fill: bool = Field(
@@ -140,6 +150,10 @@ class Settings(RoleSettings):
         return _hex_bytes(
             "operator_token_hash", self.operator_token_hash, self.operator_token_hash_file
         ).hex()
+
+    def allowance(self) -> Allowance:
+        """What one node may ask for."""
+        return Allowance(self.node_requests, self.node_reports, self.node_requests_at_once)
 
     def metrics_hashes(self) -> tuple[str, ...]:
         """Hashes of the tokens that may read the metrics."""

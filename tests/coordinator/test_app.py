@@ -12,6 +12,7 @@ import pytest
 
 from common.errors import LocalError
 from common.hpke import KeyPair
+from common.limits import Allowance, Callers
 from coordinator.analyzer import Analyzer
 from coordinator.app import create_app
 from coordinator.keys import OneKey
@@ -306,7 +307,7 @@ def test_events_stream_to_the_end_and_resume(api: Api) -> None:
 # -- health -------------------------------------------------------------------------------------
 
 
-OK = {"store": "ok", "analyzer": "ok"}
+OK = {"store": "ok", "analyzer": "ok", "clock": "ok", "disk": "ok"}
 
 
 def test_health_names_what_is_missing(api: Api) -> None:
@@ -317,6 +318,28 @@ def test_health_names_what_is_missing(api: Api) -> None:
     ready = api.client.get("/readyz")
     assert ready.status_code == 503
     assert "does not answer" in ready.json()["shuffler"]
+
+
+def test_health_names_a_clock_that_is_off_and_a_full_disk(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.shuffler.skew = -45.0
+    monkeypatch.setattr("coordinator.health.disk_trouble", lambda _: "1 MiB free")
+    ready = api.client.get("/readyz")
+    told = ready.json()
+    assert (ready.status_code, told["disk"], told["store"]) == (503, "1 MiB free", "ok")
+    assert "45 s behind" in told["clock"]
+
+
+def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
+    statuses = [api.call("GET", "").status_code for _ in range(5)]
+    assert statuses == [200] * 5
+    callers = Callers(Allowance(requests=0.1, reports=1.0, at_once=9))
+    api.client.app.state.callers = callers  # type: ignore[attr-defined]
+    assert api.call("GET", "").status_code == 200
+    slower = api.call("GET", "")
+    assert problem(slower)[:2] == (429, "too-many-requests")
+    assert int(slower.headers["Retry-After"]) >= 1
 
 
 def test_a_wrong_analyzer_key_waits_for_the_right_one(api: Api) -> None:

@@ -181,6 +181,7 @@ class FakeShuffler:
     """The shuffler's calls over memory. Batches fill at once, unless told otherwise."""
 
     def __init__(self) -> None:
+        self.skew: float | None = None
         self.contexts: dict[str, Context] = {}
         self.data: dict[str, bytes] = {}
         self.states: dict[str, BatchState] = {}

@@ -343,3 +343,52 @@ def test_an_upload_sealed_to_another_batch_key_is_told_so(api: Api) -> None:
         answer = api.call("POST", path, api.token, content=body, headers=headers)
         assert answer.status_code == status
     assert api.status(batch)["dropped"] == {}
+
+
+def test_a_node_that_asks_too_often_is_told_when_to_come_back(api: Api) -> None:
+    api.restart(node_requests=0.5)
+    statuses = [api.call("GET", "/batches", api.token).status_code for _ in range(6)]
+    assert statuses == [200] * 5 + [429]
+    slower = api.call("GET", "/batches", api.token)
+    assert problem(slower) == "too-many-requests"
+    assert 1 <= int(slower.headers["Retry-After"]) <= 2
+    _, other = api.enrol(10)
+    assert api.call("GET", "/batches", other).status_code == 200
+
+
+def test_a_node_that_reports_too_fast_loses_no_report(api: Api) -> None:
+    batch = api.deposit()
+    api.restart(node_reports=0.2)
+    frames = [(held.lease, batch.report()) for held in api.leases(batch, [user(0), user(1)])]
+    slower = [api.upload(batch, [frame]) for frame in (*frames, frames[0])]
+    assert [answer.status_code for answer in slower] == [200, 200, 429]
+    assert api.status(batch)["reports"] == 2
+    assert int(slower[2].headers["Retry-After"]) >= 1
+
+
+def test_a_full_disk_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert api.client.get("/readyz").status_code == 200
+    monkeypatch.setattr("shuffler.core.disk_trouble", lambda _: "1 MiB are free")
+    api.clock.now += 1
+    answer = api.client.get("/readyz")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "1 MiB are free")
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumps_loses_nothing_that_was_accepted(api: Api, jump: float) -> None:
+    """Forward, a short batch and its leases are over; back, they are as they were before."""
+    batch = api.deposit()
+    held = api.leases(batch, [user(0), user(1)])
+    frame, later = (held[0].lease, batch.report()), (held[1].lease, batch.report())
+    assert api.outcomes(batch, [frame]) == ["accepted"]
+    api.clock.now += jump
+    assert api.outcomes(batch, [frame]) == ["replayed"]
+    expected, state = ("late", "abandoned") if jump > 0 else ("accepted", "open")
+    assert api.outcomes(batch, [later]) == [expected]
+    assert (api.status(batch)["state"], api.status(batch)["reports"]) == (
+        state,
+        1 if jump > 0 else 2,
+    )
+    api.clock.now -= jump  # a batch that was given up stays given up
+    assert api.status(batch)["state"] == state
+    assert api.lease(batch, [user(0)]).json()["refused"][0]["problem"] == "already-reported"

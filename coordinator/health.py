@@ -1,0 +1,91 @@
+"""Whether the coordinator lives, is ready, and how it does: what machines ask."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+from sqlalchemy.exc import SQLAlchemyError
+
+from common.descriptor import parse
+from common.errors import LocalError, RiffleError
+from common.metrics import exposition
+from common.readiness import clock_trouble, disk_trouble
+from common.service import require_token
+from coordinator import views
+from coordinator.access import Service
+from coordinator.runs import Coordinator
+from coordinator.threads import in_thread
+
+READY_SECONDS = 5.0
+
+router = APIRouter()
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def show_metrics(request: Request, service: Service) -> Response:
+    """Metrics for Prometheus: the operator's token or the metrics token."""
+    require_token(request, *request.app.state.metrics_hashes)
+    metrics = service.desk.metrics
+    found = await in_thread(service.desk.store.census)
+    metrics.show(found, request.app.state.data_dir)
+    return exposition(metrics.registry)
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request, service: Service, response: Response) -> views.ReadyView:
+    """Whether store, keys, shuffler, clock and disk are as they must be, each by name."""
+    store, analyzer, shuffler = await asyncio.gather(
+        _check_store(service), _check_analyzer(service), _check_shuffler(service)
+    )
+    found = views.ReadyView(
+        store=store,
+        analyzer=analyzer,
+        shuffler=shuffler,
+        clock=clock_trouble(service.desk.shuffler.skew) or "ok",
+        disk=disk_trouble(request.app.state.data_dir) or "ok",
+    )
+    if any(said != "ok" for said in found.model_dump().values()):
+        response.status_code = 503
+    return found
+
+
+async def _check_store(service: Coordinator) -> str:
+    try:
+        await in_thread(service.desk.store.check)
+    except LocalError as error:
+        return error.detail
+    return "ok"
+
+
+async def _check_analyzer(service: Coordinator) -> str:
+    """Whether the analyzer's keys are there and open every batch that is not settled."""
+
+    def check() -> None:
+        service.desk.keys.check()
+        for data in service.desk.store.unsettled():
+            service.desk.analyzer.check_key(parse(data))
+
+    try:
+        await in_thread(check)
+    except LocalError as error:
+        return error.detail
+    except SQLAlchemyError:
+        return "not known: the store cannot be used"
+    return "ok"
+
+
+async def _check_shuffler(service: Coordinator) -> str:
+    expected = service.desk.shuffler_id
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            found = await service.desk.shuffler.ready()
+    except TimeoutError:
+        return "does not answer in time"
+    except RiffleError as error:
+        return error.detail
+    return "ok" if found == expected else f"is {found!r}, expected {expected!r}"
