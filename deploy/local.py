@@ -16,6 +16,7 @@ from typing import Self
 
 import httpx
 
+from common.at_rest import replace_file
 from common.errors import LocalError
 from common.noise import Trust
 from deploy.certificates import LOOPBACK
@@ -65,7 +66,7 @@ class LocalNetwork:
         init_network(self.secrets)
         (self.config.folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
-            (self.secrets / "operator" / URL_FILE).write_text(self.coordinator_url)
+            replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
             self.start("shuffler")
             self.wait_ready("shuffler")
             enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)

@@ -25,6 +25,7 @@ HAND, OTHER = "1d" * 16, "1e" * 16
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, FakeShuffler]]:
     with live_coordinator(tmp_path_factory.mktemp("live")) as (network, shuffler):
+        shuffler.expired = 0
         with Operator.of(network) as operator:
             operator.create_run(RunSpec.model_validate(SMALL))
             for run_id in (HAND, OTHER):
@@ -119,7 +120,7 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
     one = document(network, "deploy", HAND, "--episodes", "20", "--policy", str(file), "--wait")
     assert one["mixture"]["policies"] == [[[0, 1], [1, 0]]]
     mixed = '{"policies": [[[0, 0], [0, 0]], [[1, 1], [1, 1]]], "probabilities": [0.25, 0.75]}'
-    text = riffle(network, "deploy", HAND, "--episodes", "18", "--policy", mixed, "--wait")
+    text = riffle(network, "deploy", HAND, "--episodes", "20", "--policy", mixed, "--wait")
     assert "value_estimate.radius" in text.stdout, text.stderr
     assert document(network, "show", HAND)["run"]["state"] == "finished"
 
@@ -176,17 +177,24 @@ def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path)
             assert grown == (tmp_path / f"{table}.csv").read_text()
 
 
-def test_the_documented_client_deploys_by_hand(
+def test_the_documented_client_and_commands(
     network: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", OWN.read_text(), re.DOTALL)
-    sizes = {"states": 4, "actions": 2, "horizon": 6, "episodes": 2000, "epsilon": 50.0}
+    """The page's Python, then its commands, on a run that is over when both have deployed."""
+    page = OWN.read_text().replace("runs/outside/network", str(network)).replace("1000", "100")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    sizes = {"states": 4, "actions": 2, "horizon": 6, "episodes": 200, "epsilon": 50.0}
     changes = {"run_id": None, "name": "demo", "learner": "manual", **sizes}
     with Operator.of(network) as operator:
         operator.create_run(RunSpec.model_validate(SMALL | changes))
-    small = block.replace("runs/outside/network", str(network)).replace("1000", "100")
-    exec(small)  # noqa: S102  (our own page)
+    exec(block)  # noqa: S102  (our own page)
     assert "'confidence': 0.95" in capsys.readouterr().out
+    lines = re.findall(r"^\$ riffle (.* --network .*)$", page, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["list", "deploy", "log", "conservation"]
+    for line in lines:
+        result = call(*line.split())
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout
 
 
 class Partial:
