@@ -29,7 +29,7 @@ from coordinator import health, keys_api, pages, reports, results, views
 from coordinator.access import OPERATOR, Service, authorized
 from coordinator.analyzer import Analyzer
 from coordinator.conservation import conservation_view, records
-from coordinator.driver import Desk
+from coordinator.desk import Desk
 from coordinator.events import LAST, Bell, wait
 from coordinator.keys import KeyRing
 from coordinator.metrics import CoordinatorMetrics
@@ -297,7 +297,9 @@ def create_app(
             clock=clock,
             metrics=metrics,
         )
-        app.state.coordinator = Coordinator(desk, test_entry=settings.test_entry)
+        app.state.coordinator = Coordinator(
+            desk, test_entry=settings.test_entry, replica=settings.replica()
+        )
         await app.state.coordinator.start()
         try:
             yield

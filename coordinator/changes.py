@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from common.errors import RemoteError
+from common.news import announce
 from coordinator import schema
 from coordinator.events import Event
 from coordinator.ledger import refuse_beyond
@@ -52,6 +53,7 @@ def tell(connection: Connection, run_id: str, now: float, event: Event) -> None:
     last = connection.execute(select(func.max(table.c.id)).where(table.c.run_id == run_id)).scalar()
     values = {"run_id": run_id, "id": (last or 0) + 1, "kind": kind, "at": now}
     connection.execute(insert(table).values(data=json.dumps(data), **values))
+    announce(connection, run_id)
 
 
 def issue(connection: Connection, run_id: str, spec: RunSpec, issued: Issue, now: float) -> None:

@@ -1,7 +1,8 @@
 """Carries out one run: deposit, wait, fetch, open, settle, acknowledge, and again.
 
-A driver holds no state that matters. Each turn reads the run's deployments from the store and does
-the one step that the first unsettled one needs; every step may be repeated:
+A driver holds no state that matters, and a lease (`coordinator.leases`) without which it changes
+nothing. Each turn reads the run's deployments from the store and does the one step that the first
+unsettled one needs; every step may be repeated:
 
 - issued: deposit the stored bytes (the shuffler answers the same bytes alike);
 - open: wait until it is sealed; past its expiry abandon it and issue it again;
@@ -22,7 +23,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,21 +31,18 @@ from common.descriptor import Context, parse, sign_deposit
 from common.errors import LocalError, RemoteError, RiffleError
 from common.wire import BatchState, BatchStatus
 from coordinator import ledger
-from coordinator.analyzer import Analyzer
 from coordinator.counts import private_counts
+from coordinator.desk import Desk
 from coordinator.estimate import value_estimate
-from coordinator.events import Bell
-from coordinator.keys import KeyRing
+from coordinator.events import wait
 from coordinator.laps import Laps
-from coordinator.learning.learner import Deployment, Learner
-from coordinator.metrics import CoordinatorMetrics
-from coordinator.planning import Issue, Party, issue
+from coordinator.learning.learner import Learner
+from coordinator.leases import LeaseLostError, RunLease
+from coordinator.planning import Issue
 from coordinator.records import DeploymentRecord, Released, RunRecord, Settlement
 from coordinator.recovery import replay
-from coordinator.registry import Registry
 from coordinator.shuffler_api import Messages, Shuffler
-from coordinator.specs import MANUAL, RunSpec
-from coordinator.store import Store
+from coordinator.specs import MANUAL
 from coordinator.threads import in_thread
 
 POLL_SECONDS = 25.0
@@ -58,51 +56,24 @@ LOST = ("late", "unknown-batch")
 log = logging.getLogger("riffle.coordinator")
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What drivers share: store, peers, learners, keys and clock (seconds since 1970)."""
-
-    store: Store
-    shuffler: Shuffler
-    analyzer: Analyzer
-    keys: KeyRing
-    registry: Registry
-    bell: Bell
-    shuffler_id: str
-    signing_key: bytes
-    clock: Callable[[], float]
-    metrics: CoordinatorMetrics = field(default_factory=CoordinatorMetrics)
-
-    def issue(
-        self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
-    ) -> Issue:
-        """A deployment as a batch that expires `batch_seconds` from now."""
-        expires_at = int(self.clock()) + spec.batch_seconds
-        party = Party(self.shuffler_id, self.analyzer.public_key)
-        return issue(spec, run_id, party, deployment, index=index, step=step, expires_at=expires_at)
-
-    def erase_keys(self) -> None:
-        """Erase expired keys that no batch needs: every one of theirs is acknowledged or over."""
-        if any(key.state != "active" for key in self.keys.records()):
-            data = self.store.needing_keys()
-            self.keys.erase_unused({parse(one).descriptor.analyzer_key for one in data})
-
-
 class Driver:
     """Carries out one run until it is over and nothing of it is left at the shuffler."""
 
-    def __init__(self, desk: Desk, run_id: str, learner: Learner | None = None) -> None:
+    def __init__(self, desk: Desk, lease: RunLease, learner: Learner | None = None) -> None:
         self._desk = desk
-        self._run_id = run_id
+        self.lease = lease
+        self._run_id = lease.run_id
+        self.going = True  # as far as this driver has seen
         self._learner = learner  # None: replay it from the store when it is needed
         self._failures = 0
         self._storing: float | None = None
         self.trouble: str | None = None
 
     async def run(self) -> None:
-        """Drive to the end."""
-        while await self._turn():
-            pass
+        """Drive to the end, or until another replica does."""
+        with contextlib.suppress(LeaseLostError):
+            while await self._turn():
+                pass
 
     # -- one turn --------------------------------------------------------------------------------
 
@@ -114,10 +85,11 @@ class Driver:
         except SQLAlchemyError as error:
             await self._pause(_store_trouble(error))
             return True
+        self.going = run.state == "running"
         if row is not None:
             await self._attempt(run, row)
-        elif run.state == "running":
-            await ticket.wait()  # manual mode: nothing is asked for
+        elif self.going:
+            await wait(ticket, POLL_SECONDS)  # manual mode: nothing is asked for
         else:
             return False
         return True
@@ -152,6 +124,8 @@ class Driver:
 
     async def _after(self, run: RunRecord, error: RiffleError) -> None:
         """What an error means: later again, or the end of the run."""
+        if isinstance(error, LeaseLostError):
+            raise error
         self._learner = None  # it may have seen counts that were not committed
         self._desk.metrics.trouble.labels(error.slug).inc()
         if error.slug == "unavailable" or run.state != "running":
@@ -159,9 +133,13 @@ class Driver:
             return
         log.warning("run %s failed: %s", self._run_id, error.detail)
         try:
-            await in_thread(self._desk.store.end, run.id, "failed", error.detail, self._now)
+            await in_thread(self._desk.store.fail, self.lease, error.detail, self._now)
         except SQLAlchemyError as again:
             await self._pause(_store_trouble(again))  # the same step fails again, then this
+        except LocalError as again:
+            if isinstance(again, LeaseLostError):
+                raise
+            await self._pause(again)  # stopped meanwhile: the next turn sees it
         self._desk.bell.ring(self._run_id)
 
     async def _pause(self, error: RiffleError) -> None:
@@ -191,7 +169,7 @@ class Driver:
                 raise
             await self._again(run, row, 0, EXPIRED)
             return
-        await in_thread(self._desk.store.opened, run.id, row.index, self._now)
+        await in_thread(self._desk.store.opened, self.lease, row.index, self._now)
 
     # -- open ------------------------------------------------------------------------------------
 
@@ -218,7 +196,9 @@ class Driver:
         """All n users reported."""
         timings = {"waiting": self._now - (row.opened_at or row.issued_at)}
         episodes = status.episodes or row.n
-        await in_thread(self._desk.store.sealed, run.id, row.index, episodes, timings, self._now)
+        await in_thread(
+            self._desk.store.sealed, self.lease, row.index, episodes, timings, self._now
+        )
 
     async def _abandon(self, row: DeploymentRecord) -> None:
         """Give up the batch if it is short; the shuffler keeps a full one, see its status then."""
@@ -239,7 +219,7 @@ class Driver:
             again, failure = await in_thread(self._reissue, run, row, why)
         store, now = self._desk.store, self._now
         await in_thread(
-            store.abandoned, run.id, row.index, episodes, now, again=again, failure=failure
+            store.abandoned, self.lease, row.index, episodes, now, again=again, failure=failure
         )
 
     def _reissue(
@@ -264,9 +244,9 @@ class Driver:
             status = await self._desk.shuffler.status(row.batch_id, 0.0)
         if status is None or status.state not in FULL:
             episodes = 0 if status is None else status.episodes or 0
-            await in_thread(self._desk.store.abandoned, run.id, row.index, episodes, self._now)
+            await in_thread(self._desk.store.abandoned, self.lease, row.index, episodes, self._now)
         elif row.state == "issued":
-            await in_thread(self._desk.store.opened, run.id, row.index, self._now)
+            await in_thread(self._desk.store.opened, self.lease, row.index, self._now)
         else:
             await self._full(run, row, status)
 
@@ -286,7 +266,7 @@ class Driver:
         opened = Settlement(row.index, spend, released, timings)
         settlement = await in_thread(self._settlement, run, row, opened)
         timings["planning"] = laps.lap()
-        await in_thread(self._desk.store.settle, run.id, settlement, self._now)
+        await in_thread(self._desk.store.settle, self.lease, settlement, self._now)
         self._storing = laps.lap()
 
     async def _released(
@@ -308,7 +288,7 @@ class Driver:
         opening = await self._desk.analyzer.open(context, messages.data)
         timings["opening"] = laps.lap()
         found = Released(opening.histogram, opening.opened, opening.failed, messages.sha256)
-        return await in_thread(store.release, run.id, row.index, found) if central else found
+        return await in_thread(store.release, self.lease, row.index, found) if central else found
 
     async def _fetched(self, batch_id: str, context: Context) -> Messages | None:
         """The batch's messages; None when the shuffler has lost them."""
@@ -380,7 +360,7 @@ class Driver:
         if self._storing is not None:
             timings["storing"] = self._storing
         timings["acknowledging"], self._storing = laps.lap(), None
-        await in_thread(self._desk.store.acknowledged, run.id, row.index, timings)
+        await in_thread(self._desk.store.acknowledged, self.lease, row.index, timings)
         self._desk.metrics.took(timings)
 
 

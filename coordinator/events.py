@@ -22,6 +22,10 @@ EventKind = Literal[
 ]
 LAST = ("run_finished", "run_failed", "run_stopped")
 
+STOPPED = "stopped "
+"""News (`common.news`) between replicas: a run's id, of which something happened, or this before it
+when it was stopped by hand."""
+
 Event = tuple[EventKind, dict[str, Any]]
 
 
@@ -45,11 +49,15 @@ class Bell:
         if ticket is not None:
             ticket.set()
 
+    def ring_all(self) -> None:
+        """Wake everyone: news may have been missed."""
+        for run_id in list(self._tickets):
+            self.ring(run_id)
+
     def close(self) -> None:
         """Wake everyone for the last time: the service stops, do not wait again."""
         self.closed = True
-        for run_id in list(self._tickets):
-            self.ring(run_id)
+        self.ring_all()
 
 
 async def wait(ticket: asyncio.Event, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator as an object: what its routes ask for, and the drivers of all runs."""
+"""The coordinator as an object: what its routes ask for."""
 
 import asyncio
 import logging
@@ -6,9 +6,11 @@ import secrets
 from pathlib import Path
 
 from common.errors import LocalError, RemoteError
-from coordinator.driver import Desk, Driver
-from coordinator.events import wait
+from coordinator.desk import Desk
+from coordinator.drivers import Drivers
+from coordinator.events import STOPPED, wait
 from coordinator.learning.learner import Deployment, Learner
+from coordinator.leases import Replica
 from coordinator.planning import Issue, check_bytes, same_deployment
 from coordinator.records import DeploymentRecord
 from coordinator.registry import batches
@@ -24,21 +26,24 @@ log = logging.getLogger("riffle.coordinator")
 class Coordinator:
     """All runs of one store. Made and closed inside a running event loop."""
 
-    def __init__(self, desk: Desk, *, test_entry: bool) -> None:
+    def __init__(self, desk: Desk, *, test_entry: bool, replica: Replica) -> None:
         self.desk = desk
         self._test_entry = test_entry
-        self._drivers: dict[str, tuple[Driver, asyncio.Task[None]]] = {}
+        self._drivers = Drivers(desk, replica)
+        self._listening: asyncio.Task[None] | None = None
+        self._restarts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Take up every run where it was left."""
+        """Take up every run where it was left, unless another replica drives it."""
         await in_thread(self.desk.erase_keys)
-        for run_id in await in_thread(self.desk.store.with_work):
-            self._drive(run_id)
+        self._listening = asyncio.create_task(self.desk.store.listen(self._heard))
+        await self._drivers.start()
 
     async def close(self) -> None:
         """Stop driving; nothing is lost, `start` takes up again."""
-        for run_id in list(self._drivers):
-            await self._halt(run_id)
+        if self._listening is not None:
+            self._listening.cancel()
+        await self._drivers.close()
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -53,9 +58,11 @@ class Coordinator:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
         run_id = spec.run_id or secrets.token_hex(16)
         learner, first = await in_thread(self._first, run_id, spec)
-        now = self.desk.clock()
-        if await in_thread(self.desk.store.create_run, run_id, spec, first, now):
-            self._drive(run_id, learner)
+        now, holder, until = self.desk.clock(), self._drivers.name, self._drivers.until
+        create = self.desk.store.create_run
+        lease = await in_thread(create, run_id, spec, first, now, holder, until)
+        if lease is not None:
+            self._drivers.drive(lease, learner)
             self.desk.bell.ring(run_id)
         return run_id
 
@@ -79,19 +86,29 @@ class Coordinator:
             return
         if run.state != "running":
             raise RemoteError("wrong-state", f"run {run_id} is {run.state}")
-        await self._halt(run_id)
+        lease = await self._drivers.halt(run_id)
         try:
-            await in_thread(self.desk.store.end, run_id, "stopped", "", self.desk.clock())
+            await in_thread(self.desk.store.stop, run_id, self.desk.clock())
         except LocalError as error:
             raise RemoteError(error.slug, "the run ended meanwhile") from error
         finally:
-            self._drive(run_id)
+            if lease is not None:
+                self._drivers.drive(lease)
             self.desk.bell.ring(run_id)
 
     def trouble(self, run_id: str) -> str | None:
-        """What keeps a run from going on at the moment, if anything."""
-        driven = self._drivers.get(run_id)
-        return driven[0].trouble if driven else None
+        """What keeps a run that is driven here from going on at the moment, if anything."""
+        return self._drivers.trouble(run_id)
+
+    def _heard(self, what: str) -> None:
+        """A replica, perhaps this one, has changed a run; or "": one may have, unheard."""
+        if not what:
+            self.desk.bell.ring_all()
+            return
+        self.desk.bell.ring(what.removeprefix(STOPPED))
+        task = asyncio.create_task(self._drivers.heard(what))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
 
     # -- deployments by hand ---------------------------------------------------------------------
 
@@ -139,26 +156,6 @@ class Coordinator:
             if changed or left <= 0 or over:
                 return newest
             await wait(ticket, min(left, RECHECK_SECONDS))
-
-    # -- drivers ---------------------------------------------------------------------------------
-
-    def _drive(self, run_id: str, learner: Learner | None = None) -> None:
-        driver = Driver(self.desk, run_id, learner)
-        task = asyncio.create_task(driver.run(), name=f"run {run_id}")
-        task.add_done_callback(lambda done: self._ended(run_id, done))
-        self._drivers[run_id] = (driver, task)
-
-    def _ended(self, run_id: str, task: asyncio.Task[None]) -> None:
-        if self._drivers.get(run_id, (None, None))[1] is task:
-            del self._drivers[run_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the driver of run %s ended: %r", run_id, error)
-
-    async def _halt(self, run_id: str) -> None:
-        driven = self._drivers.pop(run_id, None)
-        if driven is not None:
-            driven[1].cancel()
-            await asyncio.wait([driven[1]])
 
 
 def _repeated(rows: list[DeploymentRecord], asked: Deployment) -> int:

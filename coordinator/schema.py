@@ -43,6 +43,17 @@ runs = Table(
 )
 
 
+drivers = Table(
+    "drivers",
+    metadata,
+    Column("run_id", String(32), primary_key=True),
+    Column("holder", String(300), nullable=False),
+    Column("until", Float, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    ForeignKeyConstraint(["run_id"], ["runs.id"]),
+)
+
+
 def _of_deployment(*columns: Column[Any]) -> tuple[Column[Any] | ForeignKeyConstraint, ...]:
     return (
         Column("run_id", String(32), primary_key=True),

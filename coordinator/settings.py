@@ -4,6 +4,7 @@ Key, token and hash files hold one line of text: keys and hashes as 64 hexadecim
 token as it is sent.
 """
 
+import socket
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
@@ -14,6 +15,7 @@ from common.configuration import RoleSettings
 from common.descriptor import Name
 from common.endpoint import Tls, check_url, is_loopback, tls_files
 from common.errors import LocalError
+from coordinator.leases import Replica
 from coordinator.specs import LearnerName
 
 PREFIX = "RIFFLE_COORDINATOR_"
@@ -46,6 +48,12 @@ class Settings(RoleSettings):
     metrics_token_hash_file: Path | None = Field(
         default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
     )
+    lease_seconds: int = Field(
+        default=15,
+        ge=1,
+        le=3600,
+        description="after this time another replica drives the runs of one that was killed",
+    )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     learners: dict[LearnerName, str] = Field(
         default_factory=dict,
@@ -64,6 +72,10 @@ class Settings(RoleSettings):
     def url(self) -> str:
         """Database URL."""
         return self.store_url or f"sqlite:///{self.data_dir / 'coordinator.sqlite'}"
+
+    def replica(self) -> Replica:
+        """This replica's part in driving runs, under a name that a restart does not change."""
+        return Replica(f"{socket.gethostname()}:{self.port}", self.lease_seconds)
 
     def tls(self) -> Tls | None:
         """TLS files; None on loopback without TLS.

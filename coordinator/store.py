@@ -1,22 +1,27 @@
 """The coordinator's durable state. Every public method is one transaction.
 
+Those of a driver take its lease and are refused when another replica drives its run by then.
+
 Validate first, then change: a method checks states (`coordinator.states`), budget and conflicts
 inside its transaction and raises before it writes. Methods block; callers run them in threads.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Table, case, func, insert, select, update
+from sqlalchemy import CompoundSelect, Connection, Table, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.elements import ColumnElement
 
 from common.counters import Ints
 from common.database import writer
 from common.errors import LocalError, RemoteError
-from coordinator import changes, schema
-from coordinator.events import Event
+from common.news import announce, listen
+from coordinator import changes, leases, schema
+from coordinator.events import STOPPED, Event
+from coordinator.leases import RunLease
 from coordinator.metrics import Census, census
 from coordinator.planning import Issue
 from coordinator.records import (
@@ -38,7 +43,6 @@ from coordinator.specs import RunSpec, Truth
 from coordinator.states import (
     TO_ACKNOWLEDGE,
     UNSETTLED,
-    RunState,
 )
 from coordinator.truth import TrueRow
 
@@ -55,6 +59,10 @@ class Store:
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    async def listen(self, heard: Callable[[str], None]) -> None:
+        """Pass on what any replica changes, for ever; see `common.news`."""
+        await listen(self._engine, heard)
 
     def check(self) -> None:
         """Raise LocalError ``unavailable`` unless the database can be written."""
@@ -146,10 +154,8 @@ class Store:
 
     def with_work(self) -> list[str]:
         """Runs that go on, or that left a batch at the shuffler to be settled."""
-        unfinished = select(_runs.c.id).where(_runs.c.state == "running")
-        left = select(_deployments.c.run_id).where(_unsettled())
         with self._engine.connect() as connection:
-            return sorted(connection.execute(unfinished.union(left)).scalars())
+            return sorted(connection.execute(_with_work()).scalars())
 
     def unsettled(self) -> list[bytes]:
         """Descriptors, as bytes, of all batches that are still to be opened."""
@@ -163,10 +169,35 @@ class Store:
         with self._engine.connect() as connection:
             return list(connection.execute(query).scalars())
 
+    # -- who drives ------------------------------------------------------------------------------
+
+    def take(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
+        """Leases of runs with work that nobody drives; see `coordinator.leases.take`."""
+        with self._writer.begin() as connection:
+            return leases.take(connection, _with_work(), holder, now, until, start=start)
+
+    def hold(self, held: Sequence[RunLease], until: float) -> list[RunLease]:
+        """Hold leases until another time; returns those that others have taken."""
+        if not held:
+            return []
+        with self._writer.begin() as connection:
+            return leases.hold(connection, held, until)
+
+    @contextmanager
+    def _driving(self, lease: RunLease) -> Iterator[Connection]:
+        """A transaction of a run's driver; raises LeaseLostError when it is that no more."""
+        with self._writer.begin() as connection:
+            leases.check(connection, lease)
+            yield connection
+
     # -- a run -----------------------------------------------------------------------------------
 
-    def create_run(self, run_id: str, spec: RunSpec, first: Issue | None, now: float) -> bool:
-        """Record a run with its first deployment; False when the same run is there already.
+    def create_run(
+        self, run_id: str, spec: RunSpec, first: Issue | None, now: float, holder: str, until: float
+    ) -> RunLease | None:
+        """Record a run with its first deployment; None when the same run is there already.
+
+        ``holder`` drives it until ``until`` at first.
 
         Raises:
             RemoteError: ``wrong-state``, when the id has another spec.
@@ -178,13 +209,13 @@ class Store:
             if known is not None:
                 if known != values["spec"]:
                     raise RemoteError("wrong-state", f"run {run_id} exists with another spec")
-                return False
+                return None
             connection.execute(insert(_runs).values(id=run_id, created_at=now, **values))
             started: Event = ("run_started", {"name": spec.name, "learner": spec.learner})
             changes.tell(connection, run_id, now, started)
             if first is not None:
                 changes.issue(connection, run_id, spec, first, now)
-        return True
+            return leases.grant(connection, run_id, holder, until)
 
     def issue_manual(self, run_id: str, issue: Issue, now: float) -> None:
         """Record a deployment asked for by hand.
@@ -199,14 +230,15 @@ class Store:
             changes.check_manual(run, rows, issue)
             changes.issue(connection, run_id, run.spec, issue, now)
 
-    def end(self, run_id: str, to: RunState, message: str, now: float) -> None:
-        """Fail or stop a run; its batches are settled afterwards.
+    def stop(self, run_id: str, now: float) -> None:
+        """Stop a run, whoever drives it; its batches are settled afterwards.
 
         Raises:
             LocalError: ``wrong-state``, when the run is over.
         """
         with self._writer.begin() as connection:
-            changes.end(connection, run_id, to, message, now)
+            changes.end(connection, run_id, "stopped", "", now)
+            announce(connection, STOPPED + run_id)
 
     # -- an operator's annotation ----------------------------------------------------------------
 
@@ -237,27 +269,38 @@ class Store:
                 found[run_id].append(TrueRow(index, count, optimal, value))
         return found
 
-    # -- a deployment ----------------------------------------------------------------------------
+    # -- what drivers do -------------------------------------------------------------------------
 
-    def opened(self, run_id: str, index: int, now: float) -> None:
+    def fail(self, lease: RunLease, message: str, now: float) -> None:
+        """Fail a run; its batches are settled afterwards.
+
+        Raises:
+            LocalError: ``wrong-state``, when the run is over.
+        """
+        with self._driving(lease) as connection:
+            changes.end(connection, lease.run_id, "failed", message, now)
+
+    def opened(self, lease: RunLease, index: int, now: float) -> None:
         """The shuffler has the descriptor."""
-        with self._writer.begin() as connection:
-            changes.move(connection, run_id, index, "open", opened_at=now)
+        with self._driving(lease) as connection:
+            changes.move(connection, lease.run_id, index, "open", opened_at=now)
 
-    def sealed(self, run_id: str, index: int, episodes: int, timings: Timings, now: float) -> None:
+    def sealed(
+        self, lease: RunLease, index: int, episodes: int, timings: Timings, now: float
+    ) -> None:
         """The batch holds n distinct reports; ``episodes`` were executed for it."""
         values = {"episodes_executed": episodes, "timings": json.dumps(dict(timings))}
-        with self._writer.begin() as connection:
-            row = changes.move(connection, run_id, index, "sealed", **values)
+        with self._driving(lease) as connection:
+            row = changes.move(connection, lease.run_id, index, "sealed", **values)
             event: Event = ("batch_sealed", {"index": index, "n": row.n, "episodes": episodes})
-            changes.tell(connection, run_id, now, event)
+            changes.tell(connection, lease.run_id, now, event)
 
     def released(self, run_id: str, index: int) -> Released | None:
         """What `release` committed of a batch that is not settled yet."""
         with self._engine.connect() as connection:
             return changes.released(connection, run_id, index)
 
-    def release(self, run_id: str, index: int, drawn: Released) -> Released:
+    def release(self, lease: RunLease, index: int, drawn: Released) -> Released:
         """Commit a batch's counts with the coordinator's own noise; returns what is committed.
 
         Privacy of the central workflow rests on this line of events: noise is drawn, committed
@@ -266,34 +309,34 @@ class Store:
         ever used: a crash before the commit loses a draw that nobody saw, after it the draw is
         found again, and of two coordinators that count the same batch one is told the other's.
         """
-        with self._writer.begin() as connection:
-            kept = changes.released(connection, run_id, index)
+        with self._driving(lease) as connection:
+            kept = changes.released(connection, lease.run_id, index)
             if kept is None:
-                changes.release(connection, run_id, index, drawn)
+                changes.release(connection, lease.run_id, index, drawn)
             return kept or drawn
 
-    def settle(self, run_id: str, settlement: Settlement, now: float) -> None:
+    def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commit spend, counts, stage result, next deployment and events together.
 
         Raises:
             LocalError: ``wrong-state`` when the batch is settled already or the run is over;
                 ``budget-exceeded`` when the next deployment may not be issued. Nothing is changed.
         """
-        with self._writer.begin() as connection:
-            run = changes.find_run(connection, run_id)
+        with self._driving(lease) as connection:
+            run = changes.find_run(connection, lease.run_id)
             if settlement.goes_on and run.state != "running":
-                raise LocalError("wrong-state", f"run {run_id} is {run.state}")
-            changes.record(connection, run_id, settlement, now)
+                raise LocalError("wrong-state", f"run {lease.run_id} is {run.state}")
+            changes.record(connection, lease.run_id, settlement, now)
             if settlement.following is not None:
-                changes.issue(connection, run_id, run.spec, settlement.following, now)
+                changes.issue(connection, lease.run_id, run.spec, settlement.following, now)
             elif settlement.failure is not None:
-                changes.end(connection, run_id, "failed", settlement.failure, now)
+                changes.end(connection, lease.run_id, "failed", settlement.failure, now)
             elif settlement.finished:
-                changes.end(connection, run_id, "finished", "", now)
+                changes.end(connection, lease.run_id, "finished", "", now)
 
     def abandoned(
         self,
-        run_id: str,
+        lease: RunLease,
         index: int,
         episodes: int,
         now: float,
@@ -303,28 +346,39 @@ class Store:
     ) -> None:
         """The batch was given up or lost before it was counted; issue it again, or fail the run."""
         values = {"episodes_executed": episodes, "settled_at": now}
-        with self._writer.begin() as connection:
-            changes.move(connection, run_id, index, "abandoned", **values)
+        with self._driving(lease) as connection:
+            changes.move(connection, lease.run_id, index, "abandoned", **values)
             event: Event = ("batch_abandoned", {"index": index, "episodes": episodes})
-            changes.tell(connection, run_id, now, event)
+            changes.tell(connection, lease.run_id, now, event)
             if again is not None:
                 changes.issue(
-                    connection, run_id, changes.find_run(connection, run_id).spec, again, now
+                    connection,
+                    lease.run_id,
+                    changes.find_run(connection, lease.run_id).spec,
+                    again,
+                    now,
                 )
             elif failure is not None:
-                changes.end(connection, run_id, "failed", failure, now)
+                changes.end(connection, lease.run_id, "failed", failure, now)
 
-    def acknowledged(self, run_id: str, index: int, timings: Timings) -> None:
+    def acknowledged(self, lease: RunLease, index: int, timings: Timings) -> None:
         """The shuffler knows that the batch is settled."""
         values = {"acknowledged": True, "timings": json.dumps(dict(timings))}
-        with self._writer.begin() as connection:
-            connection.execute(update(_deployments).where(changes.at(run_id, index)).values(values))
+        with self._driving(lease) as connection:
+            connection.execute(
+                update(_deployments).where(changes.at(lease.run_id, index)).values(values)
+            )
 
 
 def _unsettled() -> ColumnElement[bool]:
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge
+
+
+def _with_work() -> CompoundSelect[str]:
+    unfinished = select(_runs.c.id).where(_runs.c.state == "running")
+    return unfinished.union(select(_deployments.c.run_id).where(_unsettled()))
 
 
 def _rows(connection: Connection, table: Table, run_id: str) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from common.descriptor import batch_id
 from common.errors import RemoteError
-from coordinator.driver import Desk
+from coordinator.desk import Desk
 from coordinator.records import DeploymentRecord
 from coordinator.runs import Coordinator
 from tests.coordinator.conftest import both_engines

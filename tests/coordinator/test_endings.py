@@ -186,7 +186,7 @@ def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
         await drivers_end()
 
     at = desk(tmp_path, shuffler)
-    at.store.end(RUN, "stopped", "", NOW)
+    at.store.stop(RUN, NOW)
     play(at, act)
     found = outcome(tmp_path)
     assert found["state"][0] == "stopped"
@@ -221,7 +221,7 @@ def test_a_full_batch_of_a_stopped_run_is_settled_though_its_deposit_was_not_not
     run_to_end(replace(whole, store=breaking), spec())
     shuffler.states[batch_id(RUN, 0)] = "sealed"
     at = desk(tmp_path, shuffler)
-    at.store.end(RUN, "stopped", "", NOW)
+    at.store.stop(RUN, NOW)
     run_to_end(at)
     assert_stopped_and_counted(shuffler, outcome(tmp_path))
 
@@ -303,7 +303,7 @@ def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, ho
     seal_first(tmp_path, shuffler, reissues=2)
     lose(shuffler, how)
     at = desk(tmp_path, shuffler)
-    at.store.end(RUN, "stopped", "", NOW)
+    at.store.stop(RUN, NOW)
     run_to_end(at)
     found = outcome(tmp_path)
     assert found["state"][0] == "stopped"

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from common.errors import LocalError, RemoteError
 from common.policy import Mixture
 from coordinator.learning.learner import Deployment
+from coordinator.leases import RunLease
 from coordinator.ledger import Spend, planned
 from coordinator.planning import Issue, Party, issue
 from coordinator.records import Released, Settlement
@@ -24,6 +25,7 @@ from tests.coordinator.world import RUN as RUN_ID
 pytestmark = both_engines
 
 MANUAL = spec(learner="manual")
+LEASE = RunLease(RUN_ID, 1)
 
 
 def issued(index: int, n: int = 20) -> Issue:
@@ -45,14 +47,14 @@ def settlement(index: int = 0, **changes: Any) -> Settlement:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(store_url(tmp_path))
-    opened.create_run(RUN_ID, MANUAL, issued(0), NOW)
+    opened.create_run(RUN_ID, MANUAL, issued(0), NOW, "me", NOW + 15)
     yield opened
     opened.close()
 
 
 def to_sealed(store: Store, index: int = 0) -> None:
-    store.opened(RUN_ID, index, NOW)
-    store.sealed(RUN_ID, index, 20, {"waiting": 1.0}, NOW)
+    store.opened(LEASE, index, NOW)
+    store.sealed(LEASE, index, 20, {"waiting": 1.0}, NOW)
 
 
 def test_the_descriptors_bytes_are_kept_as_they_are(store: Store) -> None:
@@ -64,16 +66,16 @@ def test_the_descriptors_bytes_are_kept_as_they_are(store: Store) -> None:
 
 def test_a_batch_is_counted_once(store: Store) -> None:
     to_sealed(store)
-    store.settle(RUN_ID, settlement(), NOW)
+    store.settle(LEASE, settlement(), NOW)
     with pytest.raises(LocalError, match="counted cannot become counted"):
-        store.settle(RUN_ID, settlement(), NOW)
+        store.settle(LEASE, settlement(), NOW)
     assert len(store.ledger(RUN_ID)) == 1
     assert store.histograms(RUN_ID)[0].tolist() == list(range(9))
 
 
 def test_a_batch_that_is_not_sealed_is_not_counted(store: Store) -> None:
     with pytest.raises(LocalError, match="issued cannot become counted"):
-        store.settle(RUN_ID, settlement(), NOW)
+        store.settle(LEASE, settlement(), NOW)
     assert store.ledger(RUN_ID) == []
 
 
@@ -84,7 +86,7 @@ def test_a_deployment_beyond_the_budget_is_refused_with_all_that_came_with_it(
     before = store.events(RUN_ID)
     too_much = replace(issued(1), spend=Spend(4.0, 4.1, 0.01, 2, True))
     with pytest.raises(LocalError, match="budget"):
-        store.settle(RUN_ID, settlement(following=too_much), NOW)
+        store.settle(LEASE, settlement(following=too_much), NOW)
     assert store.ledger(RUN_ID) == []
     assert store.histograms(RUN_ID) == {}
     assert store.events(RUN_ID) == before
@@ -95,14 +97,14 @@ def test_a_first_deployment_beyond_the_budget_makes_no_run(tmp_path: Path) -> No
     store = Store(store_url(tmp_path))
     too_much = replace(issued(0), spend=Spend(0.0, 1.0, 0.02, 2, True))
     with pytest.raises(LocalError, match="budget"):
-        store.create_run(RUN_ID, MANUAL, too_much, NOW)
+        store.create_run(RUN_ID, MANUAL, too_much, NOW, "me", NOW)
     assert store.runs() == []
     store.close()
 
 
 def test_a_manual_deployment_beyond_the_budget_is_refused(store: Store) -> None:
     to_sealed(store)
-    store.settle(RUN_ID, settlement(), NOW)
+    store.settle(LEASE, settlement(), NOW)
     too_much = replace(issued(1), spend=Spend(4.0, 4.1, 0.01, 2, True))
     with pytest.raises(LocalError, match="budget"):
         store.issue_manual(RUN_ID, too_much, NOW)
@@ -112,7 +114,7 @@ def test_a_manual_deployment_beyond_the_budget_is_refused(store: Store) -> None:
 def test_a_weaker_batch_is_recorded_without_counts(store: Store) -> None:
     to_sealed(store)
     weaker = Spend(5.0, 5.1, 0.01, 3, False)
-    store.settle(RUN_ID, settlement(spend=weaker, following=issued(1)), NOW)
+    store.settle(LEASE, settlement(spend=weaker, following=issued(1)), NOW)
     (entry,) = store.ledger(RUN_ID)
     assert entry.spend == weaker
     assert store.histograms(RUN_ID) == {}
@@ -121,10 +123,10 @@ def test_a_weaker_batch_is_recorded_without_counts(store: Store) -> None:
 
 def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
     to_sealed(store)
-    store.end(RUN_ID, "stopped", "", NOW)
+    store.stop(RUN_ID, NOW)
     with pytest.raises(LocalError, match="is stopped"):
-        store.settle(RUN_ID, settlement(following=issued(1)), NOW)
-    store.settle(RUN_ID, settlement(), NOW)
+        store.settle(LEASE, settlement(following=issued(1)), NOW)
+    store.settle(LEASE, settlement(), NOW)
     assert [row.state for row in store.deployments(RUN_ID)] == ["counted"]
     with pytest.raises(RemoteError, match="is stopped"):
         store.issue_manual(RUN_ID, issued(1), NOW)
@@ -132,29 +134,29 @@ def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
 
 def test_work_ends_with_the_acknowledgement(store: Store) -> None:
     to_sealed(store)
-    store.settle(RUN_ID, settlement(finished=True), NOW)
+    store.settle(LEASE, settlement(finished=True), NOW)
     assert store.with_work() == [RUN_ID]
-    store.acknowledged(RUN_ID, 0, {"storing": 1.0})
+    store.acknowledged(LEASE, 0, {"storing": 1.0})
     assert store.with_work() == []
     assert store.next_work(RUN_ID)[1] is None
 
 
 def test_a_run_is_created_once(store: Store) -> None:
-    assert store.create_run(RUN_ID, MANUAL, issued(0), NOW) is False
+    assert store.create_run(RUN_ID, MANUAL, issued(0), NOW, "me", NOW) is None
     with pytest.raises(RemoteError, match="another spec"):
-        store.create_run(RUN_ID, spec(), issued(0), NOW)
+        store.create_run(RUN_ID, spec(), issued(0), NOW, "me", NOW)
 
 
 def test_the_same_index_is_not_issued_twice(store: Store) -> None:
     to_sealed(store)
     with pytest.raises(IntegrityError):
-        store.settle(RUN_ID, settlement(following=issued(0)), NOW)
+        store.settle(LEASE, settlement(following=issued(0)), NOW)
     assert store.ledger(RUN_ID) == []
 
 
 def test_events_are_numbered_within_their_run(store: Store) -> None:
     other = "f" * 32
-    store.create_run(other, spec(learner="manual", run_id=other), None, NOW)
+    store.create_run(other, spec(learner="manual", run_id=other), None, NOW, "me", NOW)
     to_sealed(store)
     assert [event.id for event in store.events(RUN_ID)] == [1, 2, 3]
     assert [event.id for event in store.events(other)] == [1]

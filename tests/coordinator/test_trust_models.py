@@ -16,6 +16,7 @@ from common.workflow import count
 from coordinator import driver
 from coordinator.counts import private_counts
 from coordinator.learning.learner import BatchCounts, LearnerError, StageResult
+from coordinator.leases import RunLease
 from coordinator.ledger import planned, spent
 from coordinator.records import Released, pack
 from coordinator.registry import Registry, problem
@@ -123,8 +124,8 @@ def test_of_two_draws_the_first_committed_is_used(tmp_path: Path) -> None:
     first, second = (Released(np.array([i, 20]), 20, 0, "0" * 64) for i in (1, 2))
 
     def look(store: Store) -> None:
-        assert store.release(RUN, 0, first).histogram.tolist() == [1, 20]
-        kept = store.release(RUN, 0, second)
+        assert store.release(RunLease(RUN, 1), 0, first).histogram.tolist() == [1, 20]
+        kept = store.release(RunLease(RUN, 1), 0, second)
         assert (kept.histogram.tolist(), kept.opened) == ([1, 20], 20)
 
     read(tmp_path, look)
@@ -136,7 +137,7 @@ def test_raw_counts_reach_neither_the_store_nor_the_log(
     caplog.set_level(logging.DEBUG)
     run_to_end(desk(tmp_path, FakeShuffler()), spec(**CENTRAL))
     rows = read(tmp_path, lambda store: store.deployments(RUN))
-    files = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    files = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     for row in rows:
         raw = raw_counts(row.data)
         assert raw[:-1].sum() > 0

@@ -29,7 +29,7 @@ from common.randomness import SeededRandomness, word
 from common.wire import BatchState, BatchStatus, Conservation, MessageFlow
 from common.workflow import encode
 from coordinator.analyzer import Analyzer
-from coordinator.driver import Desk
+from coordinator.desk import Desk
 from coordinator.events import Bell
 from coordinator.keys import KeyRing, OneKey
 from coordinator.learning.learner import (
@@ -41,6 +41,7 @@ from coordinator.learning.learner import (
     Problem,
     StageResult,
 )
+from coordinator.leases import Replica
 from coordinator.registry import Options, Registry
 from coordinator.runs import Coordinator
 from coordinator.settings import Settings
@@ -357,7 +358,7 @@ def play(at: Desk, act: Callable[[Coordinator], Awaitable[None]]) -> None:
     """Start a coordinator, act on it, stop it."""
 
     async def whole() -> None:
-        coordinator = Coordinator(at, test_entry=True)
+        coordinator = Coordinator(at, test_entry=True, replica=Replica("one", 15.0))
         await coordinator.start()
         try:
             async with asyncio.timeout(30):

@@ -11,6 +11,7 @@ def upgrade() -> None:
     """Make all tables."""
     _meta()
     _runs()
+    _drivers()
     _deployments()
     _events()
     _counts()
@@ -40,6 +41,18 @@ def _runs() -> None:
         sa.Column("ended_at", sa.Float(), nullable=True),
         sa.Column("summary", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
+    )
+
+
+def _drivers() -> None:
+    op.create_table(
+        "drivers",
+        sa.Column("run_id", sa.String(length=32), nullable=False),
+        sa.Column("holder", sa.String(length=300), nullable=False),
+        sa.Column("until", sa.Float(), nullable=False),
+        sa.Column("fence", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"]),
+        sa.PrimaryKeyConstraint("run_id"),
     )
 
 

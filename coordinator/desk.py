@@ -1,0 +1,46 @@
+"""What all drivers of a coordinator share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.descriptor import parse
+from coordinator.analyzer import Analyzer
+from coordinator.events import Bell
+from coordinator.keys import KeyRing
+from coordinator.learning.learner import Deployment
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.planning import Issue, Party, issue
+from coordinator.registry import Registry
+from coordinator.shuffler_api import Shuffler
+from coordinator.specs import RunSpec
+from coordinator.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What drivers share: store, peers, learners, keys and clock (seconds since 1970)."""
+
+    store: Store
+    shuffler: Shuffler
+    analyzer: Analyzer
+    keys: KeyRing
+    registry: Registry
+    bell: Bell
+    shuffler_id: str
+    signing_key: bytes
+    clock: Callable[[], float]
+    metrics: CoordinatorMetrics = field(default_factory=CoordinatorMetrics)
+
+    def issue(
+        self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
+    ) -> Issue:
+        """A deployment as a batch that expires `batch_seconds` from now."""
+        expires_at = int(self.clock()) + spec.batch_seconds
+        party = Party(self.shuffler_id, self.analyzer.public_key)
+        return issue(spec, run_id, party, deployment, index=index, step=step, expires_at=expires_at)
+
+    def erase_keys(self) -> None:
+        """Erase expired keys that no batch needs: every one of theirs is acknowledged or over."""
+        if any(key.state != "active" for key in self.keys.records()):
+            data = self.store.needing_keys()
+            self.keys.erase_unused({parse(one).descriptor.analyzer_key for one in data})
