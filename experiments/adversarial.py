@@ -24,7 +24,9 @@ from common.errors import LocalError
 from common.randomness import generator_for
 from coordinator.learning.adversarial import uc_o_reps, uob_lbps
 from coordinator.learning.adversarial.layered import Layers
+from coordinator.learning.adversarial.log_barrier import log_barrier_step
 from coordinator.learning.adversarial.occupancy import best_policy, state_action, uniform_policy
+from coordinator.learning.adversarial.omd import Step, ftrl_step
 from coordinator.learning.adversarial.uc_o_reps import PrivateUCOREPS, Settings
 from coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
 from coordinator.learning.learner import FloatArray
@@ -187,7 +189,8 @@ Update = Callable[[FloatArray, FloatArray], FloatArray]
 
 def _learner(settings: Settings, channel: Channel, full: bool) -> tuple[FloatArray, Update]:
     """pi_1, and what makes pi_{k+1} of episode k's transitions and losses."""
-    uc, uob = PrivateUCOREPS(settings), PrivateUOBLBPS(settings)
+    ftrl, log_barrier = _steps()
+    uc, uob = PrivateUCOREPS(settings, ftrl), PrivateUOBLBPS(settings, log_barrier)
 
     def with_all_losses(visited: FloatArray, loss: FloatArray) -> FloatArray:
         transitions, visits, E = channel.counts(visited)
@@ -199,6 +202,16 @@ def _learner(settings: Settings, channel: Channel, full: bool) -> tuple[FloatArr
         return uob.observe(transitions, visits, noisy, E, channel.E_loss).policy
 
     return (uc.policy, with_all_losses) if full else (uob.policy, with_visited_losses)
+
+
+def _steps() -> tuple[Callable[..., Step], Callable[..., Step]]:
+    """The convex steps: compiled where numba is installed, else the references; answers agree."""
+    try:
+        # Here, not above: numba is an optional dependency.
+        from experiments import adversarial_kernels  # noqa: PLC0415
+    except ImportError:
+        return ftrl_step, log_barrier_step
+    return adversarial_kernels.ftrl_step, adversarial_kernels.log_barrier_step
 
 
 def _episodes(learner: tuple[FloatArray, Update], player: Player, losses: FloatArray) -> FloatArray:

@@ -32,6 +32,8 @@ class Constants:
     auxiliary_share: share of the fine batch that runs pi_0; the rest runs pi^ref.
     best_share: share of the fine batch that runs the best policy of the stage before's model; 0 in
         the first stage, which has none. Its counts are also those that the decision hangs on.
+    likely_share: share of it that runs the best policies of 50 draws of the bootstrap, so that what
+        may be best is explored as often as it may be (Thompson 1933); needs radius `bootstrap`.
     levels: `paper`: W holds tuples counted at most `threshold_scale` (C_1) times E H^2 iota, and
         Eq. 7 has tolerance E/4. `noise`: `threshold_scale` times the standard deviation of the
         count's noise, and tolerance 0. At scale 0 nothing is in W and rows are whole.
@@ -50,8 +52,7 @@ class Constants:
     homogeneous: the environment is declared to be the same at every step, so counts are summed
         over steps. Off in both presets: it is knowledge of the environment, to be declared.
     radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times the
-        1 - delta / B quantile of the best policy's apparent gap under resampled counts. The scale
-        makes up for the estimate's best policy standing out more than the true one does.
+        1 - delta / B quantile of the apparent gaps under resampled counts (see `radius`).
     """
 
     name: str
@@ -76,6 +77,7 @@ class Constants:
     crude_share: float
     crude_every_stage: bool
     best_share: float
+    likely_share: float
     coverage_tolerance: float = 0.05
     active_set: Literal["auto", "enumerated", "implicit"] = "auto"
     homogeneous: bool = False
@@ -108,6 +110,7 @@ PAPER = Constants(
     crude_share=1 / 3,
     crude_every_stage=True,
     best_share=0.0,
+    likely_share=0.0,
 )
 
 PRACTICAL = Constants(
@@ -132,7 +135,8 @@ PRACTICAL = Constants(
     flow=True,
     crude_share=0.2,
     crude_every_stage=False,
-    best_share=0.6,
+    best_share=0.48,
+    likely_share=0.48,
 )
 
 PRESETS = {preset.name: preset for preset in (PAPER, PRACTICAL)}

@@ -2,37 +2,46 @@
 
 The literal radius is worst case: 2C (sqrt(X A H^3 iota / L_b) + X^3 A H^5 E iota / L_b).
 
-The bootstrap asks directly what must not happen: that the optimal policy seems worse than another
-by the radius. In the estimated model, whose optimal policy pi^ is known, it draws the counts again
-(sampling error and privacy noise, both Gaussian, around the post-processed counts), runs
-the same estimator on each draw, and takes a high quantile of the apparent gap. The sampling
-variance of a count is taken as at least one, so that what was never seen does not pass for known:
+The bootstrap draws the counts again in the estimated model (sampling error and privacy noise, both
+Gaussian, around the post-processed counts) and runs the same estimator on each draw. With pi^ the
+best policy of the estimate V^ and pi_d that of draw V_d, the radius is a high quantile of
 
-    max_mu V^mu(draw) - V^pi^(draw).
+    max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
-The maximum runs over the policies that take, at every (h, x), an action of some active policy; the
-active ones are among them, so the quantile is on the safe side. W is kept: the bias of the
-absorbing MDP is not in it (tests state how often the optimal policy survives). It is
-post-processing: it sees private counts only. Its draws come from a generator that is given, seeded
-by the run.
+The first asks, if the estimate were the truth, by how much its best policy may seem worse than
+another. The second, if a draw were the truth (a posterior under a flat prior), by how much its best
+policy seems worse in the estimate: a policy that is rarely visited, and so uncertain, keeps its
+place though the estimate has it well below. pi_d are also the policies likely to be best, which
+the next stage explores.
+
+They take, at every (h, x, a), an action of some active policy; the active ones are among these, so
+the quantile is on the safe side. W is kept: the bias of the absorbing MDP is not in it (tests state
+how often the optimal policy survives). A reward sum is drawn given the visits that are drawn
+(Bernoulli bits: variance r (1 - r) a visit), and with the family `joint` its noise is part of the
+visits' noise, since both are sums of the same counters. The sampling variance of a count is taken
+as at least one, so that what was never seen does not pass for known.
+
+It is post-processing: it sees private counts only. Its draws come from a generator that is given,
+seeded by the run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.counters import Sizes
+from common.counters import Families, Sizes
 from coordinator.learning.active import ActiveSet
 from coordinator.learning.estimation import Estimator, Evidence
-from coordinator.learning.learner import FloatArray
+from coordinator.learning.learner import FloatArray, PolicyArray
 from coordinator.learning.planning import plan, value
 from coordinator.postprocess import ConsistentCounts, consistent
 
 DRAWS = 400
+LIKELY = 50
 AT_ONCE = 4_000_000
 
 
@@ -42,34 +51,42 @@ def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> f
     return 2 * C * (math.sqrt(X * A * H**3 * iota / L_b) + X**3 * A * H**5 * E * iota / L_b)
 
 
-def bootstrap_radius(
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """radius, in value units, and the best policies pi_d of the first draws, (LIKELY, H, X)."""
+
+    radius: float
+    likely: PolicyArray
+
+
+def bootstrap(
     generator: np.random.Generator,
     parts: Sequence[Evidence],
     estimator: Estimator,
     active: ActiveSet,
     *,
     level: float,
-    summed_visits: bool,
-) -> float:
-    """Quantile at `level` of the best policy's apparent gap, in value units.
-
-    `summed_visits` says that visits are sums of the transitions (families lean, joint) and so share
-    their noise, rather than carrying noise of their own (family paper).
-    """
+    families: Families,
+) -> Bootstrap:
+    """The quantile at `level`; `families` says which counts share their noise."""
     model = estimator.model(parts)
     best = active.best(model).policy
-    allowed, gaps = active.actions, []
+    allowed, gaps, policies = active.actions, [], []
     centres = [consistent(p.transitions, p.visits, 0.0, add_on=False) for p in parts]
     for draws in _portions(sum(part.transitions.size for part in parts)):
         drawn = [
-            _resample(generator, draws, part, centre, model.r, summed_visits=summed_visits)
+            _resample(generator, draws, part, centre, model.r, families)
             for part, centre in zip(parts, centres, strict=True)
         ]
         P, r = estimator.model(drawn)
         # An action that no active policy takes costs more than a run can earn, so none is planned.
-        rewards = np.where(allowed, r, -float(estimator.H + 1))
-        gaps.append(plan(P, rewards, active.d1).value - value(P, r, active.d1, best))
-    return float(np.quantile(np.concatenate(gaps), level))
+        found = plan(P, np.where(allowed, r, -float(estimator.H + 1)), active.d1)
+        in_draw = found.value - value(P, r, active.d1, best)
+        in_estimate = value(*model, active.d1, best) - value(*model, active.d1, found.policy)
+        gaps.append(np.maximum(in_draw, in_estimate))
+        policies.append(found.policy)
+    radius = float(np.quantile(np.concatenate(gaps), level))
+    return Bootstrap(radius, np.concatenate(policies)[:LIKELY])
 
 
 def _portions(counts: int) -> list[int]:
@@ -84,21 +101,27 @@ def _resample(
     part: Evidence,
     centre: ConsistentCounts,
     r: FloatArray,
-    *,
-    summed_visits: bool,
+    families: Families,
 ) -> Evidence:
     """Copies of a batch's counts, around the post-processed ones."""
     true = _gaussian(generator, draws, centre.transitions, np.maximum(centre.transitions, 1.0))
-    no_counts = np.zeros_like(centre.transitions)
-    transitions = true + _gaussian(generator, draws, no_counts, part.transition_variance)
+    zeros, noise_variance = np.zeros_like(centre.transitions), part.transition_variance
+    # In `joint` a transition is the sum of two counters, and a reward sum is made of one of them.
+    shares = 2 if families == "joint" else 1
+    noise = [_gaussian(generator, draws, zeros, noise_variance / shares) for _ in range(shares)]
+    transitions = true + sum(noise)
     visits = transitions.sum(axis=-1)
-    if not summed_visits:
-        noise = _gaussian(generator, draws, np.zeros_like(centre.visits), part.visit_variance)
-        visits = true.sum(axis=-1) + noise
+    if families == "paper":
+        own = _gaussian(generator, draws, zeros[..., 0], part.visit_variance)
+        visits = true.sum(axis=-1) + own
     rewards = None
     if part.rewards is not None:
-        mean = centre.visits * r[: len(centre.visits)]
-        rewards = _gaussian(generator, draws, mean, np.maximum(mean, 1.0) + part.reward_variance)
+        bits = np.maximum(r * (1 - r) * centre.visits, 1.0)
+        if families == "joint":
+            rewards = _gaussian(generator, draws, zeros[..., 0], bits) + noise[0].sum(axis=-1)
+        else:
+            rewards = _gaussian(generator, draws, zeros[..., 0], bits + part.reward_variance)
+        rewards += r * true.sum(axis=-1)
     return replace(part, transitions=transitions, visits=visits, rewards=rewards)
 
 

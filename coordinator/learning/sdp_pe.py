@@ -45,7 +45,7 @@ from coordinator.learning.learner import (
     StageResult,
 )
 from coordinator.learning.presets import PRACTICAL, Constants
-from coordinator.learning.radius import bootstrap_radius, literal_radius
+from coordinator.learning.radius import bootstrap, literal_radius
 from coordinator.learning.schedule import Schedule, Stage, schedule
 from coordinator.postprocess import precision
 
@@ -89,6 +89,8 @@ class SDPPE:
     def __init__(self, problem: Problem, constants: Constants = PRACTICAL) -> None:
         if not (constants.crude_every_stage or constants.memory):
             raise LearnerError("a stage without crude batches needs memory: set memory to true")
+        if constants.likely_share > 0 and constants.radius != "bootstrap":
+            raise LearnerError("likely_share needs the draws of radius bootstrap: set it to 0")
         self.problem = problem
         self.constants = constants
         self.phi: ActiveSet = everything(problem.sizes, problem.d1, constants.active_set)
@@ -99,6 +101,7 @@ class SDPPE:
         self._model = Model(np.zeros((H, X, A, X)), np.zeros((H, X, A)))
         self._results: list[StageResult] = []
         self._memory: tuple[Evidence, ...] = ()
+        self._likely: PolicyArray = np.zeros((0, H, X), dtype=np.int64)
         self._used = 0
         self._steps = self._sdp_pe()
         self._pending: Deployment | None = next(self._steps)
@@ -195,10 +198,16 @@ class SDPPE:
             return self._worst_case(stage.L_b, E)
         level = 1 - self.problem.delta / len(self.schedule.stages)
         generator = generator_for(self.problem.seed, "bootstrap", stage.b)
-        shared = self.problem.families != "paper"
-        return scale * bootstrap_radius(
-            generator, fine.counts, fine.estimator, self.phi, level=level, summed_visits=shared
+        found = bootstrap(
+            generator,
+            fine.counts,
+            fine.estimator,
+            self.phi,
+            level=level,
+            families=self.problem.families,
         )
+        self._likely = found.likely
+        return scale * found.radius
 
     def _worst_case(self, L_b: int, E: float) -> float:
         """The radius of line 9 times C."""
@@ -287,16 +296,19 @@ class SDPPE:
         return Fine(estimator.model(counts), counts, estimator, pi_ref)
 
     def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
-        """pi^ref and pi_0 in their shares and, once there is a model, its best policy in its."""
-        best = self.constants.best_share if self._results else 0.0
+        """pi^ref and pi_0 in their shares and, once there is a model, what seems best in its."""
         share = self.constants.auxiliary_share
         pi_0 = self._thinned(crude.pi_0)
-        policies = [pi_ref.policies, pi_0, self.phi.best(self._model).policy[None]]
         uniform = np.full(len(pi_0), share / len(pi_0))
-        explore = np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
-        return Mixture.from_probabilities(
-            np.concatenate(policies), np.append((1 - best) * explore, best)
-        )
+        policies = np.concatenate([pi_ref.policies, pi_0])
+        weights = np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
+        if self._results:
+            best, likely = self.constants.best_share, self.constants.likely_share
+            found = self.phi.best(self._model).policy[None]
+            policies = np.concatenate([policies, found, self._likely])
+            shares = np.full(len(self._likely), likely / max(len(self._likely), 1))
+            weights = np.concatenate([(1 - best - likely) * weights, [best], shares])
+        return Mixture.from_probabilities(policies, weights)
 
     def _thinned(self, pi_0: PolicyArray) -> PolicyArray:
         """At most MOST_AUXILIARY of pi_0, drawn: a descriptor holds only so many policies."""

@@ -43,10 +43,10 @@ from coordinator.learning.learner import FloatArray, LearnerError
 
 GAP = 1e-7
 MAX_ITERATIONS = 100
-_ROUNDING = 1e-12  # of mu: past it the certificate only gathers rounding
+ROUNDING = 1e-12  # of mu: past it the certificate only gathers rounding
 _INSIDE = 0.1  # share of the centre's distance to every bound that the start keeps
 _START = 0.01  # mu: consecutive steps are near each other
-_STAY = 0.99  # share of the way to the boundary that a step may go
+STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(
@@ -58,13 +58,10 @@ def log_barrier_step(
     the answer says so. Raises LearnerError when the numbers are out of its reach: made for
     cost q_k <= 10, as eta l^ q_k <= eta in the algorithm.
     """
-    problem = _Problem.of(layers, box, cost, q)
-    start = occupancy(
-        _inside(layers, box, induced_transitions(layers, q)), induced_policy(layers, q)
-    )
-    point = _Point.start(problem, start[layers.pairs])
+    problem = Problem.of(layers, box, cost, q)
+    point = start_at(layers, box, problem, q)
     iterations = 0
-    while (gap := problem.gap(point)) > tolerance and point.mu(problem.one) > _ROUNDING:
+    while (gap := problem.gap(point)) > tolerance and point.mu(problem.one) > ROUNDING:
         if iterations == MAX_ITERATIONS:
             raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}")
         try:
@@ -73,11 +70,11 @@ def log_barrier_step(
         except (np.linalg.LinAlgError, FloatingPointError) as error:
             raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}") from error
         iterations += 1
-    return _answer(layers, point, gap, iterations)
+    return answer(layers, point.q, gap, iterations)
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class Problem:
     """Rows are the R pairs (x, a): c, upper, lower (R, W), zero beyond their successors.
 
     one (R, W) marks successors; A (S, R, W) holds +1 at a state's own rows and -1 where it is
@@ -92,7 +89,8 @@ class _Problem:
     b: FloatArray
 
     @classmethod
-    def of(cls, layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> _Problem:
+    def of(cls, layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Problem:
+        """The arguments of `log_barrier_step`, by rows."""
         pairs, cells = layers.pairs, layers.cells[layers.pairs]
         inverse = np.divide(1.0, q[pairs], out=np.zeros(cells.shape), where=cells)
         c = (cost[pairs][:, None] + inverse) * cells
@@ -118,7 +116,7 @@ class _Problem:
         pulled: FloatArray = (upper_part - lower_part + row) * self.one
         return pulled + np.tensordot(y, self.A, axes=1)
 
-    def gap(self, point: _Point) -> float:
+    def gap(self, point: Point) -> float:
         """Objective at q minus the Lagrangian bound; infinite when the duals bound nothing."""
         z = self.c + self.pull(point.z_u, point.z_l, point.y)
         inside = self.one > 0
@@ -130,7 +128,7 @@ class _Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class Point:
     """Primal q, its slacks s_u, s_l (R, W); duals z, z_u, z_l (R, W), y (S,); mu's next factor.
 
     Slacks are kept, not recomputed: near a bound the difference would lose all its digits.
@@ -146,7 +144,8 @@ class _Point:
     sigma: float
 
     @classmethod
-    def start(cls, problem: _Problem, q: FloatArray) -> _Point:
+    def start(cls, problem: Problem, q: FloatArray) -> Point:
+        """At q (R, W), with duals that fit it."""
         one = problem.one
         s_u, s_l = problem.slacks(q)
         z = one / (q + (1 - one))
@@ -158,7 +157,13 @@ class _Point:
         return float((self.s_u * self.z_u + self.s_l * self.z_l).sum() / (2 * one.sum()))
 
 
-def _advance(problem: _Problem, point: _Point) -> _Point:
+def start_at(layers: Layers, box: Box, problem: Problem, q: FloatArray) -> Point:
+    """Where to start after q: the same policy, its transitions moved well inside the box."""
+    P = _inside(layers, box, induced_transitions(layers, q))
+    return Point.start(problem, occupancy(P, induced_policy(layers, q))[layers.pairs])
+
+
+def _advance(problem: Problem, point: Point) -> Point:
     """One Newton step towards sigma mu, damped to stay inside; sigma shrinks as steps go well."""
     q, s_u, s_l, one = point.q, point.s_u, point.s_l, problem.one
     mu = point.sigma * point.mu(one) * one
@@ -174,7 +179,7 @@ def _advance(problem: _Problem, point: _Point) -> _Point:
     dz_u, dz_l = mu / s_u - point.z_u - D_u * ds_u, mu / s_l - point.z_l - D_l * ds_l
     t = _length((q, dq), (s_u, ds_u), (s_l, ds_l))
     u = _length((point.z, dz), (point.z_u, dz_u), (point.z_l, dz_l))
-    return _Point(
+    return Point(
         q + t * dq,
         s_u + t * ds_u,
         s_l + t * ds_l,
@@ -186,7 +191,7 @@ def _advance(problem: _Problem, point: _Point) -> _Point:
     )
 
 
-def _row_hessian(problem: _Problem, D: FloatArray, D_u: FloatArray, D_l: FloatArray) -> FloatArray:
+def _row_hessian(problem: Problem, D: FloatArray, D_u: FloatArray, D_l: FloatArray) -> FloatArray:
     """D + G_u^T D_u G_u + G_l^T D_l G_l of every row, (R, W, W); identity beyond successors."""
     one, upper, lower = problem.one, problem.upper, problem.lower
     cross = (D_u * upper + D_l * lower)[:, :, None] * one[:, None, :]
@@ -204,7 +209,7 @@ def _inverse(rows: FloatArray) -> FloatArray:
 
 
 def _eliminate(
-    problem: _Problem, R: FloatArray, g: FloatArray, missing: FloatArray
+    problem: Problem, R: FloatArray, g: FloatArray, missing: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """y and dq with H dq + A^T y = -g and A dq = missing, given R = H^-1 by rows."""
     S = len(problem.b)
@@ -219,7 +224,7 @@ def _length(*pairs: tuple[FloatArray, FloatArray]) -> float:
     """Longest step <= 1 that keeps all values positive, with a margin."""
     rates = [-step / np.where(value > 0, value, np.inf) for value, step in pairs]
     worst = max(float(rate.max()) for rate in rates)
-    return min(1.0, _STAY / worst) if worst > 0 else 1.0
+    return min(1.0, STAY / worst) if worst > 0 else 1.0
 
 
 def _inside(layers: Layers, box: Box, P: FloatArray) -> FloatArray:
@@ -251,9 +256,10 @@ def _flow(layers: Layers) -> tuple[FloatArray, FloatArray]:
     return A, b
 
 
-def _answer(layers: Layers, point: _Point, gap: float, iterations: int) -> Step:
+def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Step:
+    """The step of q's rows (R, W)."""
     q = np.zeros(layers.cells.shape)
-    q[layers.pairs] = point.q
+    q[layers.pairs] = rows
     log_q = np.log(q, out=np.full_like(q, -np.inf), where=q > 0)
     policy, P = induced_policy(layers, q), induced_transitions(layers, q)
     return Step(q, log_q, policy, P, violation(layers, q), gap, iterations, np.zeros((0, 0)))

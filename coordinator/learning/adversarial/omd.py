@@ -46,11 +46,11 @@ TOLERANCE = 1e-7  # of the flow residual, in probability
 LOG_ZERO = -1e5
 MAX_ITERATIONS = 500
 HOPELESS = 1e-4
-_ABSENT = 1e12  # cost of a padding pair: its m is zero
-_RIDGE = 1e-10
-_DAMPING = tuple(10.0**power for power in range(-6, 3))
-_LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range: far out, a step means little
-_TINY = 1e-300
+ABSENT = 1e12  # cost of a padding pair: its m is zero
+RIDGE = 1e-10
+DAMPING = tuple(10.0**power for power in range(-6, 3))
+LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range: far out, a step means little
+TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +85,23 @@ def ftrl_step(
     Stops above `tolerance` where rounding forbids more (costs beyond 10^3); residual and gap of the
     answer say so. Raises LearnerError when the residual stays above HOPELESS.
     """
-    bounds = _Bounds.of(layers, box, cost)
+    bounds = Bounds.of(layers, box, cost)
     point = _evaluate(bounds, np.zeros((layers.H + 1, layers.W)) if start is None else start)
-    longest = _LONGEST_STEP + float(np.ptp(cost)) / 10
+    longest = LONGEST_STEP + float(np.ptp(cost)) / 10
     for iterations in range(MAX_ITERATIONS):
         if point.residual <= tolerance:
-            return _answer(layers, cost, point, iterations)
+            return answer(layers, cost, point, iterations)
         advanced = _advance(layers, bounds, point, longest)
         if advanced is None:
             break
         point = advanced
     if point.residual > HOPELESS:
         raise LearnerError(f"the FTRL step stopped at flow residual {point.residual:.1e}")
-    return _answer(layers, cost, point, iterations)
+    return answer(layers, cost, point, iterations)
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class Bounds:
     """Logarithms of the box (H, W, A, W), the box, and the cost with padding pairs priced out."""
 
     log_lower: FloatArray
@@ -111,14 +111,15 @@ class _Bounds:
     cost: FloatArray
 
     @classmethod
-    def of(cls, layers: Layers, box: Box, cost: FloatArray) -> _Bounds:
+    def of(cls, layers: Layers, box: Box, cost: FloatArray) -> Bounds:
+        """The arguments of `ftrl_step`."""
         both = np.array((box.lower, box.upper))
         lower, upper = np.log(both, out=np.full_like(both, LOG_ZERO), where=both > 0)
-        return cls(lower, upper, box.lower, box.upper, np.where(layers.pairs, cost, _ABSENT))
+        return cls(lower, upper, box.lower, box.upper, np.where(layers.pairs, cost, ABSENT))
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class Point:
     """f and its gradient (H - 1, W) at v (H + 1, W); m, ln m (H, W, A); p, ln p, free cells."""
 
     v: FloatArray
@@ -136,7 +137,7 @@ class _Point:
         return float(np.abs(self.gradient).max(initial=0.0))
 
 
-def _evaluate(bounds: _Bounds, v: FloatArray) -> _Point:
+def _evaluate(bounds: Bounds, v: FloatArray) -> Point:
     after = v[1:, None, None, :]
     log_p, p, p_free = _project_rows(bounds, after)
     phi = np.vecdot(p, log_p - after)
@@ -149,10 +150,10 @@ def _evaluate(bounds: _Bounds, v: FloatArray) -> _Point:
     H, W = v.shape[0] - 1, v.shape[1]
     inflow = (m.reshape(H, 1, -1) @ p.reshape(H, -1, W))[:-1, 0]
     gradient = inflow - m.sum(axis=2)[1:]
-    return _Point(v, float(log_Z.sum()), gradient, s - log_Z, m, log_p, p, p_free)
+    return Point(v, float(log_Z.sum()), gradient, s - log_Z, m, log_p, p, p_free)
 
 
-def _project_rows(bounds: _Bounds, after: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _project_rows(bounds: Bounds, after: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """ln p, p and p on free cells (zero elsewhere), for the dual values after each row."""
     ones = np.ones((after.shape[-1], 1))  # a product with it is the quickest sum of a short row
     low, high = bounds.log_lower - after, bounds.log_upper - after
@@ -165,9 +166,9 @@ def _project_rows(bounds: _Bounds, after: FloatArray) -> tuple[FloatArray, Float
     free = (low <= last) & ~full
     left = 1.0 - np.where(full, bounds.upper, np.where(free, 0.0, bounds.lower)) @ ones
     inside = np.where(free, after, -np.inf)
-    shift = np.maximum(inside.max(axis=-1, keepdims=True), -_ABSENT)
+    shift = np.maximum(inside.max(axis=-1, keepdims=True), -ABSENT)
     mass = np.exp(inside - shift) @ ones
-    delta = np.log(np.maximum(left, _TINY) / np.maximum(mass, _TINY)) - shift
+    delta = np.log(np.maximum(left, TINY) / np.maximum(mass, TINY)) - shift
     delta = np.where(mass > 0, np.maximum(delta, last), last)
     log_p = np.minimum(np.maximum(after + delta, bounds.log_lower), bounds.log_upper)
     p = np.exp(log_p)
@@ -189,14 +190,14 @@ class _Derivatives:
     across: FloatArray
 
     @classmethod
-    def of(cls, layers: Layers, point: _Point) -> _Derivatives:
+    def of(cls, layers: Layers, point: Point) -> _Derivatives:
         H, W, m = layers.H, layers.W, point.m
         p, free = point.p.reshape(H, -1, W), point.p_free.reshape(H, -1, W)
         weighted = m.reshape(H, -1, 1) * p
         flow = weighted.reshape(H, W, -1, W).sum(axis=2)
         out, inflow = m.sum(axis=2), flow.sum(axis=1)
         # p moves on free cells only: dp = diag(p) - p p^T / sum p there.
-        share = m.reshape(H, -1, 1) / np.maximum(free.sum(axis=-1, keepdims=True), _TINY)
+        share = m.reshape(H, -1, 1) / np.maximum(free.sum(axis=-1, keepdims=True), TINY)
         into = weighted.swapaxes(1, 2) @ p - (free * share).swapaxes(1, 2) @ free
         into += np.eye(W) * (m.reshape(H, 1, -1) @ free) - _outer(inflow, inflow)
         leave = np.eye(W) * out[:, None, :] - _outer(out, out)
@@ -204,20 +205,20 @@ class _Derivatives:
         return cls(inflow[:-1], out[1:], into[:-1], leave[1:], across[1:-1])
 
 
-def _advance(layers: Layers, bounds: _Bounds, point: _Point, longest: float) -> _Point | None:
+def _advance(layers: Layers, bounds: Bounds, point: Point, longest: float) -> Point | None:
     """A better point: Newton on the logarithms if it gives one, else damped Newton, else none."""
     derivatives = _Derivatives.of(layers, point)
     step = _logarithmic_step(layers, derivatives)
-    step *= min(1.0, longest / max(float(np.abs(step).max()), _TINY))
+    step *= min(1.0, longest / max(float(np.abs(step).max()), TINY))
     tried = _better(bounds, point, step)
-    for damping in _DAMPING:
+    for damping in DAMPING:
         if tried is not None:
             break
         tried = _better(bounds, point, _damped_step(layers, derivatives, damping))
     return tried
 
 
-def _better(bounds: _Bounds, point: _Point, step: FloatArray) -> _Point | None:
+def _better(bounds: Bounds, point: Point, step: FloatArray) -> Point | None:
     """The point after the step, if f decreases enough or the residual halves (near the end)."""
     v = point.v.copy()
     v[1:-1] += step
@@ -230,7 +231,7 @@ def _better(bounds: _Bounds, point: _Point, step: FloatArray) -> _Point | None:
 
 def _logarithmic_step(layers: Layers, d: _Derivatives) -> FloatArray:
     """Newton's step (H - 1, W) on ln inflow - ln outflow = 0; padding states stay."""
-    inflow, outflow = np.maximum(d.inflow, _TINY), np.maximum(d.outflow, _TINY)
+    inflow, outflow = np.maximum(d.inflow, TINY), np.maximum(d.outflow, TINY)
     i, o = 1 / inflow[..., None], 1 / outflow[..., None]
     above, below = d.across * o[:-1], d.across.swapaxes(1, 2) * i[1:]
     matrix = _tridiagonal(d.into * i + d.leave * o, above, below) + _null_space(layers)
@@ -268,10 +269,11 @@ def _null_space(layers: Layers) -> FloatArray:
     n, W = states.shape
     blocks = np.zeros((n, W, n, W))
     blocks[np.arange(n), :, np.arange(n), :] = _outer(states, states)
-    return blocks.reshape(n * W, n * W) + np.diag(1 - states.ravel()) + _RIDGE * np.eye(n * W)
+    return blocks.reshape(n * W, n * W) + np.diag(1 - states.ravel()) + RIDGE * np.eye(n * W)
 
 
-def _answer(layers: Layers, cost: FloatArray, point: _Point, iterations: int) -> Step:
+def answer(layers: Layers, cost: FloatArray, point: Point, iterations: int) -> Step:
+    """The occupancy measure of the point's policy and transitions, and its certificate."""
     pairs, cells = layers.pairs, layers.cells
     log_m = point.log_m
     top = log_m.max(axis=2, keepdims=True)
@@ -280,6 +282,6 @@ def _answer(layers: Layers, cost: FloatArray, point: _Point, iterations: int) ->
     P = point.p * cells
     q = occupancy(P, policy)
     log_q = np.where(cells, log_m[..., None] + point.log_p, -np.inf)
-    entropy = (q * np.log(np.maximum(q, _TINY))).sum()
+    entropy = (q * np.log(np.maximum(q, TINY))).sum()
     gap = float((q.sum(axis=-1) * cost).sum() + entropy + point.f)
     return Step(q, log_q, policy, P, point.residual, gap, iterations, point.v)

@@ -15,6 +15,7 @@ whatever the Privatizer, this is post-processing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.learning.adversarial.confidence import (
@@ -58,10 +59,14 @@ def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float =
 
 
 class PrivateUCOREPS:
-    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k."""
+    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k.
 
-    def __init__(self, settings: Settings) -> None:
+    `solve` is the step: `omd.ftrl_step`, or what gives the same answers.
+    """
+
+    def __init__(self, settings: Settings, solve: Callable[..., Step] = ftrl_step) -> None:
         self.settings = settings
+        self._solve = solve
         self.policy = induced_policy(settings.layers, uniform(settings.layers))
         self.step: Step | None = None
 
@@ -72,6 +77,6 @@ class PrivateUCOREPS:
         s = self.settings
         box = s.confidence_set(transitions, visits, E)
         start = None if self.step is None else self.step.v
-        self.step = ftrl_step(s.layers, box, s.eta * losses * s.layers.pairs, start)
+        self.step = self._solve(s.layers, box, s.eta * losses * s.layers.pairs, start)
         self.policy = self.step.policy
         return self.step

@@ -18,6 +18,7 @@ Without noise E' = 0 and l" = l.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,10 +45,14 @@ def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArr
 
 
 class PrivateUOBLBPS:
-    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k."""
+    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k.
 
-    def __init__(self, settings: Settings) -> None:
+    `solve` is the step: `log_barrier.log_barrier_step`, or what gives the same answers.
+    """
+
+    def __init__(self, settings: Settings, solve: Callable[..., Step] = log_barrier_step) -> None:
         self.settings = settings
+        self._solve = solve
         self.q = uniform(settings.layers)
         self.policy = induced_policy(settings.layers, self.q)
         self.box = everything(settings.layers)
@@ -68,6 +73,6 @@ class PrivateUOBLBPS:
         s = self.settings
         estimate = optimistic_loss(loss, E_loss, self.upper_bound())
         self.box = s.confidence_set(transitions, visits, E)
-        step = log_barrier_step(s.layers, self.box, s.eta * estimate, self.q)
+        step = self._solve(s.layers, self.box, s.eta * estimate, self.q)
         self.q, self.policy = step.q, step.policy
         return step

@@ -52,7 +52,8 @@ def deployments(purpose: str, done: Run) -> list[Deployment]:
 
 def test_fine_exploration_is_uniform_over_the_policies_of_pairs() -> None:
     mdp = riverswim(X=3, H=3)
-    done = run(8_000, replace(PRACTICAL, exploit_share=0.0), mdp)
+    only = replace(PRACTICAL, exploit_share=0.0, best_share=0.0, likely_share=0.0)
+    done = run(8_000, only, mdp)
     X, A, H = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H
     for fine in deployments("fine", done):
         shares = fine.mixture.probabilities
