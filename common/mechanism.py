@@ -31,20 +31,23 @@ DRAWS_AT_ONCE = 1 << 20
 def noise_messages(counters: int, noise: Noise, randomness: Randomness) -> Ints:
     """One user's noise: an index for every 1-bit among ``bits`` Bernoulli(p) bits a counter.
 
-    A bit is 1 when a uniform 16-bit (or 32-bit, when p needs it) word is below p, which is exact
-    because p is an integer over a power of two.
+    A bit is 1 when a uniform 32-bit word is below the threshold p 2^32, which is exact because p is
+    an integer over a power of two. Only the word's first byte is drawn for every bit, and the other
+    three where that byte ties with the threshold's: they decide nothing elsewhere.
     """
-    kind, log2 = (np.dtype("<u2"), 16) if noise.p_log2 <= 16 else (np.dtype("<u4"), 32)
-    threshold = noise.p_numerator << (log2 - noise.p_log2)
+    threshold = noise.p_numerator << (32 - noise.p_log2)
+    first, rest = threshold >> 24, threshold & 0xFFFFFF
     total = counters * noise.bits
     ones: list[Ints] = []
     for start in range(0, total, DRAWS_AT_ONCE):
-        size = min(DRAWS_AT_ONCE, total - start)
-        words: npt.NDArray[np.unsignedinteger] = np.frombuffer(
-            randomness.read(size * kind.itemsize), dtype=kind
-        )
+        drawn = np.frombuffer(randomness.read(min(DRAWS_AT_ONCE, total - start)), dtype=np.uint8)
+        near = np.flatnonzero(drawn <= first)
+        one = drawn[near] < first
+        ties = np.flatnonzero(~one)
+        words = np.frombuffer(randomness.read(4 * ties.size), dtype="<u4") >> 8
+        one[ties] = words < rest
         # Bit number start + i belongs to counter (start + i) // bits: `bits` draws a counter.
-        ones.append((np.flatnonzero(words < threshold) + start) // noise.bits)
+        ones.append((near[one] + start) // noise.bits)
     return np.concatenate(ones).astype(np.int64) if ones else np.empty(0, dtype=np.int64)
 
 

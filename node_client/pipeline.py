@@ -26,7 +26,7 @@ from common.wire import Lease, UploadReply, frame
 from node_client.environments.environment import Environment
 from node_client.pace import Pace
 from node_client.report import BatchPlan, slot_report
-from node_client.sealing import SealKeys, reports_a_chunk
+from node_client.sealing import CHUNK_MESSAGES, SealKeys, whole_reports
 from node_client.settings import Credential
 from node_client.shuffler_api import ShufflerApi
 from node_client.trust import Accepted
@@ -99,7 +99,7 @@ class Pipeline:
 
         Users whose leases end too soon are not asked. Returns how many were.
         """
-        step, asked = reports_a_chunk(job.keys.messages), 0
+        step, asked = whole_reports(CHUNK_MESSAGES, job.keys.messages), 0
         for start in range(0, len(leases), step):
             await self.room.acquire()
             try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from common.errors import LocalError, RemoteError, RiffleError, one_line
 from common.wire import Lease, LeaseReply, OpenBatch
 from node_client.pipeline import Job, Pipeline
-from node_client.sealing import CHUNK_MESSAGES
+from node_client.sealing import CHUNK_MESSAGES, whole_reports
 from node_client.settings import Credential
 from node_client.shuffler_api import ShufflerApi
 from node_client.trust import Demands, accept, check_expiry
@@ -30,7 +30,7 @@ DRAIN_SECONDS = 8.0  # container engines kill after 10
 KEPT_JOBS = 16
 LATER_SECONDS = 10.0  # a node that holds its share of a batch asks again after this
 # About two seconds of sealing: a lease of one minute never runs out while its users wait.
-LEASED_MESSAGES = 10 * CHUNK_MESSAGES
+LEASED_MESSAGES = 20_000
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 _log = logging.getLogger("riffle.node")
 
@@ -244,10 +244,10 @@ class Runner:
 def portion(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Users of one lease request, in a batch with ``free`` slots and L = ``messages`` a report.
 
-    The node's fair share of the free slots, but at least one chunk for the sealing pool, and at
+    The node's fair share of the free slots, but at least one chunk (see `sealing`), and at
     most what is sealed within seconds, what is free, and ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
-    chunk = math.ceil(CHUNK_MESSAGES / 2 / messages)
-    soon = max(1, LEASED_MESSAGES // messages)
+    chunk = whole_reports(CHUNK_MESSAGES, messages)
+    soon = whole_reports(LEASED_MESSAGES, messages)
     return max(1, min(max(fair, chunk), soon, free, users_a_request))

@@ -1,8 +1,10 @@
 """Sealing reports in a pool of processes: 99 % of a node's work.
 
-HPKE holds the interpreter's lock, so threads do not help. One task is some whole reports of one
-batch, about `CHUNK_MESSAGES` messages: one bytes object of indices in, one bytes object of sealed
-reports out. Processes are spawned, not forked: this process has threads and an event loop.
+HPKE holds the interpreter's lock, so threads do not help. A chunk is some whole reports of one
+batch, about `CHUNK_MESSAGES` messages, that are leased, marked and uploaded together, so that what
+a request costs is shared by many. It is sealed in tasks of about `TASK_MESSAGES`: one bytes object
+of indices in, one bytes object of sealed reports out. Processes are spawned, not forked: this
+process has threads and an event loop.
 """
 
 import asyncio
@@ -22,7 +24,8 @@ from common.errors import LocalError
 from common.hpke import seal, seal_indices
 from common.workflow import Symbols
 
-CHUNK_MESSAGES = 2_000
+CHUNK_MESSAGES = 6_000
+TASK_MESSAGES = 1_500
 _INDEX = np.dtype("<u4")
 _BREAKS_IN_A_ROW = 3
 
@@ -51,9 +54,9 @@ class SealKeys:
         )
 
 
-def reports_a_chunk(messages: int) -> int:
-    """Whole reports of L messages that make one task, at least one."""
-    return max(1, CHUNK_MESSAGES // messages)
+def whole_reports(room: int, messages: int) -> int:
+    """Reports of L = ``messages`` that fit into ``room`` messages, at least one."""
+    return max(1, room // messages)
 
 
 def pack(messages: Ints) -> bytes:
@@ -95,14 +98,17 @@ class SealingPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
-        """Sealed reports of symbols (reports, L count).
-
-        A dead worker is replaced, its task repeated: nothing of the chunk was sent.
+        """Sealed reports of symbols (reports, L count), end to end.
 
         Raises:
             LocalError: ``unavailable``: workers keep dying (out of memory, most likely).
         """
-        packed = pack(messages)
+        step = whole_reports(TASK_MESSAGES, keys.messages)
+        parts = (pack(messages[start : start + step]) for start in range(0, len(messages), step))
+        return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
+
+    async def _seal(self, keys: SealKeys, packed: bytes) -> bytes:
+        """One task. A dead worker is replaced and its task repeated: nothing of it was sent."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:

@@ -77,7 +77,10 @@ class Settings(RoleSettings):
         default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="sealing processes"
     )
     users_a_request: int = Field(
-        default=64, ge=1, le=MAX_USERS_A_LEASE, description="most users of one lease request"
+        default=MAX_USERS_A_LEASE,
+        ge=1,
+        le=MAX_USERS_A_LEASE,
+        description="most users of one lease request",
     )
 
     @model_validator(mode="after")

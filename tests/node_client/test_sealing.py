@@ -15,7 +15,14 @@ import pytest
 from common.descriptor import parse, serialize
 from common.errors import LocalError
 from common.hpke import SealBroken, open_histogram, open_sealed
-from node_client.sealing import SealingPool, SealKeys, pack, reports_a_chunk, seal_reports
+from node_client.sealing import (
+    TASK_MESSAGES,
+    SealingPool,
+    SealKeys,
+    pack,
+    seal_reports,
+    whole_reports,
+)
 from tests.node_client import world
 
 CONTEXT = parse(serialize(world.descriptor()))
@@ -59,9 +66,23 @@ def test_seals_are_bound_to_the_descriptor() -> None:
 
 
 def test_chunks_are_whole_reports() -> None:
-    assert reports_a_chunk(20) == 100
-    assert reports_a_chunk(600) == 3
-    assert reports_a_chunk(65_536) == 1
+    assert whole_reports(2_000, 20) == 100
+    assert whole_reports(2_000, 600) == 3
+    assert whole_reports(2_000, 65_536) == 1
+
+
+def test_a_chunk_of_several_tasks_keeps_its_order() -> None:
+    count = 2 * whole_reports(TASK_MESSAGES, L) + 1
+    messages = np.repeat(np.arange(count) % 50, L).reshape(count, L)
+    with SealingPool(2) as pool:
+        reports = opened(asyncio.run(pool.seal(KEYS, messages)))
+    size, layout = CONTEXT.descriptor.message_bytes, CONTEXT.descriptor.layout
+    first = b"".join(report[:size] for report in reports)
+    named = [
+        open_sealed(world.ANALYZER.private, CONTEXT.message_info, first[i : i + size])
+        for i in range(0, len(first), size)
+    ]
+    assert named == [(i % 50).to_bytes(layout.width, "big") for i in range(count)]
 
 
 def test_a_pool_seals_and_survives_the_death_of_a_worker() -> None:
