@@ -20,6 +20,9 @@ from common.metrics import note_problem
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 BODY_SECONDS = 60
+KEEP_ALIVE_SECONDS = 30
+"""A silent connection is kept longer than by any client of ours (5 s): one that both sides close at
+the same time breaks a request that was just being sent."""
 
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
@@ -165,6 +168,7 @@ def _config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
         log_level="warning",
         access_log=False,  # an access log would tell who sent when
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,

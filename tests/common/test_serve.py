@@ -122,6 +122,17 @@ def test_an_interrupt_is_a_drain_too_even_before_the_first_request() -> None:
         pass
 
 
+def test_a_silent_connection_outlives_every_client_of_ours() -> None:
+    client_seconds = httpx.Limits().keepalive_expiry
+    assert client_seconds is not None
+    port = free_port()
+    with served("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)) as silent:
+        for pause in (0, client_seconds + 1.5):
+            time.sleep(pause)
+            silent.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in silent.recv(65_536)
+
+
 def test_ipv6() -> None:
     try:
         port = free_port(socket.AF_INET6, "::1")
