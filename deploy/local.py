@@ -22,6 +22,7 @@ from common.noise import Trust
 from deploy.certificates import LOOPBACK
 from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
 from deploy.probe import get
+from deploy.processes import Usage, read_usage
 from node_client.environments.registry import Parameter
 
 READY_SECONDS = 60.0
@@ -33,7 +34,8 @@ STOP_SECONDS = 25.0
 class LocalConfig:
     """What to start: how many nodes of which environment, and what their owner demands.
 
-    A port of 0 means any free one. ``test_entry`` allows seeded noise, on loopback only.
+    A port of 0 means any free one; 0 nodes, that others bring theirs. ``test_entry`` allows seeded
+    noise, on loopback only.
     ``learners`` is name -> ``path/file.py:Class``.
     """
 
@@ -69,9 +71,10 @@ class LocalNetwork:
             replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
             self.start("shuffler")
             self.wait_ready("shuffler")
-            enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)
             self.start("coordinator")
-            self.start("node")
+            if self.config.nodes:
+                enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)
+                self.start("node")
             self.wait_ready("coordinator")
         except BaseException:
             self.stop()
@@ -126,6 +129,12 @@ class LocalNetwork:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def usage(self) -> dict[str, Usage]:
+        """What each role's process and its pool have used so far."""
+        pids = {role: process.pid for role, process in self.processes.items()}
+        found = read_usage(pids.values())
+        return {role: found[pid] for role, pid in pids.items() if pid in found}
 
     def check_alive(self) -> None:
         """Raise LocalError when a process has ended, with the last line it wrote."""

@@ -26,6 +26,8 @@ COMMANDS = {
     "shuffler": ("deploy.cli.roles", "shuffler_command"),
     "coordinator": ("deploy.cli.roles", "coordinator_command"),
     "node": ("deploy.cli.roles", "node_command"),
+    "bench": ("deploy.cli.bench", "bench_app"),
+    "load": ("deploy.cli.load", "load_command"),
     "doctor": ("deploy.cli.doctor", "doctor_command"),
     "health": ("deploy.cli.health", "health_command"),
     "network": ("deploy.cli.network", "network_app"),

@@ -1,0 +1,47 @@
+"""``riffle bench``: measurements of Riffle's own speed, each beside what bounds it."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.audit import flat
+from deploy.cli.output import Exit, Format, emit, one_line_errors, progress, table
+from deploy.presets import preset
+from deploy.wire import SERVER_BAR, SHARE_BAR, bench
+
+bench_app = typer.Typer(help="Measure Riffle's own speed.", no_args_is_help=True)
+
+
+@bench_app.callback()
+def bench_group() -> None:
+    """Measure Riffle's own speed."""
+
+
+@bench_app.command("wire")
+@one_line_errors
+def wire_command(
+    messages: Annotated[
+        int, typer.Option(min=10_000, max=5_000_000, help="least messages of the batch, n L")
+    ] = 100_000,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes for cryptography; default: one a core")
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+) -> None:
+    """Messages a second through live services, beside the primitive's own rate on the same cores.
+
+    Exit code 1 when the share of the primitive's rate, or the servers' cost, misses its bar.
+    """
+    cores = workers or len(os.sched_getaffinity(0))
+    progress.print(f"a batch of {messages} messages or a little more, {cores} cores")
+    with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
+        document = bench(messages, Path(folder), cores, preset("paper"))
+    emit(document, output, lambda: table(("quantity", "value"), list(flat(document))))
+    good = (
+        document["share_of_primitive"] >= SHARE_BAR
+        and document["server_us_a_message"] <= SERVER_BAR
+    )
+    raise typer.Exit(Exit.DONE if good else Exit.NO)

@@ -1,0 +1,143 @@
+"""``riffle load``: how much a network carries, and what breaks first."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from deploy.cli.output import Exit, Format, emit, one_line_errors, progress, table
+from deploy.cli.runs import Force, Out, Output, prepare
+from deploy.load.crew import Sample
+from deploy.load.page import write_report
+from deploy.load.run import LoadConfig, Target, own_network, run
+from deploy.load.schedule import Arrivals
+
+
+@one_line_errors
+def load_command(
+    nodes: Annotated[int, typer.Option(min=1, max=20_000, help="nodes, with a credential each")],
+    rate: Annotated[float, typer.Option(min=0.01, help="reports a second, of all nodes together")],
+    duration: Annotated[float, typer.Option(min=1, max=86_400, help="seconds")],
+    processes: Annotated[int, typer.Option(min=1, max=256, help="of the generator")] = 1,
+    arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson",
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="reports a batch; default: a quarter of all")
+    ] = None,
+    presealed: Annotated[
+        bool, typer.Option("--presealed", help="seal few reports and send them again and again")
+    ] = False,
+    network: Annotated[
+        Path | None, typer.Option(help="secrets of a network that is up; default: an own one")
+    ] = None,
+    shuffler_url: Annotated[str, typer.Option(help="of that network")] = "http://127.0.0.1:8401",
+    coordinator_url: Annotated[str, typer.Option(help="of that network")] = (
+        "http://127.0.0.1:8400"
+    ),
+    workers: Annotated[int, typer.Option(min=1, help="opening processes of an own network")] = 2,
+    generator_cores: Annotated[
+        str | None, typer.Option(help="processors for the generator, as 0,1; default: all")
+    ] = None,
+    service_cores: Annotated[
+        str | None, typer.Option(help="processors for an own network; default: all")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the arrivals")] = 0,
+    out: Out = Path("runs/load"),
+    force: Force = False,
+    output: Output = Format.text,
+) -> None:
+    """Load a network with nodes that really take part, and name what limits it.
+
+    Exit code 1 when something does: too few of the due reports were accepted promptly.
+    """
+    config = LoadConfig(
+        folder=out,
+        nodes=nodes,
+        rate=rate,
+        seconds=duration,
+        processes=processes,
+        arrivals=arrivals,
+        batch=batch,
+        presealed=presealed,
+        workers=workers,
+        generator_cores=cores(generator_cores),
+        service_cores=cores(service_cores),
+        seed=seed,
+    )
+    prepare(out, force=force)
+    progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
+    with Live(console=progress, refresh_per_second=2, transient=True) as live:
+
+        def show(now: Sample, before: Sample) -> None:
+            live.update(snapshot(now, before))
+
+        if network is not None:
+            found = run(config, Target(network, shuffler_url, coordinator_url), show)
+        else:
+            with own_network(config) as target:
+                found = run(config, target, show)
+    write_report(out, found)
+    emit(found, output, lambda: table(("quantity", "value"), rows(found), f"written to {out}"))
+    raise typer.Exit(exit_code(found))
+
+
+def exit_code(found: dict[str, object]) -> Exit:
+    """Interrupted, carried, or not."""
+    if found["interrupted"]:
+        return Exit.INTERRUPTED
+    verdict = found["verdict"]
+    assert isinstance(verdict, dict)  # noqa: S101 -- narrows a document's part
+    return Exit.DONE if verdict["limit"] == "none" else Exit.NO
+
+
+def cores(text: str | None) -> frozenset[int]:
+    """Processors from a list as 0,1; empty for all.
+
+    Raises:
+        ValueError: one of them is not this process's to use.
+    """
+    if text is None:
+        return frozenset()
+    allowed = os.sched_getaffinity(0)
+    found = frozenset(int(part) for part in text.split(","))
+    if not found <= allowed:
+        raise ValueError(f"processors {text!r}: this machine has {sorted(allowed)}")
+    return found
+
+
+def snapshot(now: Sample, before: Sample) -> Table:
+    """The live table."""
+    seconds = max(now.at - before.at, 1e-9)
+    grid = Table("at", "due/s", "accepted/s", "rejected/s", "messages/s", "p99 ms", "open")
+    fresh = [
+        (later - sooner) / seconds
+        for later, sooner in (
+            (now.tally.started, before.tally.started),
+            (now.tally.accepted, before.tally.accepted),
+            (now.tally.rejected.total(), before.tally.rejected.total()),
+            (now.tally.messages, before.tally.messages),
+        )
+    ]
+    p99 = now.tally.due.quantile(0.99) * 1e3
+    cells = [f"{now.at:.0f} s", *(f"{rate:.1f}" for rate in fresh), f"{p99:.0f}"]
+    grid.add_row(*cells, str(now.tally.open))
+    return grid
+
+
+def rows(found: dict[str, object]) -> list[tuple[str, object]]:
+    """The summary as it is printed."""
+    reports, verdict = found["reports"], found["verdict"]
+    assert isinstance(reports, dict) and isinstance(verdict, dict)  # noqa: S101
+    latencies = [
+        (f"{name}_{kind}", value)
+        for name in ("latency_from_due_ms", "latency_from_send_ms")
+        for kind, value in reports[name].items()
+    ]
+    counts = [(name, reports[name]) for name in ("due", "accepted", "undecided", "messages")]
+    rates = [(name, found[name]) for name in ("accepted_a_second", "messages_a_second")]
+    faults = [(f"rejected {why}", n) for why, n in reports["rejected"].items()]
+    faults += [(f"answer {what}", n) for what, n in reports["answers"].items()]
+    said = [("limit", verdict["limit"]), ("why", verdict["why"])]
+    return [*counts, *rates, *faults, *latencies, *said]

@@ -1,0 +1,121 @@
+"""From samples to the report's document. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from deploy.load.crew import Sample
+from deploy.load.verdict import PROMPT_SECONDS, Evidence, judge
+from deploy.processes import Usage
+
+GENERATOR = "generator "
+SETTLED = 0.3
+"""Memory is judged after this share of the load: caches and pools fill first."""
+
+
+def document(
+    parameters: dict[str, Any], samples: Sequence[Sample], batches: list[dict[str, Any]], crew: int
+) -> dict[str, Any]:
+    """Everything that was seen, and what limits. Use is that from start to the last arrival."""
+    end = _last_arrival(samples, parameters["seconds"])
+    used = {name: now.since(samples[0].use[name]) for name, now in end.use.items()}
+    seconds = max(end.at, 1e-9)
+    evidence = _evidence(parameters, samples, used, crew)
+    return {
+        "verdict": judge(evidence).summary(),
+        "parameters": parameters,
+        "seconds": seconds,
+        "accepted_a_second": end.tally.accepted / seconds,
+        "messages_a_second": end.tally.messages / seconds,
+        "reports": samples[-1].tally.summary(),
+        "processes": {name: _used(use) for name, use in used.items()},
+        "memory": {name: _memory(samples, name) for name in used},
+        "evidence": asdict(evidence),
+        "batches": batches,
+        "series": [_row(now, before) for before, now in pairwise(samples)],
+    }
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Of the least-squares line; 0 with fewer than three points."""
+    if len(times) < 3:
+        return 0.0
+    return float(np.polyfit(np.asarray(times), np.asarray(values), 1)[0])
+
+
+def _last_arrival(samples: Sequence[Sample], seconds: float) -> Sample:
+    """The first sample after the last arrival, or the last one, if the load was interrupted."""
+    return next((sample for sample in samples[1:] if sample.at >= seconds), samples[-1])
+
+
+def _evidence(
+    parameters: dict[str, Any], samples: Sequence[Sample], used: dict[str, Usage], crew: int
+) -> Evidence:
+    tally = samples[-1].tally
+    mine = [use for name, use in used.items() if name.startswith(GENERATOR)]
+    services = {name: use for name, use in used.items() if not name.startswith(GENERATOR)}
+    coordinator, shuffler = services.get("coordinator"), services.get("shuffler")
+    same = bool(services) and parameters["generator_cores"] == parameters["service_cores"]
+    return Evidence(
+        due=tally.started,
+        prompt=tally.due.within(PROMPT_SECONDS),
+        stages={stage: times.total for stage, times in tally.stages.items()},
+        loops=max((use.demand for use in mine), default=0.0),
+        sealing=sum(use.pool_demand for use in mine) / max(crew, 1),
+        shuffler=None if shuffler is None else shuffler.demand,
+        coordinator=None if coordinator is None else coordinator.demand,
+        opening=None if coordinator is None else coordinator.pool_demand / parameters["openers"],
+        refused=sum(n for what, n in tally.answers.items() if what.endswith(" 429")),
+        same_cores=same,
+        busy=_busy(samples, parameters),
+    )
+
+
+def _busy(samples: Sequence[Sample], parameters: dict[str, Any]) -> float:
+    """Share of the time that the processors in use were busy, whoever used them."""
+    cores = {*parameters["generator_cores"], *parameters["service_cores"]}
+    first, last = samples[0].cores, samples[-1].cores
+    busy = sum(last[core][0] - first[core][0] for core in cores if core in last)
+    whole = sum(last[core][1] - first[core][1] for core in cores if core in last)
+    return busy / whole if whole > 0 else 0.0
+
+
+def _used(use: Usage) -> dict[str, float]:
+    return {
+        "processors": use.own / use.at,
+        "demand": use.demand,
+        "pool_processors": use.pool / use.at,
+        "pool_demand": use.pool_demand,
+    }
+
+
+def _memory(samples: Sequence[Sample], name: str) -> dict[str, float]:
+    """MiB at the end, the most, and growth a minute once the load has settled."""
+    points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
+    settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
+    return {
+        "last_mib": points[-1][1],
+        "most_mib": max(size for _, size in points),
+        "growth_mib_a_minute": 60 * slope(*zip(*settled, strict=True)) if settled else 0.0,
+    }
+
+
+def _row(now: Sample, before: Sample) -> dict[str, float]:
+    """Rates between two samples, and what was used."""
+    seconds = max(now.at - before.at, 1e-9)
+    fresh = {
+        "due": now.tally.started - before.tally.started,
+        "accepted": now.tally.accepted - before.tally.accepted,
+        "rejected": now.tally.rejected.total() - before.tally.rejected.total(),
+        "messages": now.tally.messages - before.tally.messages,
+    }
+    row = {"at": now.at, "open": float(now.tally.open)}
+    row |= {f"{name}_a_second": count / seconds for name, count in fresh.items()}
+    for name, use in now.use.items():
+        if name in before.use:
+            row[f"{name} processors"] = use.since(before.use[name]).total / seconds
+        row[f"{name} mib"] = use.rss / 2**20
+    return row

@@ -1,0 +1,164 @@
+"""A load test from its parameters to its document: network, nodes, processes, measurements."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.specs import RunSpec
+from deploy.load.crew import Crew, Sample
+from deploy.load.document import document
+from deploy.load.feed import Feeder, load_spec
+from deploy.load.members import enrol_members, revoke_members
+from deploy.load.schedule import Arrivals, schedule
+from deploy.load.worker import Share
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.network import SHUFFLER_ID, operator_client
+from deploy.operator import Operator
+from deploy.presets import preset
+from node_client.settings import Credential, Settings
+
+LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4
+MOST_REPORTS = 10_000_000
+SETTLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """What to load and with what. ``batch`` None: a quarter of all reports, within bounds."""
+
+    folder: Path
+    nodes: int
+    rate: float
+    seconds: float
+    processes: int = 1
+    arrivals: Arrivals = "poisson"
+    batch: int | None = None
+    presealed: bool = False
+    workers: int = 2
+    generator_cores: frozenset[int] = frozenset()
+    service_cores: frozenset[int] = frozenset()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.processes <= self.nodes:
+            raise ValueError(f"{self.nodes} nodes cannot be shared by {self.processes} processes")
+        if self.rate * self.seconds > MOST_REPORTS:
+            raise ValueError(f"more than {MOST_REPORTS} reports; lower --rate or --duration")
+
+    def summary(self) -> dict[str, Any]:
+        """The parameters as the report has them."""
+        cores = {
+            "generator_cores": sorted(self.generator_cores or os.sched_getaffinity(0)),
+            "service_cores": sorted(self.service_cores or os.sched_getaffinity(0)),
+        }
+        names = ("nodes", "rate", "seconds", "processes", "arrivals", "presealed", "seed")
+        given = {name: getattr(self, name) for name in names}
+        sizes = {"reports_a_batch": self.reports_a_batch, "openers": self.workers}
+        return given | sizes | cores
+
+    @property
+    def reports_a_batch(self) -> int:
+        """n of every batch."""
+        quarter = int(self.rate * self.seconds / BATCHES)
+        return self.batch or max(LEAST_BATCH, min(MOST_BATCH, quarter))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A network under load; ``pids`` of its services when they run here."""
+
+    secrets: Path
+    shuffler_url: str
+    coordinator_url: str
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def operator(self) -> Operator:
+        """The operator's client."""
+        token = (self.secrets / "operator" / "coordinator_token").read_text().strip()
+        return Operator(operator_client(self.secrets, self.coordinator_url, token))
+
+
+@contextmanager
+def own_network(config: LoadConfig) -> Iterator[Target]:
+    """A network on loopback, without nodes, on the processors that services may use."""
+    chosen = preset("paper")
+    local = LocalConfig(
+        config.folder,
+        chosen.spec.environment,
+        chosen.environment,
+        nodes=0,
+        workers=config.workers,
+    )
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, config.service_cores or mine)  # children inherit it
+    try:
+        network = LocalNetwork(local)
+        network.__enter__()
+    finally:
+        os.sched_setaffinity(0, mine)
+    try:
+        pids = {role: process.pid for role, process in network.processes.items()}
+        yield Target(network.secrets, network.shuffler_url, network.coordinator_url, pids)
+        network.check_alive()
+    finally:
+        network.stop()
+
+
+def run(
+    config: LoadConfig, target: Target, show: Callable[[Sample, Sample], None]
+) -> dict[str, Any]:
+    """Load the target and say what was seen; an interrupt ends the load, not the report.
+
+    Raises:
+        LocalError: the target does not answer, or a process of the generator does not start.
+        RemoteError: the target refuses its operator.
+    """
+    spec = load_spec(preset("paper").spec)
+    credentials = enrol_members(target.secrets, target.shuffler_url, config.nodes)
+    with ExitStack() as stack:
+        if not target.pids:  # a network of our own ends with the load
+            stack.callback(revoke_members, target.secrets, target.shuffler_url, credentials)
+        feeder = stack.enter_context(Feeder(target.operator, spec, config.reports_a_batch))
+        crew = stack.enter_context(Crew(shares(config, target, spec, credentials)))
+        samples, interrupted = crew.watch(config.seconds, target.pids, show)
+        feeder.settle(SETTLE_SECONDS)
+        batches = feeder.batches()
+    found = document(config.summary(), samples, batches, len(crew.processes))
+    return found | {"interrupted": interrupted, "trouble": feeder.trouble}
+
+
+def shares(
+    config: LoadConfig, target: Target, spec: RunSpec, credentials: list[Credential]
+) -> list[Share]:
+    """Nodes and arrivals dealt out to the processes, each arrival to the next process."""
+    environment = preset("paper").environment
+    files = target.secrets / "nodes"
+    settings = Settings(
+        shuffler_url=target.shuffler_url,
+        shuffler_id=SHUFFLER_ID,
+        shuffler_key_file=files / "shuffler_key",
+        coordinator_key_file=files / "coordinator_key",
+        analyzer_keys_file=files / "analyzer_keys",
+        ca_file=files / "ca.pem",
+        credentials_file=files / "credentials.json",  # not read: the credentials are given
+        state_dir=config.folder,  # not written: users are invented and forgotten
+        simulated_users=True,
+        environment=spec.environment,
+        environment_parameters=environment,
+        max_epsilon=spec.epsilon,
+        max_beta=spec.beta,
+        min_dishonest_fraction=spec.dishonest_fraction,
+    )
+    rng = np.random.default_rng(config.seed)
+    times = schedule(config.arrivals, config.rate, config.seconds, rng)
+    cores = config.generator_cores or frozenset(os.sched_getaffinity(0))
+    step = config.processes
+    return [
+        Share(settings, credentials[i::step], times[i::step], cores, config.presealed)
+        for i in range(step)
+    ]

@@ -1,0 +1,154 @@
+"""What processes use, read from /proc: processor time, waiting for a processor, memory.
+
+A service is its process with the pools it started. Of the process itself the main thread, which
+runs the event loop, is told from its other threads (store, checks, planning), and from the pool
+(cryptography), so that a service's time can be split without a word from the service.
+
+A thread that is always running or waiting for a processor is saturated, however many others share
+its processor: `Usage.demand` counts both, in processors. Linux only.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+NANO = 1e-9
+_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One role's use since its processes started; seconds and bytes.
+
+    ``waited`` is time a thread of the process could have run and no processor was free, and
+    ``pool_waited`` the same of its pool.
+    """
+
+    at: float
+    main: float = 0.0
+    threads: float = 0.0
+    pool: float = 0.0
+    waited: float = 0.0
+    pool_waited: float = 0.0
+    rss: int = 0
+
+    def since(self, before: "Usage") -> "Usage":
+        """Use between two readings; memory as it is now."""
+        return Usage(
+            self.at - before.at,
+            self.main - before.main,
+            max(0.0, self.threads - before.threads),
+            max(0.0, self.pool - before.pool),
+            max(0.0, self.waited - before.waited),
+            max(0.0, self.pool_waited - before.pool_waited),
+            self.rss,
+        )
+
+    @property
+    def own(self) -> float:
+        """Processor seconds of the process without its pool."""
+        return self.main + self.threads
+
+    @property
+    def total(self) -> float:
+        """Processor seconds of all."""
+        return self.own + self.pool
+
+    @property
+    def demand(self) -> float:
+        """Of an interval: processors that the process would have used, had it had them to itself.
+
+        One is the most that an interpreter's threads reach, but for what they do without its lock.
+        """
+        return (self.own + self.waited) / self.at if self.at > 0 else 0.0
+
+    @property
+    def pool_demand(self) -> float:
+        """The same of the pool, all its processes together."""
+        return (self.pool + self.pool_waited) / self.at if self.at > 0 else 0.0
+
+
+def read_usage(pids: Iterable[int]) -> dict[int, Usage]:
+    """Use of each of these processes with its descendants; without those that have ended."""
+    children = _children()
+    found: dict[int, Usage] = {}
+    for pid in pids:
+        try:
+            found[pid] = _usage(pid, children)
+        except (OSError, ValueError, IndexError):  # it ended while it was read
+            continue
+    return found
+
+
+def busy_by_core() -> dict[int, tuple[float, float]]:
+    """Core -> seconds it was busy, and seconds in all, since the machine started."""
+    found = {}
+    for line in (PROC / "stat").read_text().splitlines():
+        name, *values = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            ticks = [int(value) * _TICK for value in values[:8]]  # guests are in user already
+            idle = ticks[3] + ticks[4]
+            found[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
+    return found
+
+
+def _usage(pid: int, children: dict[int, list[int]]) -> Usage:
+    main = _seconds(PROC / str(pid) / "task" / str(pid))
+    pool = list(_descendants(pid, children))
+    return Usage(
+        at=time.monotonic(),
+        main=main,
+        threads=_seconds(PROC / str(pid)) - main,
+        pool=sum(_quiet(_seconds, one) for one in pool),
+        waited=_waited(PROC / str(pid)),
+        pool_waited=sum(_quiet(_waited, one) for one in pool),
+        rss=sum(int(_quiet(_rss, one)) for one in (PROC / str(pid), *pool)),
+    )
+
+
+def _quiet(read: Callable[[Path], float], folder: Path) -> float:
+    """What is read, or nothing of a process that has ended."""
+    try:
+        return read(folder)
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
+    for child in children.get(pid, ()):
+        yield PROC / str(child)
+        yield from _descendants(child, children)
+
+
+def _seconds(folder: Path) -> float:
+    """User and system time of a process or thread."""
+    fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK
+
+
+def _waited(folder: Path) -> float:
+    """Seconds that threads waited for a processor."""
+    return NANO * sum(
+        int((task / "schedstat").read_text().split()[1]) for task in (folder / "task").iterdir()
+    )
+
+
+def _rss(folder: Path) -> float:
+    return float(int((folder / "statm").read_text().split()[1]) * _PAGE)
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for folder in PROC.iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            found[parent].append(int(folder.name))
+    return found

@@ -1,0 +1,214 @@
+"""How fast messages go through the services, beside the primitive's own rate on the same cores.
+
+A message is sealed once and opened once. With s and o the seconds of the primitive's seal and open,
+called directly on plaintexts of the same size by one process a core, the primitive's own rate is
+1 / (s + o): what nothing built on it can exceed. The product's rate is n L messages over the wall
+time of one deployment on live services, from asking for it until it is counted: policy draws,
+episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one
+run, the primitive before and after, so that a machine that changes its speed meanwhile shows.
+
+What servers do outside cryptography is the processor time of shuffler and coordinator, pools and
+planning aside, less the two outer opens of every report at the rate of an open of that size.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from common.counters import CounterLayout
+from common.errors import LocalError
+from common.hpke import LABEL_MESSAGE, OVERHEAD
+from coordinator.planning import calibrated
+from coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.network import operator_client
+from deploy.operator import LAST_EVENTS, Answer, Operator
+from deploy.presets import Preset
+from deploy.processes import Usage
+
+PRIMITIVE_SECONDS = 4.0
+WARM_EPISODES = 400
+MOST_EPISODES = 1 << 22
+LEAST_EPISODES = 300
+SHARE_BAR, SERVER_BAR = 0.85, 1.5
+
+Timed = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """Seconds of one core for a message's seal and open and for a report's outer open; and
+    messages a second, each sealed and opened, with all cores at work."""
+
+    seal: float
+    open: float
+    outer_open: float
+    rate: float
+
+    def mean(self, other: "Primitive") -> "Primitive":
+        """Of two measurements."""
+        one, two = asdict(self), asdict(other)
+        return Primitive(**{name: (one[name] + two[name]) / 2 for name in one})
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where processor time went, in seconds of one core.
+
+    ``crypto``: sealing and opening processes, and the shuffler's outer opens; ``http``: the event
+    loops of all three; ``store``: the shuffler's other threads, with the permutation;
+    ``episodes``: the nodes' other threads, with noise and encoding; ``planning``: the
+    coordinator's, with its store.
+    """
+
+    crypto: float
+    http: float
+    store: float
+    episodes: float
+    planning: float
+
+    @classmethod
+    def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
+        """From each role's use; ``outer_seconds`` is what the shuffler's outer opens took."""
+        node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
+        return cls(
+            crypto=node.pool + coordinator.pool + outer_seconds,
+            http=node.main + shuffler.main + coordinator.main,
+            store=max(0.0, shuffler.threads - outer_seconds),
+            episodes=node.threads,
+            planning=coordinator.threads,
+        )
+
+
+def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
+    """Run the benchmark on a network of its own in ``folder``; ``messages`` is the least n L.
+
+    Raises:
+        LocalError: the network does not start, or the deployment fails.
+    """
+    fields = {"name": "wire", "learner": MANUAL, "episodes": MOST_EPISODES, "options": {}}
+    spec = RunSpec.model_validate(chosen.spec.model_dump() | fields)
+    n = batch_for(spec, messages)
+    width = CounterLayout(spec.sizes, spec.families).width
+    sizes = (width, calibrated(spec, n, None).padding.messages * (width + OVERHEAD))
+    config = LocalConfig(
+        folder,
+        spec.environment,
+        chosen.environment,
+        nodes=chosen.nodes,
+        max_epsilon=spec.epsilon,
+        workers=cores,
+    )
+    with LocalNetwork(config) as network:
+        client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
+        with Operator(client) as operator:
+            run_id = operator.create_run(spec)["id"]
+            _deploy(operator, run_id, spec, WARM_EPISODES)
+            before = measure_primitive(*sizes, cores)
+            started, use = time.monotonic(), network.usage()
+            row = _deploy(operator, run_id, spec, n)
+            seconds = time.monotonic() - started
+            used = {role: now.since(use[role]) for role, now in network.usage().items()}
+            after = measure_primitive(*sizes, cores)
+    return report(row, seconds, used, (before, after), cores)
+
+
+def report(
+    row: Answer,
+    seconds: float,
+    used: dict[str, Usage],
+    primitives: tuple[Primitive, Primitive],
+    cores: int,
+) -> dict[str, Any]:
+    """The benchmark's document from a counted deployment and what it used."""
+    n, total = row["n"], row["n"] * row["messages"]
+    own = primitives[0].mean(primitives[1])
+    split = Split.of(used, 2 * n * own.outer_open)
+    servers = split.http - used["node"].main + split.store
+    return {
+        "messages": total,
+        "reports": n,
+        "messages_a_report": row["messages"],
+        "cores": cores,
+        "seconds": seconds,
+        "messages_a_second": total / seconds,
+        "primitive_messages_a_second": own.rate,
+        "primitive_before": primitives[0].rate,
+        "primitive_after": primitives[1].rate,
+        "seal_us": own.seal * 1e6,
+        "open_us": own.open * 1e6,
+        "share_of_primitive": total / seconds / own.rate,
+        "share_by_core_time": (own.seal + own.open) * total / sum(asdict(split).values()),
+        "share_bar": SHARE_BAR,
+        "server_us_a_message": servers / total * 1e6,
+        "server_bar": SERVER_BAR,
+        "core_us_a_message": {name: t / total * 1e6 for name, t in asdict(split).items()},
+        "wall_seconds": row["timings"],
+    }
+
+
+def batch_for(spec: RunSpec, messages: int) -> int:
+    """The smallest n whose n L is at least ``messages`` (n L grows with n, but for rounding)."""
+    low, high = LEAST_EPISODES, max(LEAST_EPISODES + 1, messages)
+    while low < high:
+        n = (low + high) // 2
+        if n * calibrated(spec, n, None).padding.messages < messages:
+            low = n + 1
+        else:
+            high = n
+    return low
+
+
+def measure_primitive(width: int, report_bytes: int, cores: int) -> Primitive:
+    """The primitive on ``width`` bytes and on a report's bytes, with one process a core."""
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_one_core, [(width, report_bytes, 0.05)] * cores))  # started and warm
+        jobs = [(width, report_bytes, PRIMITIVE_SECONDS / 3)] * cores
+        each = list(pool.map(_one_core, jobs))
+    seal, opened, outer = (sum(one[i][0] for one in each) / cores for i in range(3))
+    return Primitive(seal, opened, outer, sum(1 / (one[0][1] + one[1][1]) for one in each))
+
+
+def _one_core(job: tuple[int, int, float]) -> tuple[Timed, Timed, Timed]:
+    """Seconds a seal, an open, and an open of a report, each tried for so many seconds."""
+    width, report_bytes, seconds = job
+    suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+    private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)
+    public, data = private.public_key(), os.urandom(width)
+    small = suite.encrypt(data, public, info)
+    whole = suite.encrypt(os.urandom(report_bytes), public, info)
+    return (
+        _timed(lambda: suite.encrypt(data, public, info), seconds),
+        _timed(lambda: suite.decrypt(small, private, info), seconds),
+        _timed(lambda: suite.decrypt(whole, private, info), seconds),
+    )
+
+
+def _timed(work: Callable[[], object], seconds: float) -> Timed:
+    """Seconds of processor and of wall time that one call takes."""
+    calls, started, used = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() < started + seconds:
+        for _ in range(50):
+            work()
+        calls += 50
+    return (time.process_time() - used) / calls, (time.perf_counter() - started) / calls
+
+
+def _deploy(operator: Operator, run_id: str, spec: RunSpec, n: int) -> Answer:
+    """Deploy a constant policy for n episodes; its row, once it is counted."""
+    policy = tuple(tuple(0 for _ in range(spec.states)) for _ in range(spec.horizon))
+    row = operator.deploy(run_id, ManualDeployment(policy=policy, episodes=n))
+    for event in operator.events(run_id):
+        if event["kind"] == "batch_counted" and event["data"]["index"] == row["index"]:
+            return operator.deployments(run_id)[row["index"]]
+        if event["kind"] in LAST_EVENTS:
+            break
+    raise LocalError("unavailable", f"the deployment of {n} episodes was not counted")

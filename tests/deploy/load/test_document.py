@@ -1,0 +1,78 @@
+"""The document and its page, from samples made up here."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from deploy.load.crew import Sample
+from deploy.load.document import document, slope
+from deploy.load.page import page
+from deploy.load.tally import Tally
+from deploy.processes import Usage
+
+PARAMETERS: dict[str, Any] = {
+    "seconds": 4.0,
+    "generator_cores": [0],
+    "service_cores": [1],
+    "openers": 2,
+    "presealed": True,
+}
+
+
+def sample(at: float) -> Sample:
+    """Ten reports a second are due, five accepted; a third process grows by 2 MiB a second."""
+    tally = Tally(started=int(10 * at), accepted=int(5 * at), messages=int(50 * at))
+    tally.answers["lease 429"] = int(at)
+    for _ in range(int(5 * at)):
+        tally.due.record(5.0)
+    tally.stages["upload"].record(10 * at + 1)
+    use = {
+        "shuffler": Usage(at, main=0.9 * at, waited=0.1 * at, rss=int((50 + 2 * at) * 2**20)),
+        "coordinator": Usage(at, main=0.1 * at, pool=0.4 * at, rss=2**20),
+        "generator 1": Usage(at, main=0.5 * at, pool=0.2 * at, rss=2**20),
+    }
+    return Sample(at, tally, use, {0: (at / 2, at), 1: (at, at), 2: (0, at)})
+
+
+def made() -> dict[str, Any]:
+    return document(PARAMETERS, [sample(float(at)) for at in range(7)], [], 1)
+
+
+def test_rates_and_use_are_those_until_the_last_arrival() -> None:
+    found = made()
+    assert found["seconds"] == 4
+    assert found["accepted_a_second"] == 5
+    assert found["messages_a_second"] == 50
+    assert found["processes"]["shuffler"]["demand"] == pytest.approx(1.0)
+    assert found["processes"]["shuffler"]["processors"] == pytest.approx(0.9)
+    assert found["evidence"]["opening"] == pytest.approx(0.2)
+    assert found["evidence"]["busy"] == pytest.approx(0.75)
+    assert found["evidence"]["refused"] == 6
+    assert [row["due_a_second"] for row in found["series"]] == [10] * 6
+
+
+def test_growth_of_memory_is_a_slope() -> None:
+    found = made()["memory"]
+    assert found["shuffler"]["growth_mib_a_minute"] == pytest.approx(120, rel=1e-3)
+    assert found["coordinator"]["growth_mib_a_minute"] == pytest.approx(0)
+    assert slope([1, 2], [1, 9]) == 0
+
+
+def test_the_verdict_is_in_the_document() -> None:
+    assert made()["verdict"]["limit"] == "shuffler"
+
+
+def test_the_page_loads_nothing_and_says_the_verdict() -> None:
+    found = made() | {"interrupted": True}
+    found["reports"]["rejected"] = {"<b>": 1}
+    text = page(found)
+    HTMLParser().feed(text)
+    assert not re.search(r"(src|href)=|url\(|<script|@import", text)
+    assert "Limited by <b>the shuffler</b>" in text
+    assert "sealed before" in text
+    assert "interrupted" in text
+    assert "&lt;b&gt;" in text
+    assert text.count("<svg") == 3
+    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 9

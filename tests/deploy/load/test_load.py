@@ -1,0 +1,117 @@
+"""The command on a network of its own: every report is a real one, and its report is written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli.load import cores
+from deploy.cli.main import build
+from deploy.load.run import LoadConfig
+
+
+def command(out: Path, *arguments: str) -> list[str]:
+    return ["load", "--out", str(out), "--format", "json", *arguments]
+
+
+def loaded(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    words = command(out, *arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli.main", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> None:
+    words = ("--nodes", "9", "--rate", "30", "--duration", "8", "--processes", "2")
+    code, found = loaded(
+        tmp_path, *words, "--presealed", "--batch", "150", "--arrivals", "constant"
+    )
+    reports, limit = found["reports"], found["verdict"]["limit"]
+    assert code == (0 if limit == "none" else 1)
+    assert reports["due"] == 240
+    assert reports["accepted"] + sum(reports["rejected"].values()) == 240
+    assert reports["undecided"] == 0
+    assert reports["accepted"] >= 150
+    counted = [batch for batch in found["batches"] if batch["state"] == "counted"]
+    assert sum(batch["reports"] for batch in counted) <= reports["accepted"]
+    assert counted
+    assert set(found["processes"]) == {"shuffler", "coordinator", "generator 1", "generator 2"}
+    assert not [what for what in reports["answers"] if not what.endswith("429")]
+    page = (tmp_path / "load.html").read_text()
+    assert "sealed before" in page
+    assert json.loads((tmp_path / "summary.json").read_text()) == found
+
+
+def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
+    words = command(tmp_path, "--nodes", "3", "--rate", "3", "--duration", "600", "--batch", "300")
+    with subprocess.Popen(
+        [sys.executable, "-m", "deploy.cli.main", *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        data = tmp_path / "data" / "shuffler"
+        deadline = time.monotonic() + 60
+        while not list(data.glob("secrets/*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+    assert process.returncode == 130
+    assert found["interrupted"]
+    assert 0 < found["reports"]["due"] < 100
+    assert found["reports"]["undecided"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--nodes", "2", "--rate", "1", "--duration", "5", "--processes", "3"], 3, "2 nodes"),
+        (["--nodes", "2", "--rate", "1e6", "--duration", "60"], 3, "more than 10000000 reports"),
+        (["--nodes", "2", "--rate", "1", "--duration", "5", "--service-cores", "x"], 3, "int"),
+        (["--nodes", "0", "--rate", "1", "--duration", "5"], 2, "nodes"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    words = command(tmp_path, *arguments)
+    result = CliRunner().invoke(build(words), words)
+    assert result.exit_code == code
+    assert text in result.stderr
+
+
+def test_earlier_results_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    words = command(tmp_path, "--nodes", "2", "--rate", "1", "--duration", "5")
+    result = CliRunner().invoke(build(words), words)
+    assert result.exit_code == 3
+    assert "--force" in result.stderr
+
+
+def test_processors_are_named_as_a_list() -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    assert cores(None) == frozenset()
+    assert cores(",".join(map(str, mine))) == frozenset(mine)
+    with pytest.raises(ValueError, match="this machine has"):
+        cores("4096")
+
+
+def test_a_batch_is_a_quarter_of_all_reports_within_bounds(tmp_path: Path) -> None:
+    sizes = [
+        LoadConfig(tmp_path, nodes=2, rate=rate, seconds=100).reports_a_batch
+        for rate in (1, 100, 10_000)
+    ]
+    assert sizes == [300, 2_500, 10_000]
+    assert LoadConfig(tmp_path, 2, 1, 1, batch=7).reports_a_batch == 7

@@ -1,0 +1,41 @@
+"""The sample for Locust, run by Locust against a network on loopback."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.load.feed import Feeder, load_spec
+from deploy.load.run import Target
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.network import enrol
+from deploy.presets import riverswim_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_its_users_are_nodes_whose_reports_are_accepted(tmp_path: Path) -> None:
+    chosen = riverswim_run("locust", horizon=2, episodes=1_000, epsilon=1.0)
+    config = LocalConfig(tmp_path, chosen.spec.environment, chosen.environment, nodes=0)
+    with LocalNetwork(config) as network:
+        enrol(network.secrets, network.shuffler_url, 3, 1_000)
+        target = Target(network.secrets, network.shuffler_url, network.coordinator_url)
+        with Feeder(target.operator, load_spec(chosen.spec), 1_000):
+            words = ["-f", "deploy/locustfile.py", "--csv", str(tmp_path / "locust")]
+            words += ["--headless", "-u", "5", "-r", "5", "-t", "5s", "--only-summary"]
+            done = subprocess.run(
+                [sys.executable, "-m", "locust", *words],
+                cwd=ROOT,
+                env=os.environ | network.environment("node"),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=90,
+            )
+            assert done.returncode == 0, done.stderr
+        with (tmp_path / "locust_stats.csv").open() as stream:
+            rows = {row["Name"]: row for row in csv.DictReader(stream)}
+    assert int(rows["upload"]["Request Count"]) >= 5
+    assert {row["Failure Count"] for row in rows.values()} == {"0"}
+    assert int(rows["descriptor"]["Request Count"]) == 5

@@ -1,0 +1,70 @@
+"""The wire's benchmark: its arithmetic, and a small run on live services."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.planning import calibrated
+from deploy import wire
+from deploy.presets import preset, riverswim_run
+from deploy.processes import Usage
+from deploy.wire import Primitive, Split, batch_for, bench, measure_primitive, report
+
+US = 1e-6
+
+
+def test_time_is_split_by_who_used_it() -> None:
+    used = {
+        "node": Usage(1.0, main=1, threads=2, pool=50),
+        "shuffler": Usage(1.0, main=3, threads=7),
+        "coordinator": Usage(1.0, main=4, threads=5, pool=40),
+    }
+    assert Split.of(used, 6.0) == Split(crypto=96, http=8, store=1, episodes=2, planning=5)
+
+
+def test_rates_are_those_of_one_batch() -> None:
+    used = {
+        "node": Usage(1.0, main=0.1, threads=0.1, pool=0.8),
+        "shuffler": Usage(1.0, main=0.1, threads=0.2),
+        "coordinator": Usage(1.0, main=0.05, pool=0.5),
+    }
+    row = {"n": 100, "messages": 100, "timings": {"waiting": 0.5}}
+    before, after = (
+        Primitive(80 * US, 50 * US, 500 * US, 14e3),
+        Primitive(0, 30 * US, 500 * US, 16e3),
+    )
+    found = report(row, 0.8, used, (before, after), 2)
+    assert found["messages_a_second"] == 12_500
+    assert found["share_of_primitive"] == pytest.approx(12_500 / 15_000)
+    assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.85)
+    # 0.1 + 0.05 in the event loops and 0.2 less two opens of 100 reports, over 10,000 messages
+    assert found["server_us_a_message"] == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize("messages", [100_000, 300_000])
+def test_a_batch_is_the_smallest_with_so_many_messages(messages: int) -> None:
+    spec = preset("paper").spec
+    n = batch_for(spec, messages)
+    assert n * calibrated(spec, n, None).padding.messages >= messages
+    assert (n - 1) * calibrated(spec, n - 1, None).padding.messages < messages
+
+
+def test_the_primitive_is_measured_on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.6)
+    found = measure_primitive(2, 1_000, 2)
+    assert 10 * US < found.open < found.outer_open < 2_000 * US
+    assert found.seal > found.open
+    assert found.rate < 2.2 / (found.seal + found.open)
+
+
+def test_a_small_run_says_where_the_time_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.3)
+    monkeypatch.setattr(wire, "WARM_EPISODES", 300)
+    found = bench(1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0))
+    assert found["messages"] == found["reports"] * found["messages_a_report"] >= 1_000
+    assert 0 < found["share_of_primitive"] < 1
+    assert 0 < found["share_by_core_time"] < 1
+    assert set(found["wall_seconds"]) >= {"waiting", "fetching", "opening", "planning"}
+    assert min(found["core_us_a_message"].values()) >= 0
