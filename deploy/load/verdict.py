@@ -10,8 +10,8 @@ First that holds:
 2. The generator's event loops are saturated, or most time is lost before a report starts: the
    generator. What it measured of the server says nothing then.
 3. Most time is lost in sealing: the generator too; real nodes bring processors of their own.
-4. Most time is lost waiting for a batch: the coordinator, which opens messages no faster than that;
-   its opening processes, when they are saturated.
+4. Most time is lost waiting for a batch, from a shuffler that is not saturated: the coordinator,
+   which opens messages no faster than that; its opening processes, when they are saturated.
 5. What is left is lost in requests: the shuffler. Its processor, when it is saturated; its own
    bounds, when it answered 429; else its disk.
 
@@ -85,7 +85,7 @@ def _where(seen: Evidence) -> Verdict:
         return Verdict("generator", stage, f"reports start late; {lost}")
     if stage == "sealing":
         return Verdict("generator", stage, f"{lost}; sealers want {seen.sealing:.2f} each")
-    if stage == "batch":
+    if stage == "batch" and (seen.shuffler is None or seen.shuffler < SATURATED):
         return Verdict("coordinator", stage, f"no batch was open; {lost}; {_opening(seen)}")
     return Verdict("shuffler", stage, f"{lost}; {_shuffler(seen)}")
 

@@ -36,6 +36,7 @@ def seen(stage: str, **changes: object) -> Evidence:
         (seen("sealing", sealing=1.0), "generator", "sealers want 1.00"),
         (seen("sealing", sealing=1.0, shuffler=1.1), "generator", "sealing"),
         (seen("batch", opening=0.99), "coordinator", "opening processes are saturated"),
+        (seen("batch", shuffler=1.0), "shuffler", "its processor"),
         (seen("batch"), "coordinator", "wants 0.20 processors"),
         (seen("batch", opening=None, coordinator=None), "coordinator", "elsewhere"),
         (seen("upload", shuffler=0.97), "shuffler", "its processor"),
