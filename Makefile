@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types docs site audit sbom lock clean
+.PHONY: page-images demo test check lint types docs site audit sbom lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
@@ -50,6 +50,10 @@ sbom: $(VENV)/.installed-dev
 	mkdir -p build
 	$(BIN)/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml \
 	  --output-reproducible --validate -o build/sbom.json
+
+# The pictures of docs/page.md, taken by the test of the page: real services, real Chromium.
+page-images: $(VENV)/.installed-dev
+	RIFFLE_PAGE_IMAGES=docs/images $(BIN)/python -m pytest tests/page/test_images.py
 
 # Names, versions and hashes only: no addresses.
 lock: $(VENV)/.installed-dev

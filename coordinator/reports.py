@@ -67,7 +67,8 @@ def detail_view(
 def ledger_view(run: RunRecord, rows: Rows, spends: Spends) -> views.LedgerView:
     """All spends of a run and what they come to."""
     by_index = {row.index: row for row in rows}
-    pairs = [(by_index[spend.index], spend) for spend in spends]
+    # Spends are read after rows: those of deployments issued in between are for the next answer.
+    pairs = [(by_index[spend.index], spend) for spend in spends if spend.index in by_index]
     entries = [_spend(row, row.descriptor, spend) for row, spend in pairs]
     total = run_guarantee([ledger.entry(row.descriptor, spend.spend) for row, spend in pairs])
     budget = run.spec.budget

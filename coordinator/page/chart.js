@@ -28,7 +28,7 @@ export function dropCharts() {
 export function thinned(y) {
   if (y.length <= LIMIT) return y.map((_, i) => i);
   const kept = [0];
-  const size = (y.length - 2) / (LIMIT / 2 - 1);
+  const size = (y.length - 2) / (LIMIT / 2 - 2);
   for (let start = 1; start < y.length - 1; start += size) {
     const end = Math.min(y.length - 1, Math.floor(start + size));
     kept.push(...extremes(y, Math.floor(start), end));

@@ -51,6 +51,7 @@ function signIn(trouble) {
     event.preventDefault();
     token.set(input.value.trim());
     route();
+    main.focus();
   }
 
   queueMicrotask(() => input.focus());

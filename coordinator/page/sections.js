@@ -26,14 +26,14 @@ export class Sections {
     const left = h("div", { class: "stack" }, value, stages, policy);
     const right = h("div", { class: "stack" }, truth, privacy);
     const manual = run.spec.learner === "manual" && run.state === "running";
-    this.deploy = manual ? card("deploy", "Deploy by hand", deployForm(run, () => view.nudge())) : null;
-    this.elements = [this.head.element, h("div", { class: "cards" }, this.deploy, left, right, batches, speed)];
+    const form = manual ? card("deploy", "Deploy by hand", deployForm(run, () => view.nudge())) : null;
+    this.form = { draw: (known) => form && (form.hidden = known.run.state !== "running") };
+    this.elements = [this.head.element, h("div", { class: "cards" }, form, left, right, batches, speed)];
   }
 
-  draw(known, events) {
-    this.head.draw(known, events);
-    if (this.deploy) this.deploy.hidden = known.run.state !== "running";
-    for (const one of this.cards) one.draw(known, events);
+  /** What is drawn, in order. */
+  get parts() {
+    return [this.head, this.form, ...this.cards];
   }
 }
 
@@ -91,10 +91,13 @@ class TruthCard {
     this.value = chart("truth-chart", "True value of what was deployed, by episodes executed", { x: "episodes", series: [...band("value in this run").map((one) => ({ ...one, step: true })), best], bands });
     this.none = h("p", { class: "empty" }, "No true values. Who simulates the environment can supply them (riffle up and riffle run do); the coordinator never knows it.");
     this.note = h("p", { class: "note" });
+    this.drawn = undefined;
     this.element = card("truth", "Regret and true value (simulated)", this.none, this.regret.element, this.value.element, this.note);
   }
 
   draw({ truth }) {
+    if (truth === this.drawn) return;
+    this.drawn = truth;
     const some = truth !== null && truth.regret.length > 0;
     this.none.hidden = some;
     for (const one of [this.regret.element, this.value.element, this.note]) one.hidden = !some;
@@ -148,6 +151,7 @@ class StagesCard {
       { name: "episodes", text: (one) => count(one.episodes) },
       { name: "before", text: (one) => size(one.active_before) },
       { name: "eliminated", text: (one) => size(one.eliminated) },
+      { name: "choices ruled out", text: (one) => count(one.decisions_eliminated), title: "choices (step, state, action) that no active policy takes" },
       { name: "left", text: (one) => size(one.active_after) },
       { name: "best value", text: (one) => estimate(one.best_value, one.radius) },
       { name: "E", text: (one) => number(one.E, 3), title: "precision of the stage's counts" },

@@ -175,12 +175,17 @@ class RunView {
   draw() {
     if (this.waiting || this.sections === null) return;
     this.waiting = true;
-    setTimeout(() => {
-      requestAnimationFrame(() => {
-        this.waiting = false;
-        if (!this.signal.aborted) this.sections.draw(this.known, this.events);
-      });
-    }, this.drawn ? DRAW_MILLISECONDS : 0);
+    setTimeout(() => this.drawPart(0), this.drawn ? DRAW_MILLISECONDS : 0);
     this.drawn = true;
+  }
+
+  /** One card a frame, so that no frame is late. */
+  drawPart(part) {
+    requestAnimationFrame(() => {
+      if (this.signal.aborted) return;
+      this.waiting = part + 1 < this.sections.parts.length;
+      this.sections.parts[part].draw(this.known, this.events);
+      if (this.waiting) this.drawPart(part + 1);
+    });
   }
 }

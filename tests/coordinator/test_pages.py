@@ -7,6 +7,7 @@ import re
 import pytest
 
 from coordinator.pages import FOLDER, HEADERS, TYPES, _files
+from coordinator.store import Store
 from tests.coordinator.api import Api, problem
 from tests.coordinator.world import RUN
 
@@ -62,3 +63,13 @@ def test_rows_are_downloaded_as_csv(api: Api, name: str, rows: int, columns: set
     assert not any(text.startswith(("[", "{")) for row in found for text in row.values())
     assert problem(api.client.get(f"/v1/runs/{RUN}/{name}.csv"))[:2] == (401, "unauthorized")
     assert problem(api.call("GET", f"/{'0' * 32}/{name}.csv"))[:2] == (404, "unknown-run")
+
+
+def test_a_batch_counted_between_two_reads_waits_for_the_next_answer(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.finish()
+    whole = Store.deployments
+    monkeypatch.setattr(Store, "deployments", lambda store, run: whole(store, run)[:1])
+    assert len(api.get(f"/{RUN}/ledger")["entries"]) == 1
+    assert api.get(f"/{RUN}/result")["reports"] == 20

@@ -22,10 +22,12 @@ from coordinator.specs import RunSpec
 
 EPOCH = 1_750_000_000.0
 STAGE = 25
+LONGEST = 10_000
+LAST_EVENT = 1_000_000
+"""Number of the event that ends a seeded run."""
 Rows = list[dict[str, Any]]
 
 SPEC: dict[str, Any] = {
-    "name": "nightly",
     "environment": "RiverSwim-v0",
     "states": 4,
     "actions": 2,
@@ -35,25 +37,36 @@ SPEC: dict[str, Any] = {
 }
 
 
-def seeded_id(run: int) -> str:
-    """The id of seeded run number ``run``."""
-    return hashlib.sha256(str(run).encode()).hexdigest()[:32]
+def seeded_id(run: int, name: str = "nightly") -> str:
+    """The id of seeded run number ``run`` of this name."""
+    return hashlib.sha256(f"{name} {run}".encode()).hexdigest()[:32]
 
 
-def seed(url: str, runs: int, deployments: int, n: int = 1000) -> None:
+def seed(
+    url: str,
+    runs: int,
+    deployments: int,
+    n: int = 1000,
+    *,
+    name: str = "nightly",
+    enumerated: bool = True,
+) -> None:
     """Write ``runs`` finished runs of one spec, each of so many deployments of n episodes."""
     engine = schema.open_store(url)
-    spec = RunSpec.model_validate({**SPEC, "episodes": n * deployments})
-    data = _descriptor(spec, n)
+    spec = RunSpec.model_validate({**SPEC, "name": name, "episodes": n * deployments})
+    data = descriptor(spec, n)
     with engine.begin() as connection:
         for run in range(runs):
-            one = _Run(spec, run, deployments, n, data)
+            one = Seeded(spec, run, deployments, n, data, enumerated=enumerated)
             for table, rows in one.tables():
                 connection.execute(insert(table), rows)
+            over = {"run_id": one.id, "kind": "run_finished", "at": one.start, "data": "{}"}
+            connection.execute(insert(schema.events), {"id": LAST_EVENT, **over})
     engine.dispose()
 
 
-def _descriptor(spec: RunSpec, n: int) -> bytes:
+def descriptor(spec: RunSpec, n: int) -> bytes:
+    """Bytes of a real descriptor of n reports."""
     policy = np.ones((spec.horizon, spec.states), dtype=np.int64)
     deployment = Deployment(1, "fine", Mixture.single(policy), n, None)
     party = Party("shuffler", "0" * 64)
@@ -62,22 +75,31 @@ def _descriptor(spec: RunSpec, n: int) -> bytes:
     return made.data
 
 
-class _Run:
-    def __init__(self, spec: RunSpec, run: int, deployments: int, n: int, data: bytes) -> None:
-        self.id, self.spec, self.n, self.data = seeded_id(run), spec, n, data
+class Seeded:
+    """One seeded run."""
+
+    def __init__(
+        self, spec: RunSpec, run: int, deployments: int, n: int, data: bytes, *, enumerated: bool
+    ) -> None:
+        self.id, self.spec, self.n, self.data = seeded_id(run, spec.name), spec, n, data
+        self.enumerated = enumerated
         self.messages = parse(data).descriptor.padding.messages
         self.deployments, self.start = deployments, EPOCH + 86_400 * run
-        self.noise = np.random.default_rng(run).normal(size=deployments)
-        self.values = 0.47 - 0.4 * np.exp(-np.arange(deployments) / (60 + 5 * run))
+        self.noise = np.random.default_rng(run).normal(size=LONGEST)
+        self.values = 0.47 - 0.4 * np.exp(-np.arange(LONGEST) / (60 + 5 * run))
 
     def tables(self) -> Iterator[tuple[Table, Rows]]:
         """Rows in the order that foreign keys ask for."""
-        every = range(self.deployments)
-        summary = {"policy": self._policy(9), "value_estimate": 0.47, "active": 3, "stage": 4}
+        active = 3 if self.enumerated else None
+        summary = {"policy": self._policy(9), "value_estimate": 0.47, "active": active, "stage": 4}
         end = self.start + 60 * self.deployments
         run = {"id": self.id, "spec": self.spec.model_dump_json(), "state": "finished"}
         times = {"message": "", "created_at": self.start, "ended_at": end}
         yield schema.runs, [run | times | {"summary": json.dumps(summary)}]
+        yield from self.grown(range(self.deployments))
+
+    def grown(self, every: range, last: int = 0) -> Iterator[tuple[Table, Rows]]:
+        """Rows of some deployments; their events have numbers above ``last``."""
         yield schema.deployments, [self._deployment(i) for i in every]
         yield schema.ledger, [self._spend(i) for i in every]
         yield (
@@ -88,10 +110,12 @@ class _Run:
             ],
         )
         events = list(chain.from_iterable(self._events(i) for i in every))
-        events.append({"kind": "run_finished", "at": end, "data": "{}"})
         yield (
             schema.events,
-            [{"run_id": self.id, "id": number, **event} for number, event in enumerate(events, 1)],
+            [
+                {"run_id": self.id, "id": number, **event}
+                for number, event in enumerate(events, last + 1)
+            ],
         )
 
     def _policy(self, stage: int) -> list[list[int]]:
@@ -156,9 +180,10 @@ class _Run:
             "stage": stage,
             "L_b": STAGE * self.n,
             "episodes": STAGE * self.n * stage,
-            "active_before": before,
-            "active_after": after,
-            "eliminated": before - after,
+            "active_before": before if self.enumerated else None,
+            "active_after": after if self.enumerated else None,
+            "eliminated": before - after if self.enumerated else None,
+            "decisions_eliminated": min(48, 6 * stage),
             "radius": 0.3 / stage,
             "best_value": 0.45,
             "E": 100.0,

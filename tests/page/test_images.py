@@ -1,0 +1,61 @@
+"""The pictures of docs/page.md (`make page-images`): two real runs of one spec, so with a band."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from deploy.follow import TrueValues, follow
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.operator import Operator
+from deploy.presets import riverswim_run
+from node_client.environments.tabular import riverswim
+
+FOLDER = os.environ.get("RIFFLE_PAGE_IMAGES")
+EPISODES = 4000
+PICTURES = {
+    "list-light": ("light", 1280, 300),
+    "run-light": ("light", 1280, 2480),
+    "run-dark": ("dark", 1280, 900),
+    "run-phone": ("light", 360, 900),
+}
+
+pytestmark = pytest.mark.skipif(FOLDER is None, reason="only for `make page-images`")
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalNetwork, str]]:
+    folder = tmp_path_factory.mktemp("images")
+    preset = riverswim_run("demo", horizon=6, episodes=EPISODES, epsilon=4.0)
+    config = LocalConfig(folder, "RiverSwim-v0", preset.environment, nodes=4, max_epsilon=4.0)
+    with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
+        for _ in range(2):
+            run = operator.create_run(preset.spec)
+            watch = TrueValues(operator, run["id"], riverswim(4, 6))
+            follow(operator, run["id"], EPISODES, folder, watch)
+        yield network, run["id"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_taken(browser: Browser, learned: tuple[LocalNetwork, str], name: str) -> None:
+    network, run = learned
+    scheme, width, height = PICTURES[name]
+    of_run = name.startswith("run")
+    viewport = {"width": width, "height": height}
+    context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(f"{network.coordinator_url}/" + (f"#/runs/{run}" if of_run else ""))
+    page.get_by_label("Operator's token").fill(network.operator_token)
+    page.get_by_role("button", name="Enter").click()
+    expect(page.locator("tbody tr").first).to_be_visible()
+    if of_run:
+        expect(page.locator("#regret-chart canvas")).to_be_visible()
+        expect(page.locator("#batches-table tbody tr").first).to_contain_text("yes")
+        expect(page.locator("#truth")).to_contain_text("over 2 runs")
+    folder = Path(FOLDER or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / f"page-{name}.png")
+    context.close()

@@ -1,0 +1,317 @@
+"""The page in a real browser, against live processes: every element of it, once at least."""
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from deploy.local import LocalNetwork
+from deploy.operator import Operator
+from tests.page.conftest import LONG, RUNS, Open, Watch
+from tests.page.seed import seeded_id
+
+Run = dict[str, Any]
+
+
+def card(page: Page, name: str) -> Locator:
+    return page.get_by_role("region", name=name, exact=True)
+
+
+def figure(page: Page, name: str) -> Locator:
+    """The value of a key figure."""
+    return (
+        page.locator("#figures > div", has=page.get_by_text(name, exact=True)).locator("dd").first
+    )
+
+
+def cells(table: Locator) -> list[list[str]]:
+    return [row.locator("th, td").all_inner_texts() for row in table.locator("tbody tr").all()]
+
+
+# -- who may look ---------------------------------------------------------------------------------
+
+
+def test_a_wrong_token_is_said_and_the_right_one_is_kept_in_this_tab_only(
+    opened: Open, network: LocalNetwork, watch: Watch, small: Run
+) -> None:
+    watch.expected = ("401",)
+    page = opened(token="guessed")
+    expect(page.locator("main").get_by_role("alert")).to_contain_text("refused this token")
+    expect(page.get_by_label("Operator's token")).to_be_focused()
+    assert page.evaluate("sessionStorage.length") == 0
+    page.get_by_label("Operator's token").fill(network.operator_token)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    kept = page.evaluate("[...Object.values(sessionStorage), localStorage.length, document.cookie]")
+    assert kept == [network.operator_token, 0, ""]
+    assert network.operator_token not in page.url
+    page.reload()
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    page.get_by_role("button", name="Forget token").click()
+    expect(page.get_by_label("Operator's token")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+# -- the list -------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_found_and_opened_by_keyboard(
+    opened: Open, operator: Operator, small: Run
+) -> None:
+    page = opened()
+    rows = page.locator("table.runs tbody tr")
+    known = operator.runs()
+    expect(rows).to_have_count(len(known))
+    expect(rows.first).to_contain_text(known[-1]["name"])
+    expect(page.locator("main")).to_be_focused()
+    page.reload()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Find")).to_be_focused()
+    page.keyboard.type("riverswim small")
+    expect(rows).to_have_count(1)
+    expect(page.get_by_text(f"1 of {len(known)} runs")).to_be_visible()
+    page.keyboard.press("Tab")  # the table's frame scrolls by arrow keys
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1, name="small")).to_be_visible()
+    expect(page.locator("main")).to_be_focused()
+    assert page.title() == "small \u00b7 Riffle"
+    page.go_back()
+    page.get_by_label("Find").fill("nothing like this")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+
+
+# -- a run ----------------------------------------------------------------------------------------
+
+
+def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, small: Run) -> None:
+    page = opened(small["id"])
+    result, truth = operator.result(small["id"]), operator.truth(small["id"])
+    expect(figure(page, "Episodes counted")).to_have_text("600")
+    expect(figure(page, "Messages opened")).to_have_text(f"{result['messages_counted']:,}")
+    expect(figure(page, "Privacy spent, \u03b5")).to_have_text(f"{result['epsilon']:.4g}")
+    expect(figure(page, "Regret, exact")).to_have_text(re.compile(r"^\d"))
+    shown = float(figure(page, "Regret, exact").inner_text().replace(",", ""))
+    assert shown == pytest.approx(truth["regret"][-1], rel=1e-3)
+    expect(page.locator("#run-state")).to_have_text("finished")
+    expect(card(page, "Privacy")).to_contain_text("within the budget")
+    expect(card(page, "Regret and true value (simulated)")).to_contain_text("read by no learner")
+    expect(card(page, "Throughput and latency")).to_contain_text("messages/s.")
+    expect(card(page, "Throughput and latency")).to_contain_text("acknowledging")
+
+
+def test_stages_policy_and_batches_of_a_run(opened: Open, operator: Operator, small: Run) -> None:
+    page = opened(small["id"])
+    stages = operator.stages(small["id"])
+    table = card(page, "Stages").locator("#stages-table")
+    expect(table.locator("tbody tr")).to_have_count(len(stages))
+    assert [row[2] for row in cells(table)] == [f"{one['active_before']:,}" for one in stages[::-1]]
+    expect(card(page, "Stages").locator("#active-chart-text")).to_contain_text("policies are left")
+    picture = page.get_by_role("img", name="best policy")
+    shown = [int(text) for text in picture.locator("text.action").all_text_contents()]
+    assert shown == [action for row in stages[-1]["policy"] for action in row]
+    books = operator.conservation(small["id"])["batches"]
+    expect(page.locator("#batches-table tbody tr")).to_have_count(len(books))
+    expect(page.locator("#batches")).to_contain_text(f"{len(books)} batches looked at, none out")
+    rows = cells(page.locator("#batches-table"))[::-1]
+    for row, book in zip(rows, books, strict=True):
+        assert row[4] == f"{book['shuffler']['accepted']:,}"
+        assert row[5:9] == ["0", "0", "0", "0"]
+        assert row[9:] == [f"{book['opened']:,}", "0", "yes"]
+
+
+def test_a_deployments_policy_is_shown_beside_the_one_before(
+    opened: Open, operator: Operator, small: Run
+) -> None:
+    page = opened(small["id"])
+    rows = operator.deployments(small["id"])
+    likeliest = [
+        row["mixture"]["policies"][row["mixture"]["weights"].index(max(row["mixture"]["weights"]))]
+        for row in rows
+    ]
+    last = len(rows) - 1
+    page.get_by_label("Policy of").select_option(f"deployment {last}")
+    expect(page.locator("#policy-picture-text")).to_contain_text(f"Deployment {last}")
+    pairs = [
+        (new, old)
+        for now, before in zip(likeliest[-1], likeliest[-2], strict=True)
+        for new, old in zip(now, before, strict=True)
+    ]
+    changed = sum(new != old for new, old in pairs)
+    sentence = page.locator("#policy-picture-text")
+    expect(sentence).to_contain_text(f"{changed} of {len(pairs)} choices changed")
+    expect(page.locator(".policy-svg .corner")).to_have_count(changed)
+    expect(page.locator(".policy-svg .changed")).to_have_count(changed)
+
+
+def test_every_chart_has_its_numbers_in_a_table(
+    opened: Open, operator: Operator, small: Run
+) -> None:
+    page = opened(small["id"])
+    expect(page.locator("#regret-chart canvas")).to_be_visible()
+    for chart in page.locator(".chart:visible").all():
+        name = chart.get_attribute("id")
+        chart.get_by_text("Data table").click()
+        expect(chart.locator("tbody tr").first).to_be_visible()
+        figure = chart.locator(".figure")
+        described = figure.get_attribute("aria-describedby")
+        assert described == f"{name}-text"
+        assert page.locator(f"#{described}").inner_text()
+    truth = operator.truth(small["id"])
+    rows = cells(page.locator("#regret-chart-table"))[::-1]
+    found = [[float(text.replace(",", "")) for text in row[:2]] for row in rows]
+    for row, x, y in zip(found, truth["episodes"], truth["regret"], strict=True):
+        assert row == pytest.approx([x, y], rel=1e-3)
+
+
+def test_arrow_keys_read_a_chart(opened: Open, operator: Operator, small: Run) -> None:
+    page = opened(small["id"])
+    expect(page.locator("#regret-chart canvas")).to_be_visible()
+    page.locator("#regret-chart .figure").focus()
+    page.keyboard.press("ArrowRight")
+    first = operator.truth(small["id"])["episodes"][0]
+    expect(page.locator("#regret-chart output")).to_contain_text(f"episodes {first:,.0f}")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#regret-chart output")).not_to_contain_text(f"episodes {first:,.0f} ")
+
+
+def test_tables_are_downloaded(
+    opened: Open, operator: Operator, small: Run, tmp_path: Path
+) -> None:
+    page = opened(small["id"])
+    buttons = page.get_by_role("group", name="Download CSV")
+    for name in ("stages", "ledger", "deployments", "conservation"):
+        with page.expect_download() as started:
+            buttons.get_by_role("button", name=name).click()
+        assert started.value.suggested_filename == f"{small['id'][:8]}-{name}.csv"
+        started.value.save_as(tmp_path / "found.csv")
+        rows = list(csv.DictReader(io.StringIO((tmp_path / "found.csv").read_text())))
+        found: Any = getattr(operator, name)(small["id"])
+        expected = found if isinstance(found, list) else found.get("entries", found.get("batches"))
+        key = "L_b" if name == "stages" else "n"
+        assert [row[key] for row in rows] == [str(one[key]) for one in expected]
+
+
+# -- by hand --------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_deployed_by_hand_and_seen_counted(
+    opened: Open, operator: Operator, manual: Run, watch: Watch
+) -> None:
+    watch.expected = ("409",)
+    page = opened(manual["id"])
+    form = card(page, "Deploy by hand")
+    expect(card(page, "Batches")).to_contain_text("Nothing is deployed yet.")
+    expect(card(page, "Stages")).to_contain_text("A run by hand has no stages.")
+    expect(card(page, "Regret and true value (simulated)")).to_contain_text("No true values")
+    form.get_by_label("Episodes, n").fill("501")
+    form.get_by_role("button", name="Deploy").click()
+    expect(form.get_by_role("status")).to_contain_text("Not deployed: 0 of 500 episodes")
+    form.get_by_role("button", name="All 1").click()
+    form.get_by_label("action at step 1 in state 2").select_option("0")
+    form.get_by_label("Episodes, n").fill("120")
+    page.keyboard.press("Enter")
+    expect(form.get_by_role("status")).to_contain_text("Deployment 0 is issued: 120 episodes")
+    row = page.locator("#batches-table tbody tr").first
+    expect(row).to_contain_text("counted", timeout=30_000)  # by itself: nothing is reloaded
+    expect(page.locator("#news")).to_contain_text("Batch 0 counted: 120 reports.")
+    expect(row.locator("td").last).to_have_text("yes")
+    expect(figure(page, "Episodes counted")).to_have_text("120")
+    detail = operator.deployment(manual["id"], 0)
+    assert detail["mixture"]["policies"] == [[[1, 1, 1], [1, 1, 0]]]
+    value = float(
+        figure(page, "Newest value estimate").inner_text().split(" ")[0].replace("-", "-")
+    )
+    assert value == pytest.approx(detail["value_estimate"]["value"], rel=0.01)
+    expect(page.locator("#latency-chart-text")).to_contain_text("p99")
+    operator.stop(manual["id"])
+
+
+def test_a_run_is_stopped_after_a_question(opened: Open, operator: Operator, manual: Run) -> None:
+    page = opened(manual["id"])
+    stop = page.get_by_role("button", name="Stop run")
+    stop.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Stop by-hand?")
+    expect(dialog).to_contain_text("cannot go on")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(stop).to_be_focused()
+    assert operator.run(manual["id"])["state"] == "running"
+    stop.click()
+    dialog.get_by_role("button", name="Stop it").click()
+    expect(page.locator("#run-state")).to_have_text("stopped")
+    expect(stop).to_be_hidden()
+    expect(page.locator("#deploy")).to_be_hidden()
+    assert operator.run(manual["id"])["state"] == "stopped"
+
+
+# -- long runs ------------------------------------------------------------------------------------
+
+
+def test_a_long_run_is_thinned_and_paged(opened: Open, network: LocalNetwork) -> None:
+    page = opened(seeded_id(0, "long"))
+    expect(page.locator("#value-chart-text")).to_contain_text(f"After {LONG * 1000:,} episodes")
+    for plot in page.locator(".plot[data-points]").all():
+        assert int(plot.get_attribute("data-points") or 0) <= 1000
+    assert page.locator("tbody tr").count() <= 120
+    expect(page.locator("#batches-table")).to_contain_text(f"15 of {LONG:,}".replace(",", ""))
+    page.locator("#batches-table").get_by_role("button", name="Older").click()
+    expect(page.locator("#batches-table tbody th").first).to_have_text(str(LONG - 16))
+    expect(page.locator("#batches-table tbody tr").first).to_contain_text("not known")
+    expect(page.locator("#batches")).to_contain_text("without the shuffler\u2019s record")
+
+
+def test_sets_that_nobody_can_count_are_said_to_be_so(opened: Open) -> None:
+    page = opened(seeded_id(0, "long"))
+    expect(figure(page, "Active policies")).to_have_text("not counted")
+    expect(card(page, "Stages")).to_contain_text("its size is not counted")
+    expect(page.locator("#stages-table tbody tr").first).to_be_visible()
+    assert cells(page.locator("#stages-table"))[0][2:4] == ["not counted", "not counted"]
+
+
+def test_like_runs_give_a_band(opened: Open) -> None:
+    page = opened(seeded_id(3))
+    said = card(page, "Regret and true value (simulated)")
+    expect(said).to_contain_text(f"95 % Student t interval of the mean over {RUNS} runs")
+    expect(said.get_by_text("mean over runs").first).to_be_visible()
+    page.locator("#regret-chart").get_by_text("Data table").click()
+    assert all("\u2013" not in row for row in cells(page.locator("#regret-chart-table")))
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_not_there(opened: Open, watch: Watch) -> None:
+    watch.expected = ("404",)
+    page = opened("0" * 32)
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    page.get_by_role("link", name="All runs").click()
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+
+
+def test_a_coordinator_that_is_away_is_said_and_waited_for(
+    opened: Open, network: LocalNetwork, watch: Watch, manual: Run, operator: Operator
+) -> None:
+    watch.expected = ("ERR_", "Failed to fetch", "503")
+    page = opened(manual["id"])
+    expect(page.locator("#connection")).to_have_text("Connected")
+    network.processes["coordinator"].terminate()
+    network.processes["coordinator"].wait(30)
+    expect(page.locator("#alert")).to_contain_text("trying again by itself")
+    expect(page.locator("#connection")).to_have_text("Not connected")
+    expect(page.get_by_role("heading", level=1, name="by-hand")).to_be_visible()
+    network.start("coordinator")
+    network.wait_ready("coordinator")
+    expect(page.locator("#alert")).to_be_empty(timeout=25_000)
+    expect(page.locator("#connection")).to_have_text("Connected")
+    operator.stop(manual["id"])
+    expect(page.locator("#run-state")).to_have_text("stopped")
