@@ -39,7 +39,7 @@ SMALL = {
     "epsilon": 4.0,
     "beta": 1e-5,
 }
-RUNS, LONG = 49, 3000
+RUNS, LONG = 49, 1200
 Open = Callable[..., Page]
 
 
