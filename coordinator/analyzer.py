@@ -22,6 +22,7 @@ from common.errors import LocalError, RemoteError
 from common.hpke import OVERHEAD, open_each, open_histogram
 from common.noise import CentralNoise, Trust
 from common.randomness import Randomness, SeededRandomness, SystemRandomness
+from common.tracing import traced
 from common.workflow import Symbols, count
 from coordinator.keys import Keys
 
@@ -65,6 +66,7 @@ class Analyzer:
         """The analyzer's active public key, hex, as new descriptors carry it."""
         return self._keys.active()
 
+    @traced("open")
     async def open(self, context: Context, messages: bytes) -> Opening:
         """Open and count all messages of a batch.
 

@@ -25,6 +25,7 @@ from common.service import (
     problem_response,
     read_body,
 )
+from common.tracing import Traced
 from coordinator import health, keys_api, pages, reports, results, views
 from coordinator.access import OPERATOR, Service, authorized
 from coordinator.analyzer import Analyzer
@@ -316,6 +317,7 @@ def create_app(
     app.state.data_dir = settings.data_dir
     app.state.callers = Callers(OPERATOR)
     app.add_middleware(AtMost, limit=2 * OPERATOR.at_once)
+    app.add_middleware(Traced)
     app.add_middleware(Measured, metrics=metrics.requests)
     install_problem_handlers(app, log)
     app.add_exception_handler(SQLAlchemyError, _store_down)

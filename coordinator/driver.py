@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from common.descriptor import Context, parse, sign_deposit
 from common.errors import LocalError, RemoteError, RiffleError
+from common.tracing import traced
 from common.wire import BatchState, BatchStatus
 from coordinator import ledger
 from coordinator.counts import private_counts
@@ -308,6 +309,7 @@ class Driver:
                 raise
             return None
 
+    @traced("plan")
     def _settlement(self, run: RunRecord, row: DeploymentRecord, opened: Settlement) -> Settlement:
         """What the batch changes beyond its spend: nothing more, once the run is over."""
         if run.state != "running":

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from common.service import serve
+from common.tracing import collecting
 from coordinator.app import create_app, release_waiting
 from coordinator.settings import Settings
 
@@ -15,11 +16,12 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """
     tls = settings.tls()
     app = create_app(settings)
-    serve(
-        app,
-        settings.host,
-        settings.port,
-        tls=tls,
-        on_start=on_start,
-        on_stop=lambda: release_waiting(app),
-    )
+    with collecting("coordinator"):
+        serve(
+            app,
+            settings.host,
+            settings.port,
+            tls=tls,
+            on_start=on_start,
+            on_stop=lambda: release_waiting(app),
+        )

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from common.descriptor import Document, SignedDescriptor
 from common.errors import LocalError, RemoteError, RiffleError, problem_document, slug_of
 from common.readiness import skew
+from common.tracing import traced
 from common.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
@@ -120,6 +121,7 @@ class ShufflerApi:
         path = f"/v1/batches/{batch_id}/conservation"
         return _read(Conservation, await self._send("GET", path, timeout=RECORD_SECONDS))
 
+    @traced("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
         """See `Shuffler`; stops reading beyond ``size`` bytes."""
         data, hasher = bytearray(), hashlib.sha256()

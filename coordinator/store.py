@@ -19,6 +19,7 @@ from common.counters import Ints
 from common.database import writer
 from common.errors import LocalError, RemoteError
 from common.news import announce, listen
+from common.tracing import traced
 from coordinator import changes, leases, schema
 from coordinator.events import STOPPED, Event
 from coordinator.leases import RunLease
@@ -315,6 +316,7 @@ class Store:
                 changes.release(connection, lease.run_id, index, drawn)
             return kept or drawn
 
+    @traced("store")
     def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commit spend, counts, stage result, next deployment and events together.
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from common.pins import pinned
+from common.tracing import collecting
 from node_client.pipeline import Pipeline, Totals
 from node_client.runner import NodeState, Runner
 from node_client.sealing import SealingPool
@@ -24,7 +25,8 @@ def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> To
     Raises:
         LocalError: a setting, file or credential is not usable; says which.
     """
-    return asyncio.run(_until_signal(settings, on_start))
+    with collecting("node"):
+        return asyncio.run(_until_signal(settings, on_start))
 
 
 async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:

@@ -22,6 +22,7 @@ from common.counters import Ints
 from common.descriptor import Context
 from common.errors import LocalError
 from common.hpke import seal, seal_indices
+from common.tracing import traced
 from common.workflow import Symbols
 
 CHUNK_MESSAGES = 6_000
@@ -97,6 +98,7 @@ class SealingPool:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    @traced("seal")
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
         """Sealed reports of symbols (reports, L count), end to end.
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from common.tracing import traced
 from shuffler.committer import Committer
 from shuffler.schema import not_usable, open_store
 
@@ -42,6 +43,7 @@ class Access:
         except SQLAlchemyError as error:
             raise not_usable("read", error) from error
 
+    @traced("store")
     async def write(self, write: Callable[[Connection], T]) -> T:
         """What a write answers, once it is durable.
 

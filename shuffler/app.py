@@ -28,6 +28,7 @@ from common.service import (
     read_body,
     require_token,
 )
+from common.tracing import Traced
 from common.wire import (
     BATCH_KEY_HEADER,
     DIGEST_HEADER,
@@ -131,6 +132,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     )
     install_problem_handlers(app, LOG)
     app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
+    app.add_middleware(Traced)
     app.add_middleware(Measured, metrics=metrics.requests)
     app.include_router(router)
     return app

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from common.service import serve
+from common.tracing import collecting
 from shuffler.app import create_app, release_polls
 from shuffler.core import preflight
 from shuffler.settings import Settings
@@ -16,11 +17,12 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """
     preflight(settings)
     app = create_app(settings)
-    serve(
-        app,
-        settings.host,
-        settings.port,
-        tls=settings.tls(),
-        on_start=on_start,
-        on_stop=lambda: release_polls(app),
-    )
+    with collecting("shuffler"):
+        serve(
+            app,
+            settings.host,
+            settings.port,
+            tls=settings.tls(),
+            on_start=on_start,
+            on_stop=lambda: release_polls(app),
+        )

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from common.errors import LocalError
 from common.hpke import open_each
 from common.mechanism import permutation
+from common.tracing import traced
 from shuffler.vault import BatchSecret
 
 CHUNK_BYTES = 1 << 20
@@ -48,6 +49,7 @@ class Release:
             yield bytes(view[start : start + CHUNK_BYTES])
 
 
+@traced("permute")
 def shuffle(
     sealed: Iterable[bytes], secret: BatchSecret, info: bytes, *, n: int, L: int, message_bytes: int
 ) -> Release:

@@ -1,0 +1,25 @@
+"""What a collector of the shuffler's traces would see."""
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from common.tracing import ALLOWED, using
+from tests.shuffler.conftest import Api
+from tests.shuffler.world import user
+
+
+def test_spans_name_nobody(api: Api) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with using(provider):
+        batch = api.deposit()
+        api.fill(batch)
+        api.finish(batch)
+    spans = exporter.get_finished_spans()
+    provider.shutdown()
+    assert {"request", "store", "permute"} == {found.name for found in spans}
+    assert {name for found in spans for name in found.attributes or {}} <= ALLOWED
+    text = "".join(found.to_json() for found in spans)
+    for name in (api.node_id, api.token, user(0), batch.batch_id):
+        assert name not in text
