@@ -64,6 +64,11 @@ class Noise:
         """Probability of a 1 as a fraction."""
         return Fraction(self.p_numerator, 2**self.p_log2)
 
+    @property
+    def term(self) -> float:
+        """Bits are terms of size at most one (`BatchNoise`)."""
+        return 1.0
+
     def mean(self, n: int) -> float:
         """Expected noise of one counter when all n reports are honest: n bits p."""
         return n * self.bits * self.p
@@ -90,6 +95,11 @@ class Flips:
     def f(self) -> float:
         """Probability of a flip, exact in a double."""
         return math.ldexp(self.numerator, -MAX_P_LOG2)
+
+    @property
+    def term(self) -> float:
+        """Largest size of one user's debiased and centred bit (`BatchNoise`)."""
+        return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:
         """Expected 1-bits of n users whose bits are 0: n f."""
@@ -118,6 +128,11 @@ class Laplace:
         """Ratio of two neighbouring probabilities, exact in a double."""
         return math.ldexp(self.numerator, -MAX_P_LOG2)
 
+    @property
+    def term(self) -> float:
+        """3 c, as log E exp(x Z) <= V x**2 / (2 - 2 c x) for c = 1 / (1 - q) (`BatchNoise`)."""
+        return 3.0 / (1.0 - self.q)
+
     def mean(self, n: int) -> float:
         """Zero."""
         del n
@@ -139,6 +154,11 @@ class FairBits:
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"fair bits a counter must be 1 to 2**53, got {self.bits}")
 
+    @property
+    def term(self) -> float:
+        """Bits are terms of size at most one (`BatchNoise`)."""
+        return 1.0
+
     def mean(self, n: int) -> float:
         """bits / 2, whatever n is."""
         del n
@@ -152,6 +172,8 @@ class FairBits:
 
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
+"""Noise of a batch. With V its variance and b its ``term``, it exceeds s on a counter, either way,
+with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein), and sums likewise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,4 +21,4 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     if histogram.shape != (layout.counters + 1,):
         raise ValueError(f"{histogram.shape} entries for {layout.counters} counters and one")
     debiased = debias(noise, n, histogram)
-    return batch_counts(layout, n, debiased, noise.variance(n))
+    return batch_counts(layout, n, debiased, noise.variance(n), noise.term)

@@ -6,7 +6,7 @@ dynamics. Its error has two parts, each given half of delta:
 
 - sampling: a return lies in [0, H]; Hoeffding, H sqrt(log(4 / delta) / (2 n));
 - noise: H X A entries with independent noise of variance v; Bernstein for centred terms of size at
-  most one, (l / 3 + sqrt(l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
+  most b, (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
 
 It holds for honest reports; each dishonest one can move a report's worth of counters.
 """
@@ -35,7 +35,8 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
     variance = counts.rewards.size * counts.reward_variance
     log_term = math.log(4 / delta)
     sampling = H * math.sqrt(log_term / (2 * n))
-    noise = log_term / 3 + math.sqrt(log_term**2 / 9 + 2 * variance * log_term)
+    linear = counts.term * log_term / 3
+    noise = linear + math.sqrt(linear**2 + 2 * variance * log_term)
     return ValueEstimate(
         value=float(counts.rewards.sum()) / n,
         radius=sampling + noise / n,

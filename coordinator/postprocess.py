@@ -102,11 +102,13 @@ def consistent(
     return ConsistentCounts(n, n.sum(axis=-1))
 
 
-def precision(variance: float, counters: int, delta: float) -> float:
+def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
     """E of Assumption 4: with probability 1 - delta all noises are within E/4 (Bernstein).
 
-    A counter's noise is a centred sum of independent terms of size at most one and total
-    `variance`, hence P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 s / 3)); union over counters.
+    A counter's noise is a centred sum of independent terms of size at most `term` and total
+    `variance`, hence P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 term s / 3)); union over
+    counters.
     """
     log_term = math.log(2 * counters / delta)
-    return 4 * (log_term / 3 + math.sqrt(log_term**2 / 9 + 2 * variance * log_term))
+    linear = term * log_term / 3
+    return 4 * (linear + math.sqrt(linear**2 + 2 * variance * log_term))

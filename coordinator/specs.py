@@ -100,8 +100,8 @@ class RunSpec(Document):
         counters = CounterLayout(self.sizes, self.families).counters
         if counters > MAX_COUNTERS:
             raise ValueError(f"{counters} counters exceed {MAX_COUNTERS}; use fewer states")
-        if self.trust != "shuffle" and self.calibration == "paper":
-            raise ValueError("calibration 'paper' is for trust 'shuffle' only")
+        if self.trust != "shuffle" and "paper" in (self.calibration, self.preset):
+            raise ValueError("the papers' calibration and preset are for trust 'shuffle' only")
         if self.start is not None:
             _check_start(self.start, self.states)
         return self

@@ -106,7 +106,7 @@ def private_counts(
         return batch_counts(layout, n, counts.astype(np.float64), 0.0)
     noisy = with_noise(counts, n, noise, generator)
     debiased = debias(noise, n, np.append(noisy, n))
-    return batch_counts(layout, n, debiased, noise.variance(n))
+    return batch_counts(layout, n, debiased, noise.variance(n), noise.term)
 
 
 def with_noise(

@@ -6,14 +6,18 @@ N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add ove
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from common.counters import CounterLayout
 from coordinator.learning.learner import BatchCounts, FloatArray
 
 
 def batch_counts(
-    layout: CounterLayout, n: int, debiased: FloatArray, variance: float
+    layout: CounterLayout, n: int, debiased: FloatArray, variance: float, term: float = 1.0
 ) -> BatchCounts:
     """Counts of a batch of n reports from its debiased counters (C,), each of noise `variance`.
+
+    `term` is the size of the noise's terms.
 
     Raises ValueError when there are not exactly `layout.counters` of them.
     """
@@ -21,7 +25,7 @@ def batch_counts(
         raise ValueError(f"expected {layout.counters} counters, got shape {debiased.shape}")
     blocks = layout.split(debiased)
     if "joint" in blocks:
-        return _from_joint(layout, n, blocks["joint"], variance)
+        return replace(_from_joint(layout, n, blocks["joint"], variance), term=term)
     transitions = blocks["transitions"]
     lean = "visits" not in blocks
     return BatchCounts(
@@ -33,6 +37,7 @@ def batch_counts(
         transition_variance=variance,
         visit_variance=variance * (layout.sizes.X if lean else 1),
         reward_variance=variance,
+        term=term,
     )
 
 

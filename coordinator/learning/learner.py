@@ -79,7 +79,8 @@ class BatchCounts:
     transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None when out of scope, with
     Hs = H for scope "all" and 1 for one layer. The variances are those of the noise on one entry of
     each array. With `lean` and `joint` families visits are sums over x' (and r) of what was sent,
-    so visits and transitions are exactly consistent and their noise is shared.
+    so visits and transitions are exactly consistent and their noise is shared. `term` is the size
+    of one term of the noise in Bernstein's bound, the same everywhere (`common.noise.BatchNoise`).
     """
 
     layout: CounterLayout
@@ -90,6 +91,7 @@ class BatchCounts:
     transition_variance: float
     visit_variance: float
     reward_variance: float
+    term: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class SDPPE:
                 decisions_eliminated=self._decisions - int(self.phi.actions.sum()),
                 radius=radius,
                 best_value=best,
-                E=self._precision(fine.counts[0].transition_variance),
+                E=self._precision_of(fine.counts[0]),
                 infrequent=float(crude.W.mean()),
                 coverage_gap=fine.design.gap,
                 coverage_iterations=fine.design.iterations,
@@ -194,8 +194,7 @@ class SDPPE:
     def _radius(self, stage: Stage, fine: Fine) -> float:
         scale = self.constants.radius_scale
         if self.constants.radius == "paper":
-            E = self._precision(fine.counts[0].transition_variance)
-            return self._worst_case(stage.L_b, E)
+            return self._worst_case(stage.L_b, self._precision_of(fine.counts[0]))
         level = 1 - self.problem.delta / len(self.schedule.stages)
         generator = generator_for(self.problem.seed, "bootstrap", stage.b)
         found = bootstrap(
@@ -357,11 +356,15 @@ class SDPPE:
 
     # -- levels --------------------------------------------------------------------------------
 
-    def _precision(self, variance: float) -> float:
+    def _precision_of(self, counts: Evidence) -> float:
+        """E of a batch's transitions."""
+        return self._precision(counts.transition_variance, counts.term)
+
+    def _precision(self, variance: float, term: float = 1.0) -> float:
         """E of Assumption 4, over all counters of all batches of the run."""
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H
         counters = len(self.schedule.stages) * 2 * H * X * A * (X + 2)
-        return precision(variance, counters, self.problem.delta)
+        return precision(variance, counters, self.problem.delta, term)
 
     def _tolerance(self, variance: float) -> float:
         """E as Eq. 7 and the add-on use it."""

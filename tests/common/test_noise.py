@@ -2,11 +2,21 @@
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.noise import Guarantee, Noise, Padding, honest_reports
+from common.noise import (
+    BatchNoise,
+    FairBits,
+    Flips,
+    Guarantee,
+    Laplace,
+    Noise,
+    Padding,
+    honest_reports,
+)
 
 
 def test_p_is_exact_in_a_double() -> None:
@@ -100,3 +110,28 @@ def test_three_tenths_of_ten_are_three() -> None:
 def test_impossible_batches_are_refused(n: int, f: float) -> None:
     with pytest.raises(ValueError, match=r"n >= 1|dishonest_fraction"):
         honest_reports(n, f)
+
+
+@pytest.mark.parametrize(
+    "noise", [Noise(40, 1, 3), FairBits(57), Laplace(1 << 30), Laplace(4_200_000_000)], ids=str
+)
+def test_bernsteins_bound_holds_for_the_moment_generating_function(noise: BatchNoise) -> None:
+    """log E exp(x Z) <= V x^2 / (2 - 2 b x / 3) on 0 < b x / 3 < 1: what the bound follows from."""
+    x = np.linspace(0, 3 / noise.term, 2_000)[1:-1]
+    V, c = noise.variance(1), noise.term / 3
+    if isinstance(noise, Laplace):
+        q = noise.q
+        log_mgf = 2 * np.log1p(-q) - np.log1p(-q * np.exp(x)) - np.log1p(-q * np.exp(-x))
+    else:
+        assert not isinstance(noise, Flips)
+        p = noise.p if isinstance(noise, Noise) else 0.5
+        log_mgf = noise.bits * (np.log1p(p * np.expm1(x)) - p * x)
+    assert (log_mgf <= V * x**2 / (2 - 2 * c * x) + 1e-12).all()
+
+
+@pytest.mark.parametrize("f", [0.01, 0.25, 0.48])
+def test_a_debiased_bit_is_no_larger_than_its_term(f: float) -> None:
+    noise = Flips(round(f * 2**32))
+    debiased = [(bit - noise.f) / (1 - 2 * noise.f) for bit in (0, 1)]
+    sizes = [abs(value - true) for value in debiased for true in (0, 1)]
+    assert noise.term == pytest.approx(max(sizes))

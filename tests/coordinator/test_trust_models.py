@@ -187,9 +187,10 @@ def test_learners_are_told_the_variance_of_the_trust_model() -> None:
     assert central.noise(20, 0) < shuffle.noise(20, 0) < local.noise(20, 0)
 
 
-def test_the_papers_calibration_is_for_the_shuffle_only() -> None:
+@pytest.mark.parametrize("what", ["calibration", "preset"])
+def test_the_papers_constants_are_for_the_shuffle_only(what: str) -> None:
     with pytest.raises(ValueError, match="trust 'shuffle' only"):
-        spec(trust="local", calibration="paper")
+        spec(trust="local", **{what: "paper"})
 
 
 def test_a_budget_too_small_for_any_noise_is_refused_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ Privatizer releases S_t + noise. Learners rely on this and on nothing else:
   that we can prove (epsilon, beta)-DP with.
 
 Noise comes from the generator that is given, which is seeded in experiments: these privatizers are
-simulations. Only the shuffle mechanism runs in the services, with noise from the system's CSPRNG.
+simulations of running sums. The services make batch sums private, with integer noise from the
+system's CSPRNG, in three ways: `common.workflow`.
 
 Sensitivities. Replacing one user changes one entry down and one up by at most one in every step of
 every counter family: `Sensitivity.of_cells(cells)` with `CounterLayout.cells`. Losses in [0, 1]
