@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OUTSIDE = "0d" * 16
 OUTSIDE_LEARNER = f"{EXAMPLES}/rest_learner.py"
 LEARNER = f"{EXAMPLES}/own_learner.py:ExploreThenCommit"
-SMALL: dict[str, Any] = {"run_id": RUN_ID, "episodes": 400, "epsilon": 4.0, "beta": 1e-3}
+SMALL: dict[str, Any] = {"run_id": RUN_ID, "episodes": 200, "epsilon": 20.0, "beta": 1e-3}
 
 
 def seeded(environment: str, learner: str) -> Preset:
@@ -69,7 +69,7 @@ def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
         by_hand = seeded(environment, "manual")
         spec = by_hand.spec.model_copy(update={"run_id": OUTSIDE})
         assert_outside_learner_agrees(network, operator, Preset(spec, by_hand.environment))
-    assert summary["episodes"] == 400
+    assert summary["episodes"] == 200
     assert summary["regret"] is not None
 
 
@@ -78,7 +78,7 @@ def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
     with network_of(tmp_path, chosen) as network, operator_of(network) as operator:
         summary = run_to_end(operator, chosen, tmp_path, started=0.0)
         assert_simulated(operator, chosen)
-    assert summary["episodes"] == 400
+    assert summary["episodes"] == 200
     assert summary["regret"] is None, "nobody knows it"
     assert not (tmp_path / "regret.png").exists()
 
@@ -95,7 +95,7 @@ def assert_outside_learner_agrees(
     with operator_client(network.secrets, network.coordinator_url, network.operator_token) as api:
         policy = from_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
     result = operator.result(OUTSIDE)
-    assert (result["state"], result["episodes"]) == ("finished", 400)
+    assert (result["state"], result["episodes"]) == ("finished", 200)
     live = [operator.deployment(OUTSIDE, d["index"]) for d in operator.deployments(OUTSIDE)]
     simulated, spec = Simulated(chosen), chosen.spec
     learn = from_file(f"{OUTSIDE_LEARNER}:learn")
