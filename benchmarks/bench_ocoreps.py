@@ -3,8 +3,9 @@
 Run `python -m benchmarks.bench_ocoreps`. Layers 1-3-3-3-1, A=2, K=2,000 with the theorem's eta; the
 instances are the steps of a run without privacy and of one under central privacy, at residual 1e-7
 (cvxpy: Clarabel's own default, 1e-8). `warm` starts at the last step's dual values, as the learner
-does. cvxpy is optional: without it only our side is timed. Milliseconds of CPU time: the least of
-five calls, and of that the median over 60 instances.
+does; `compiled` is what runs use where numba is installed. cvxpy is optional: without it only our
+side is timed. Milliseconds of CPU time: the least of five calls, and of that the median over 60
+instances.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from coordinator.learning.adversarial.confidence import Box, box
 from coordinator.learning.adversarial.layered import Layers
 from coordinator.learning.adversarial.omd import Step, ftrl_step
 from coordinator.learning.learner import FloatArray
+from experiments import adversarial_kernels
 from experiments.adversarial import Algorithm, run
 from experiments.adversarial_privacy import Privacy
 from node_client.environments.layered import layered_mdp
@@ -55,13 +57,15 @@ def instances(count: int, noise: float) -> list[tuple[Box, FloatArray]]:
     return made
 
 
-def our_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, Step]:
+def our_times(
+    solve: Callable[..., Step], steps: list[tuple[Box, FloatArray]]
+) -> tuple[float, float, Step]:
     """Cold and warm milliseconds, and the last answer."""
-    cold = [milliseconds(partial(ftrl_step, LAYERS, b, c)) for b, c in steps]
-    warm, last = [], ftrl_step(LAYERS, *steps[0])
+    cold = [milliseconds(partial(solve, LAYERS, b, c)) for b, c in steps]
+    warm, last = [], solve(LAYERS, *steps[0])
     for b, c in steps:
-        warm.append(milliseconds(partial(ftrl_step, LAYERS, b, c, last.v)))
-        last = ftrl_step(LAYERS, b, c, last.v)
+        warm.append(milliseconds(partial(solve, LAYERS, b, c, last.v)))
+        last = solve(LAYERS, b, c, last.v)
     return float(np.median(cold)), float(np.median(warm)), last
 
 
@@ -126,10 +130,11 @@ def cvxpy_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, Floa
 def main() -> None:
     for label, noise in (("no noise", 0.0), ("noise of 690 on sums (central)", 690.0)):
         steps = instances(60, noise)
-        our_times(steps[:5])
-        cold, warm, last = our_times(steps)
-        print(f"{label}: ours cold {cold:.3f} ms, warm {warm:.3f} ms", end="; ")
-        print(f"residual {last.residual:.1e}, gap {last.gap:.1e}, {last.iterations} iterations")
+        for kind, solve in (("numpy", ftrl_step), ("compiled", adversarial_kernels.ftrl_step)):
+            our_times(solve, steps[:5])
+            cold, warm, last = our_times(solve, steps)
+            print(f"{label}: {kind} cold {cold:.3f} ms, warm {warm:.3f} ms", end="; ")
+            print(f"residual {last.residual:.1e}, gap {last.gap:.1e}, {last.iterations} iterations")
         theirs = cvxpy_times(steps)
         if theirs is None:
             print("  cvxpy is not installed")

@@ -18,6 +18,10 @@ import numpy as np
 
 from common.counters import CounterLayout
 from common.noise import Padding
+from coordinator.learning.enumeration import Model
+from coordinator.learning.learner import Learner
+from coordinator.learning.planning import plan
+from coordinator.learning.sdp_pe import SDPPE
 from coordinator.planning import calibrated
 from coordinator.registry import Registry
 from coordinator.specs import RunSpec
@@ -38,7 +42,11 @@ CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper":
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One simulated run: what it lost, learned and cost, and every constant that shaped it."""
+    """One simulated run: what it lost, learned and cost, and every constant that shaped it.
+
+    optimal_survives: an optimal policy is active at the end; eliminated: some policy is not. None
+    for learners without an active set.
+    """
 
     seed: int
     regret: float
@@ -49,6 +57,8 @@ class SeedResult:
     seconds: float
     policy: list[list[int]]
     constants: dict[str, Constant] = field(default_factory=dict)
+    optimal_survives: bool | None = None
+    eliminated: bool | None = None
 
     @property
     def within_5_percent(self) -> bool:
@@ -87,6 +97,8 @@ class Study:
             "policy_value_mean": float(np.mean([r.policy_value for r in self.results])),
             "policy_value_min": min(r.policy_value for r in self.results),
             "share_within_5_percent": float(np.mean([r.within_5_percent for r in self.results])),
+            "share_optimal_survives": share([r.optimal_survives for r in self.results]),
+            "share_eliminated": share([r.eliminated for r in self.results]),
             "policy_switches": max(r.policy_switches for r in self.results),
             "messages": max(r.messages for r in self.results),
             "seconds": sum(r.seconds for r in self.results),
@@ -98,6 +110,11 @@ def band(values: list[float]) -> tuple[float, float, float]:
     """Mean, lower and upper end of its Student t interval; one value has no band."""
     found = student(values)
     return float(found.mean), float(found.low), float(found.high)
+
+
+def share(known: list[bool | None]) -> float | None:
+    """Share of runs for which it holds; None where it has no meaning."""
+    return None if None in known else float(np.mean([bool(value) for value in known]))
 
 
 def run_seed(
@@ -125,7 +142,21 @@ def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry
         seconds=time.perf_counter() - started,
         policy=policy.tolist(),
         constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
+        optimal_survives=optimal_survives(learner, mdp),
+        eliminated=any(s.eliminated or s.decisions_eliminated for s in run.stages)
+        if isinstance(learner, SDPPE)
+        else None,
     )
+
+
+def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
+    """Whether a policy of value V* is active; None for a learner without an active set."""
+    if not isinstance(learner, SDPPE):
+        return None
+    best = plan(mdp.P, mdp.r, mdp.d1)
+    # Several policies may be optimal, as states that the best one never meets leave a choice.
+    kept = float(learner.phi.best(Model(mdp.P, mdp.r)).value)
+    return learner.phi.contains(best.policy) or kept >= float(best.value) - 1e-9
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:

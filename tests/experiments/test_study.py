@@ -2,9 +2,10 @@
 
 import pytest
 
+from coordinator.registry import Registry
 from coordinator.specs import RunSpec
 from experiments import per_episode
-from experiments.study import CALIBRATIONS, band, run_seed, study
+from experiments.study import CALIBRATIONS, Study, band, optimal_survives, run_seed, share, study
 from node_client.environments.registry import exact_mdp, make
 
 RIVERSWIM = {"states": 4, "horizon": 3}
@@ -58,3 +59,20 @@ def test_seeds_come_in_order_and_two_studies_agree() -> None:
 
 def test_one_value_has_no_band() -> None:
     assert band([2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_the_shares_say_whether_the_optimal_policy_was_lost() -> None:
+    """A radius of zero keeps the estimate's best alone; a wide one eliminates nothing."""
+    mdp = exact_mdp(make("RiverSwim-v0", **RIVERSWIM))
+    known = {}
+    for scale in (0.0, 1e6):
+        asked = spec("sdp-pe").model_copy(update={"options": {"radius_scale": scale}})
+        results = [run_seed(asked, dict(RIVERSWIM), seed) for seed in range(3)]
+        known[scale] = Study(asked, tuple(results)).document()
+    assert known[1e6]["share_optimal_survives"] == 1
+    assert known[1e6]["share_eliminated"] == 0
+    assert known[0.0]["share_eliminated"] == 1
+    assert known[0.0]["share_optimal_survives"] < 1
+    assert optimal_survives(Registry().build(spec("sdp-pe")), mdp)
+    other = run_seed(spec("ucbvi"), dict(RIVERSWIM), 0)
+    assert (other.optimal_survives, share([other.eliminated])) == (None, None)
