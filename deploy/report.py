@@ -27,6 +27,7 @@ FILES = (
     "summary.json",
     "manifest.json",
     "regret.png",
+    "timings.json",
     *(f"{table}.csv" for table in TABLES),
 )
 SPENT = ("counted", "rejected")

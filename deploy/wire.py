@@ -14,7 +14,7 @@ planning aside, less the two outer opens of every report at the rate of an open 
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from deploy.presets import Preset
 from deploy.processes import Usage
 
 PRIMITIVE_SECONDS = 4.0
+SPLIT_SECONDS = 0.1
 WARM_EPISODES = 400
 MOST_EPISODES = 1 << 22
 LEAST_EPISODES = 300
@@ -153,6 +154,18 @@ def report(
         "core_us_a_message": {name: t / total * 1e6 for name, t in asdict(split).items()},
         "wall_seconds": row["timings"],
     }
+
+
+def run_split(used: dict[str, Usage], rows: Sequence[Answer], width: int) -> Split:
+    """Where a whole run's processor time went, given its deployments.
+
+    The shuffler opens every report twice; what that takes is measured now, at the mean size.
+    """
+    reports = sum(row["n"] for row in rows)
+    messages = sum(row["n"] * row["messages"] for row in rows)
+    size = messages // max(reports, 1) * (width + OVERHEAD)
+    _, _, (seconds, _) = _one_core((width, size, SPLIT_SECONDS))
+    return Split.of(used, 2 * reports * seconds)
 
 
 def batch_for(spec: RunSpec, messages: int) -> int:

@@ -1,14 +1,17 @@
 """``riffle up`` and ``riffle run``: a run from its spec to its results."""
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from common.counters import CounterLayout
 from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, emit, one_line_errors, progress, table
@@ -17,6 +20,7 @@ from deploy.follow import run_to_end
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
 from deploy.report import FILES
+from deploy.wire import run_split
 
 Output = Annotated[Format, typer.Option("--format", help="text or json")]
 Out = Annotated[Path, typer.Option(help="folder for the results")]
@@ -87,7 +91,16 @@ def up_command(
         )
         with Operator.of(network.secrets) as operator:
             stop_earlier(operator)
+            before = network.usage()
             document = run_to_end(operator, chosen, out, started)
+            rows = operator.deployments(document["run_id"])
+        width = CounterLayout(chosen.spec.sizes, chosen.spec.families).width
+        used = {role: now.since(before[role]) for role, now in network.usage().items()}
+        split = asdict(run_split(used, rows, width))
+        times = {"wall_seconds": document["timings"], "core_seconds": split}
+        (out / "timings.json").write_text(json.dumps(times, indent=2) + "\n")
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in split.items())
+        progress.print(f"seconds of one core: {parts}")
         show(document, output, out)
         if keep:
             stay(network)

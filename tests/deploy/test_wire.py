@@ -1,5 +1,6 @@
 """The wire's benchmark: its arithmetic, and a small run on live services."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from coordinator.planning import calibrated
 from deploy import wire
 from deploy.presets import preset, riverswim_run
 from deploy.processes import Usage
-from deploy.wire import Primitive, Split, batch_for, bench, measure_primitive, report
+from deploy.wire import Primitive, Split, batch_for, bench, measure_primitive, report, run_split
 
 US = 1e-6
 
@@ -39,6 +40,18 @@ def test_rates_are_those_of_one_batch() -> None:
     assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.85)
     # 0.1 + 0.05 in the event loops and 0.2 less two opens of 100 reports, over 10,000 messages
     assert found["server_us_a_message"] == pytest.approx(25.0)
+
+
+def test_a_runs_split_leaves_no_time_out() -> None:
+    used = {
+        "node": Usage(1.0, main=1, threads=2, pool=50),
+        "shuffler": Usage(1.0, main=3, threads=7),
+        "coordinator": Usage(1.0, main=4, threads=5, pool=40),
+    }
+    rows = [{"n": 1_000, "messages": 100}, {"n": 3_000, "messages": 20}]
+    found = run_split(used, rows, 2)
+    assert sum(asdict(found).values()) == pytest.approx(112)
+    assert 90 + 8_000 * 20 * US < found.crypto < 90 + 8_000 * 800 * US
 
 
 @pytest.mark.parametrize("messages", [100_000, 300_000])
