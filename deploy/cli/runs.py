@@ -86,7 +86,7 @@ def up_command(
     )
     with ended_by_signal(), LocalNetwork(config) as network:
         progress.print(
-            f"shuffler {network.shuffler_url}, coordinator {network.coordinator_url}, "
+            f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "
             f"{nodes} nodes; logs in {out / 'logs'}"
         )
         with Operator.of(network.secrets) as operator:

@@ -1,0 +1,51 @@
+"""True values that a run's operator supplies while following it."""
+
+from typing import Any, cast
+
+import pytest
+
+from common.errors import LocalError
+from coordinator.specs import Truth
+from deploy.follow import TrueValues
+from deploy.operator import Operator
+from node_client.environments.tabular import riverswim
+
+
+class Away:
+    """An operator's client whose coordinator may be away."""
+
+    def __init__(self) -> None:
+        self.here = True
+        self.supplied: list[Truth] = []
+
+    def deployment(self, run_id: str, index: int) -> dict[str, Any]:
+        if not self.here:
+            raise LocalError("unavailable", "away")
+        left, right = [[0] * 4] * 6, [[1] * 4] * 6
+        if index == 0:
+            return {"mixture": {"policies": [left, right], "weights": [3 << 30, 1 << 30]}}
+        return {"mixture": {"policies": [right], "weights": [1 << 32]}}
+
+    def supply_truth(self, run_id: str, truth: Truth) -> None:
+        self.supplied.append(truth)
+
+
+def issued(index: int) -> dict[str, Any]:
+    return {"kind": "deployment_issued", "data": {"index": index}}
+
+
+def test_values_wait_while_the_coordinator_is_away() -> None:
+    operator = Away()
+    watch = TrueValues(cast("Operator", operator), "run", riverswim(4, 6))
+    watch(issued(0))
+    operator.here = False
+    watch(issued(1))
+    assert len(operator.supplied) == 1
+    operator.here = True
+    watch({"kind": "batch_counted", "data": {"index": 0}})
+    first, second = operator.supplied
+    assert [one.values[0].deployment for one in (first, second)] == [0, 1]
+    assert first.optimal_value == pytest.approx(0.475791, abs=1e-6)
+    always_left = 0.03
+    mixed = 0.75 * always_left + 0.25 * second.values[0].value
+    assert first.values[0].value == pytest.approx(mixed)
