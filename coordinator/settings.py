@@ -13,8 +13,9 @@ from pydantic_settings import SettingsConfigDict
 from common.at_rest import AtRest, storage
 from common.configuration import RoleSettings
 from common.descriptor import Name
-from common.endpoint import Tls, check_url, is_loopback, tls_files
+from common.endpoint import Tls, is_loopback, tls_files
 from common.errors import LocalError
+from common.failover import check_urls
 from coordinator.leases import Replica
 from coordinator.specs import LearnerName
 
@@ -40,7 +41,7 @@ class Settings(RoleSettings):
     analyzer_keys_dir: Path = Field(
         description="folder of the keys that open messages; written to when keys are rotated"
     )
-    shuffler_url: str = Field(description="https://host:port; http only on loopback")
+    shuffler_url: str = Field(description="https://host:port, replicas by commas; http on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors name")
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
@@ -66,7 +67,7 @@ class Settings(RoleSettings):
     @field_validator("shuffler_url")
     @classmethod
     def _reachable(cls, url: str) -> str:
-        return check_url("shuffler_url", url)
+        return check_urls("shuffler_url", url)
 
     @property
     def url(self) -> str:

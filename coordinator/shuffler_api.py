@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from common.descriptor import Document, SignedDescriptor
 from common.errors import LocalError, RemoteError, RiffleError, problem_document, slug_of
+from common.failover import AsyncFailover, split_urls
 from common.readiness import skew
 from common.tracing import traced
 from common.wire import (
@@ -89,12 +90,17 @@ class ShufflerApi:
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerApi":
-        """A client of the shuffler at ``url``; for ``verify`` see `common.endpoint.trusted`."""
+        """A client of the shuffler at ``url``; for ``verify`` see `common.endpoint.trusted`.
+
+        ``url`` may be several, of replicas, with commas between.
+        """
+        urls = split_urls(url)
+        # A proxy of the environment must not see the token.
+        transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
         return cls(
             httpx.AsyncClient(
-                base_url=url,
-                verify=verify,
-                trust_env=False,  # a proxy of the environment must not see the token
+                base_url=urls[0],
+                transport=AsyncFailover(urls, transport),
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             )

@@ -36,7 +36,8 @@ class LocalConfig:
 
     A port of 0 means any free one; 0 nodes, that others bring theirs. ``test_entry`` allows seeded
     noise, on loopback only.
-    ``learners`` is name -> ``path/file.py:Class``.
+    ``learners`` is name -> ``path/file.py:Class``. ``replicas`` of both services, named
+    ``shuffler-2`` and so on after the first, need both stores' URLs.
     """
 
     folder: Path
@@ -53,6 +54,9 @@ class LocalConfig:
     lease_seconds: int = 120
     test_entry: bool = False
     learners: dict[str, str] = field(default_factory=dict)
+    replicas: int = 1
+    shuffler_store: str = ""
+    coordinator_store: str = ""
 
 
 class LocalNetwork:
@@ -61,21 +65,27 @@ class LocalNetwork:
     def __init__(self, config: LocalConfig) -> None:
         self.config = config
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.shuffler_url = f"http://{LOOPBACK}:{config.shuffler_port or free_port()}"
-        self.coordinator_url = f"http://{LOOPBACK}:{config.coordinator_port or free_port()}"
+        self.shufflers = _urls("shuffler", config.shuffler_port, config.replicas)
+        self.coordinators = _urls("coordinator", config.coordinator_port, config.replicas)
+        self.shuffler_url = ",".join(self.shufflers.values())
+        self.coordinator_url = ",".join(self.coordinators.values())
 
     def __enter__(self) -> Self:
         init_network(self.secrets)
         (self.config.folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
             replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
-            self.start("shuffler")
-            self.wait_ready("shuffler")
-            self.start("coordinator")
+            for name in self.shufflers:
+                self.start(name)
+            for name in self.shufflers:
+                self.wait_ready(name)
+            for name in self.coordinators:
+                self.start(name)
             if self.config.nodes:
                 enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)
                 self.start("node")
-            self.wait_ready("coordinator")
+            for name in self.coordinators:
+                self.wait_ready(name)
         except BaseException:
             self.stop()
             raise
@@ -104,13 +114,13 @@ class LocalNetwork:
         """The operator's token at the shuffler."""
         return (self.secrets / "operator" / "shuffler_token").read_text()
 
-    def start(self, role: str) -> None:
-        """Start one role's process; its output goes to ``logs/<role>.log``."""
-        log = (self.config.folder / "logs" / f"{role}.log").open("ab")
+    def start(self, name: str) -> None:
+        """Start one process, ``shuffler`` or ``shuffler-2``; its log is ``logs/<name>.log``."""
+        log = (self.config.folder / "logs" / f"{name}.log").open("ab")
         with log:
-            self.processes[role] = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli.main", role],
-                env=os.environ | self.environment(role),
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "deploy.cli.main", name.partition("-")[0]],
+                env=os.environ | self.environment(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -118,8 +128,8 @@ class LocalNetwork:
 
     def stop(self) -> None:
         """Ask every process to leave, nodes first, and end those that do not."""
-        for role in ("node", "coordinator", "shuffler"):
-            process = self.processes.get(role)
+        for name in ("node", *self.coordinators, *self.shufflers):
+            process = self.processes.get(name)
             if process is not None and process.poll() is None:
                 process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
@@ -150,13 +160,13 @@ class LocalNetwork:
         lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
         return lines[-1] if lines else "no output"
 
-    def wait_ready(self, role: str) -> None:
+    def wait_ready(self, name: str) -> None:
         """Wait for ``/readyz``.
 
         Raises:
             LocalError: the process ended, or is not ready in time.
         """
-        url = {"shuffler": self.shuffler_url, "coordinator": self.coordinator_url}[role]
+        url = {**self.shufflers, **self.coordinators}[name]
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             self.check_alive()
@@ -166,22 +176,21 @@ class LocalNetwork:
             except httpx.HTTPError:
                 pass
             time.sleep(0.1)
-        raise LocalError("unavailable", f"the {role} is not ready after {READY_SECONDS:.0f} s")
+        raise LocalError("unavailable", f"the {name} is not ready after {READY_SECONDS:.0f} s")
 
-    def environment(self, role: str) -> dict[str, str]:
-        """Environment variables that configure a role."""
-        return {
-            "shuffler": self._shuffler,
-            "coordinator": self._coordinator,
-            "node": self._node,
-        }[role]()
+    def environment(self, name: str) -> dict[str, str]:
+        """Environment variables that configure a process."""
+        if name in self.shufflers:
+            return self._shuffler(name)
+        return self._coordinator(name) if name in self.coordinators else self._node()
 
-    def _shuffler(self) -> dict[str, str]:
+    def _shuffler(self, name: str) -> dict[str, str]:
         files = self.secrets / "shuffler"
         return _prefixed(
             "RIFFLE_SHUFFLER_",
             HOST=LOOPBACK,
-            PORT=_port(self.shuffler_url),
+            PORT=_port(self.shufflers[name]),
+            STORE_URL=self.config.shuffler_store,
             DATA_DIR=self.config.folder / "data" / "shuffler",
             SHUFFLER_ID=SHUFFLER_ID,
             SIGNING_KEY_FILE=files / "signing_key",
@@ -195,13 +204,15 @@ class LocalNetwork:
             **self._demands(),
         )
 
-    def _coordinator(self) -> dict[str, str]:
+    def _coordinator(self, name: str) -> dict[str, str]:
         files = self.secrets / "coordinator"
         return _prefixed(
             "RIFFLE_COORDINATOR_",
             HOST=LOOPBACK,
-            PORT=_port(self.coordinator_url),
-            DATA_DIR=self.config.folder / "data" / "coordinator",
+            PORT=_port(self.coordinators[name]),
+            STORE_URL=self.config.coordinator_store,
+            DATA_DIR=self.config.folder / "data" / name,
+            LEASE_SECONDS=min(15, self.config.lease_seconds),
             SIGNING_KEY_FILE=files / "signing_key",
             STORAGE_KEY_FILE=self.secrets / "coordinator-storage" / "key",
             ANALYZER_KEYS_DIR=files / "analyzer_keys",
@@ -241,6 +252,16 @@ class LocalNetwork:
             "TRUST_MODELS": json.dumps(self.config.trust_models),
             "TEST_ENTRY": self.config.test_entry,
         }
+
+
+def _urls(role: str, port: int, replicas: int) -> dict[str, str]:
+    """Replica -> URL. Only the first one's port can be chosen."""
+    names = [role, *(f"{role}-{number}" for number in range(2, replicas + 1))]
+    ports = [port, *[0] * (replicas - 1)]
+    return {
+        name: f"http://{LOOPBACK}:{chosen or free_port()}"
+        for name, chosen in zip(names, ports, strict=True)
+    }
 
 
 def free_port() -> int:

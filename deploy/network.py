@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.at_rest import AtRest, replace_file
 from common.endpoint import hash_token, trusted
 from common.errors import LocalError, RemoteError, problem_document, slug_of
+from common.failover import Failover, split_urls
 from common.wire import Enrolment, EnrolRequest
 from coordinator.keys import KeyRecord, KeyRing
 from deploy.certificates import make_authority
@@ -92,10 +93,15 @@ def enrol(
 
 
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
-    """An HTTP client of the operator's: bearer token, and the network's CA for https."""
+    """An HTTP client of the operator's: bearer token, and the network's CA for https.
+
+    ``url`` may be several, of replicas, with commas between.
+    """
     verify = trusted(folder / "operator" / "ca.pem")
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.Client(base_url=url, headers=headers, timeout=60, verify=verify, trust_env=False)
+    urls = split_urls(url)
+    transport = Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
+    return httpx.Client(base_url=urls[0], headers=headers, timeout=60, transport=transport)
 
 
 def refusal(answer: httpx.Response, who: str) -> RemoteError:

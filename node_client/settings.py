@@ -10,8 +10,9 @@ from pydantic_settings import SettingsConfigDict
 
 from common.configuration import RoleSettings
 from common.descriptor import Document, Hex16, Hex32, Name, first_fault
-from common.endpoint import check_url, is_local_url
+from common.endpoint import is_local_url
 from common.errors import LocalError
+from common.failover import check_urls, split_urls
 from common.noise import Guarantee, Trust
 from common.pins import pinned
 from common.wire import MAX_USERS_A_LEASE
@@ -34,7 +35,7 @@ class Settings(RoleSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    shuffler_url: str = Field(description="https://host:port; http only on loopback")
+    shuffler_url: str = Field(description="https://host:port, replicas by commas; http on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors must name")
     shuffler_key: Hex32 | None = Field(default=None, description="its Ed25519 public key, hex")
     shuffler_key_file: Path | None = Field(default=None, description="or a file that holds it")
@@ -85,7 +86,7 @@ class Settings(RoleSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check_url("shuffler_url", self.shuffler_url)
+        check_urls("shuffler_url", self.shuffler_url)
         if self.test_entry and not self.loopback:
             raise ValueError("test_entry needs a shuffler on loopback")
         for name in ("shuffler_key", "coordinator_key"):
@@ -101,7 +102,7 @@ class Settings(RoleSettings):
     @property
     def loopback(self) -> bool:
         """Whether the shuffler is on this machine."""
-        return is_local_url(self.shuffler_url)
+        return all(map(is_local_url, split_urls(self.shuffler_url)))
 
     def make_environment(self) -> Environment:
         """The environment.

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
 from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, one_line, problem_document, slug_of
+from common.failover import AsyncFailover, split_urls
 from common.wire import BATCH_KEY_HEADER, OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
@@ -178,9 +179,15 @@ class ShufflerApi:
 
 
 def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
-    """A client for one shuffler: few connections (its pool slows down with many), no proxies."""
+    """A client for one shuffler, its replicas in turn; no proxies, few connections (a pool slows
+    down with many).
+    """
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-    return httpx.AsyncClient(base_url=url, verify=trusted(ca_file), limits=limits, trust_env=False)
+    transport = httpx.AsyncHTTPTransport(verify=trusted(ca_file), limits=limits, trust_env=False)
+    urls = split_urls(url)
+    return httpx.AsyncClient(
+        base_url=urls[0], transport=AsyncFailover(urls, transport, spread=True)
+    )
 
 
 def retry_after(value: str | None, now: datetime) -> float:

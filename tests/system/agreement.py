@@ -1,6 +1,7 @@
 """A small seeded run, and the check that live processes got the simulator's counts exactly."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def seeded_spec(episodes: int, trust: Trust = "shuffle") -> RunSpec:
     )
 
 
-def seeded_network(folder: Path, lease_seconds: int = 120) -> LocalConfig:
+def seeded_network(folder: Path, **changes: Any) -> LocalConfig:
     return LocalConfig(
         folder=folder,
         environment="RiverSwim-v0",
@@ -45,7 +46,7 @@ def seeded_network(folder: Path, lease_seconds: int = 120) -> LocalConfig:
         max_beta=1e-3,
         trust_models=("shuffle", "local", "central"),
         test_entry=True,
-        lease_seconds=lease_seconds,
+        **changes,
     )
 
 

@@ -1,0 +1,130 @@
+"""Several addresses of one service, its replicas: a request that one does not answer goes to the
+next. Every request of Riffle's may be repeated, so nothing is asked whether the first one arrived.
+
+Addresses are given as one text with commas. An address that failed is left alone for a while,
+unless all did. What a replica answers is an answer; after "not possible now" (5xx) the next
+request goes elsewhere.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from itertools import count
+
+import httpx
+
+from common.endpoint import check_url
+
+AWAY_SECONDS = 5.0
+
+
+def split_urls(text: str) -> tuple[str, ...]:
+    """The addresses in a setting."""
+    return tuple(url.strip() for url in text.split(","))
+
+
+def check_urls(name: str, text: str) -> str:
+    """The setting, if each of its addresses is a URL by `common.endpoint.check_url`.
+
+    Raises:
+        ValueError: one is not; ``name`` is the setting it was given in.
+    """
+    for url in split_urls(text):
+        check_url(name, url)
+    return text
+
+
+class _Replicas:
+    """Which address to try next. ``spread``: in turn; else the first that is not away."""
+
+    def __init__(self, urls: Sequence[str], *, spread: bool, clock: Callable[[], float]) -> None:
+        self._urls = [httpx.URL(url) for url in urls]
+        self._away = [0.0] * len(urls)
+        self._turns = count() if spread else None
+        self._clock = clock
+
+    def order(self) -> list[int]:
+        """All addresses, those to be left alone last."""
+        first = 0 if self._turns is None else next(self._turns)
+        turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
+        return sorted(turn, key=lambda i: self._away[i] > self._clock())
+
+    def leave(self, number: int) -> None:
+        """Leave an address alone for a while."""
+        self._away[number] = self._clock() + AWAY_SECONDS
+
+    def noted(self, number: int, response: httpx.Response) -> httpx.Response:
+        """The response; what it says of its replica is kept."""
+        if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.leave(number)
+        return response
+
+    def requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
+        """The request for each address in order."""
+        for number in self.order():
+            url = self._urls[number]
+            request.url = request.url.copy_with(scheme=url.scheme, host=url.host, port=url.port)
+            request.headers["Host"] = url.netloc.decode("ascii")
+            yield number, request
+
+
+class AsyncFailover(httpx.AsyncBaseTransport):
+    """A transport over the addresses of one service; ``transport`` carries each try."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        transport: httpx.AsyncBaseTransport,
+        *,
+        spread: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = _Replicas(urls, spread=spread, clock=clock)
+        self._transport = transport
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See `httpx.AsyncBaseTransport`."""
+        failure: httpx.TransportError | None = None
+        for number, each in self._replicas.requests(request):
+            try:
+                response = await self._transport.handle_async_request(each)
+                return self._replicas.noted(number, response)
+            except httpx.TransportError as error:
+                self._replicas.leave(number)
+                failure = error
+        assert failure is not None  # noqa: S101 -- there is at least one address
+        raise failure
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+
+class Failover(httpx.BaseTransport):
+    """The same for clients that block."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        transport: httpx.BaseTransport,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = _Replicas(urls, spread=False, clock=clock)
+        self._transport = transport
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """See `httpx.BaseTransport`."""
+        failure: httpx.TransportError | None = None
+        for number, each in self._replicas.requests(request):
+            try:
+                return self._replicas.noted(number, self._transport.handle_request(each))
+            except httpx.TransportError as error:
+                self._replicas.leave(number)
+                failure = error
+        assert failure is not None  # noqa: S101 -- there is at least one address
+        raise failure
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
