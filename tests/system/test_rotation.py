@@ -1,0 +1,53 @@
+"""The analyzer's key is rotated amid a live run, by the command, and nothing is lost."""
+
+import time
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from common.pins import pinned
+from deploy.cli.main import build
+from deploy.local import LocalNetwork
+from deploy.network import operator_client
+from deploy.operator import Operator
+from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
+
+
+def rotate(network: LocalNetwork) -> None:
+    arguments = [
+        "network",
+        "rotate-key",
+        str(network.secrets),
+        "--coordinator-url",
+        network.coordinator_url,
+    ]
+    result = CliRunner().invoke(build(arguments), arguments)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_a_rotation_amid_a_live_run(tmp_path: Path) -> None:
+    spec = seeded_spec(600)
+    keys = tmp_path / "network" / "coordinator" / "analyzer_keys"
+    with (
+        LocalNetwork(seeded_network(tmp_path)) as network,
+        Operator(
+            operator_client(network.secrets, network.coordinator_url, network.operator_token)
+        ) as operator,
+    ):
+        first = next(keys.glob("*.key"))
+        operator.create_run(spec)
+        while not any(row["state"] == "open" for row in operator.deployments(RUN_ID)):
+            time.sleep(0.05)
+        rotate(network)
+        events = [event["kind"] for event in operator.events(RUN_ID)]
+        assert events[-1] == "run_finished"
+        assert_equal_to_simulator(operator, spec)
+        assert operator.conservation(RUN_ID)["balanced"] is True
+        listed = operator.keys()
+        states = [key["state"] for key in listed]
+        assert states == ["erased", "active"]
+        assert not first.exists()
+        rotate(network)  # the pins of the erased one go
+        listed = operator.keys()
+        current = frozenset(key["public"] for key in listed if key["state"] != "erased")
+        assert pinned(network.secrets / "nodes" / "analyzer_keys") == current
