@@ -127,13 +127,12 @@ class ImplicitPolicies:
         When no policy is known that is surely in phi, the stage eliminates nothing.
         """
         sure = self.bound(model) - radius
-        best = self._best(model, [stage.sure for stage in self.stages])
-        if not np.isfinite(best.value):
+        found = self._best(model, [stage.sure for stage in self.stages])
+        best = float(found.value)
+        if best == -np.inf:
             return self._after(Stage(model, -np.inf, sure)), float(self.best(model).value)
-        least = float(best.value) - radius - _room(float(best.value))
-        return replace(self, anchor=best.policy)._after(Stage(model, least, sure)), float(
-            best.value
-        )
+        least = best - radius - _room(best)
+        return replace(self, anchor=found.policy)._after(Stage(model, least, sure)), best
 
     def _after(self, stage: Stage) -> ImplicitPolicies:
         """The set with one more stage, and the decisions that are then left."""

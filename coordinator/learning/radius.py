@@ -90,9 +90,8 @@ def bootstrap(
 
 
 def _portions(counts: int) -> list[int]:
-    """DRAWS in portions of about AT_ONCE numbers, for draws of so many counts each."""
-    portion = max(1, min(DRAWS, AT_ONCE // counts))
-    return [min(portion, DRAWS - done) for done in range(0, DRAWS, portion)]
+    """DRAWS together while that is AT_ONCE numbers or fewer, else one by one, as caches like it."""
+    return [DRAWS] if DRAWS * counts <= AT_ONCE else [1] * DRAWS
 
 
 def _resample(
