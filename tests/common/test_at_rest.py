@@ -45,6 +45,7 @@ def test_every_changed_byte_is_refused(at: int) -> None:
         (KEY, b"key", "is not encrypted"),
         (None, AtRest(KEY).seal(b"key", "a"), "is encrypted: give the storage key"),
     ],
+    ids=["other key", "other name", "magic only", "too short", "in clear", "no key"],
 )
 def test_what_does_not_open_says_why(key: bytes | None, data: bytes, says: str) -> None:
     with pytest.raises(LocalError, match=says):
