@@ -50,11 +50,11 @@ class RunSpec(Document):
         default=None, description="chosen by the caller to make a retry safe; else drawn here"
     )
     name: Name
-    learner: LearnerName = "sdp-pe"
+    learner: LearnerName = Field(default="sdp-pe", description="see the learners' reference")
     environment: Name = Field(description="what the nodes must serve")
-    states: int = Field(ge=1, le=MAX_STATES)
-    actions: int = Field(ge=1, le=MAX_ACTIONS)
-    horizon: int = Field(ge=1, le=MAX_HORIZON)
+    states: int = Field(ge=1, le=MAX_STATES, description="X")
+    actions: int = Field(ge=1, le=MAX_ACTIONS, description="A")
+    horizon: int = Field(ge=1, le=MAX_HORIZON, description="H")
     start: tuple[float, ...] | None = Field(
         default=None, description="probability of every state at step 0; default: state 0"
     )

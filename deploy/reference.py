@@ -1,4 +1,4 @@
-"""Reference pages made from the code: settings, commands, REST. ``make docs`` writes them."""
+"""Reference pages made from the code. ``make docs`` writes them, a test compares them."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from coordinator.settings import Settings as CoordinatorSettings
 from deploy.cli.main import build
+from deploy.reference_learners import learners_page, problems_page
 from deploy.reference_rest import rest_page
 from node_client.settings import Settings as NodeSettings
 from shuffler.settings import Settings as ShufflerSettings
@@ -40,14 +41,25 @@ def settings_page() -> str:
 def commands_page() -> str:
     """Every command with its options, as Markdown."""
     parts = ["# Commands", "Made from the code by `make docs`."]
-    for name, command in _leaves(get_command(build([])), "riffle"):
+    for name, command in commands():
         parts += [f"## {name}", " ".join((command.help or "").split())]
         if rows := _options(command):
             parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page, "rest.md": rest_page}
+def commands() -> list[tuple[str, TyperCommand]]:
+    """Every command that can be typed, with its name."""
+    return _leaves(get_command(build([])), "riffle")
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "commands.md": commands_page,
+    "rest.md": rest_page,
+    "learners.md": learners_page,
+    "problems.md": problems_page,
+}
 
 
 def write(folder: Path) -> None:

@@ -8,16 +8,58 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from common.errors import PROBLEMS
+from coordinator.learning.presets import PAPER
+from coordinator.registry import BUILT_IN
 from deploy.cli.main import COMMANDS, build
-from deploy.reference import PAGES
+from deploy.reference import PAGES, SETTINGS, commands
+from deploy.reference_learners import option_meanings
+from deploy.reference_rest import apps
+from node_client.environments.registry import BUILDERS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "deploy" / "README.md", *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [ROOT / "README.md", ROOT / "deploy" / "README.md", *(ROOT / "docs").rglob("*.md")]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_reference_pages_are_those_of_the_code(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == PAGES[name](), "say `make docs`"
+
+
+def test_no_command_and_no_option_is_undocumented() -> None:
+    for name, command in commands():
+        assert command.help, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
+
+
+def test_no_setting_is_undocumented() -> None:
+    for role, settings in SETTINGS.items():
+        for name, field in settings.model_fields.items():
+            assert field.description, f"{role}: {name} has no description"
+
+
+def test_no_route_is_undocumented() -> None:
+    for service, app in apps().items():
+        for path, methods in app.openapi()["paths"].items():
+            for method, route in methods.items():
+                assert route.get("description"), f"{service}: {method} {path} has no docstring"
+
+
+def test_no_learner_option_environment_or_problem_is_undocumented() -> None:
+    options = set(PAPER.as_dict()) - {"name"}
+    assert set(option_meanings()) == options, "see the docstring of Constants"
+    for name, made in {**BUILT_IN, **BUILDERS}.items():
+        assert made.__doc__, f"{name} has no docstring"
+    pages = "".join(PAGES[name]() for name in ("learners.md", "problems.md"))
+    for name in [*BUILT_IN, *BUILDERS, *options, *PROBLEMS]:
+        assert f"\n| `{name}` |" in pages, name
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem)
+def test_every_page_is_in_the_index(page: Path) -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert page.stem == "index" or f"\n{page.stem}\n" in index
 
 
 def commands_shown() -> list[tuple[str, str]]:

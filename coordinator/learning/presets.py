@@ -21,8 +21,10 @@ class Constants:
 
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can, each
         `growth` times the one before, and stretches them to use the exploring episodes exactly.
-    first_stage: L_1 of `paper`; with `fill` the least L_1, 0 meaning `visits_per_noise` standard
-        deviations of a crude counter's noise (at least one count) as visits of every (h, x, a).
+    growth: how much longer a stage of `fill` is than the one before.
+    first_stage: L_1 of `paper`; with `fill` the least L_1, 0 meaning by `visits_per_noise`.
+    visits_per_noise: the least L_1 of `fill` visits every (h, x, a) this many standard deviations
+        of a crude counter's noise (at least one count) often.
     crude_share: share of a stage's episodes that explore crudely; with levels `noise` none but the
         smallest batches when X = 1, where there are no transitions to learn.
     crude_every_stage: off, only the first stage explores crudely; later ones take W and P~cru from
@@ -34,6 +36,7 @@ class Constants:
         the first stage, which has none. Its counts are also those that the decision hangs on.
     likely_share: share of it that runs the best policies of 50 draws of the bootstrap, so that what
         may be best is explored as often as it may be (Thompson 1933); needs radius `bootstrap`.
+    threshold_scale: see `levels`; C_1 of `paper`.
     levels: `paper`: W holds tuples counted at most `threshold_scale` (C_1) times E H^2 iota, and
         Eq. 7 has tolerance E/4. `noise`: `threshold_scale` times the standard deviation of the
         count's noise, and tolerance 0. At scale 0 nothing is in W and rows are whole.
@@ -47,10 +50,13 @@ class Constants:
     memory: use the counts of earlier stages too, instead of forgetting them.
     weights: how batches are added, `batch` or `visits` (see `estimation`).
     flow: make every batch's counts flow-consistent first (see `flow`).
+    coverage_tolerance: certified relative gap at which the search for the coverage design ends
+        (or when its iterations are used up).
     active_set: how active policies are kept: `enumerated`, `implicit`, or `auto`, which enumerates
         them while there are at most 2^24 (see `active`). It changes no guarantee.
     homogeneous: the environment is declared to be the same at every step, so counts are summed
         over steps. Off in both presets: it is knowledge of the environment, to be declared.
+    radius_scale: factor of the radius; C of `paper`.
     radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times the
         1 - delta / B quantile of the apparent gaps under resampled counts (see `radius`).
     """

@@ -81,33 +81,38 @@ def exact_mdp(environment: Environment) -> TabularMDP:
 
 def names() -> list[str]:
     """Ids of the built-in environments, and of those that other packages offer."""
-    return sorted({*_BUILDERS, *offered(GROUP)})
+    return sorted({*BUILDERS, *offered(GROUP)})
 
 
 def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
+    """RiverSwim: a current to the left, a small reward there, a large one at the right end."""
     return TabularEnvironment(riverswim(states, horizon))
 
 
 def _bandit(
     actions: int = 20, sigma: float = 0.1, seed: int = 0, means: list[float] | None = None
 ) -> Environment:
+    """A bandit whose users' means differ around those of the arms (`000`, section VI)."""
     arms = global_means(actions, seed) if means is None else np.array(means, dtype=np.float64)
     return BanditEnvironment(arms, sigma)
 
 
 def _spectrum(channels: int = 2, horizon: int = 6) -> Environment:
+    """Dynamic spectrum access: which channel to tune to next; others come to them and go."""
     return TabularEnvironment(spectrum_access(channels, horizon))
 
 
 def _random(states: int = 4, actions: int = 2, horizon: int = 6, seed: int = 0) -> Environment:
+    """A random MDP, drawn from its seed."""
     return TabularEnvironment(random_mdp(Sizes(states, actions, horizon), seed))
 
 
 def _file(path: str) -> Environment:
+    """An MDP from a JSON file."""
     return TabularEnvironment(load(path))
 
 
-_BUILDERS: dict[str, Callable[..., Environment]] = {
+BUILDERS: dict[str, Callable[..., Environment]] = {
     "RiverSwim-v0": _riverswim,
     "Bandit-v0": _bandit,
     "SpectrumAccess-v0": _spectrum,
@@ -121,8 +126,8 @@ def _builder(name: str, folder: str) -> Maker:
         return partial(make_gymnasium, name.removeprefix(GYMNASIUM))
     if is_file(name):
         return from_file(str(Path(folder) / name))
-    if name in _BUILDERS:
-        return _BUILDERS[name]
+    if name in BUILDERS:
+        return BUILDERS[name]
     if name in (others := offered(GROUP)):
         return from_entry_point(others[name])
     known = names()
