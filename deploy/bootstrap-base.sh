@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the base image from Debian packages, where no image registry can be reached.
 #
-#   bootstrap-base.sh [IMAGE]      default riffle-base:bookworm; does nothing if it exists
+#   bootstrap-base.sh [IMAGE [PACKAGE...]]    default riffle-base:bookworm; does nothing if it exists
 #
 # Needs root, a running engine (engine.sh start) and apt-get. Packages come from the mirror of this
 # machine's own apt configuration. This machine's certificate authorities go into the image, so that
@@ -10,7 +10,7 @@ set -euo pipefail
 
 IMAGE=${1:-riffle-base:bookworm}
 SUITE=bookworm
-PACKAGES=python3,python3-venv,ca-certificates
+PACKAGES=(python3 python3-venv ca-certificates "${@:2}")
 BUNDLE=etc/ssl/certs/ca-certificates.crt
 # Nothing at run time reads these; they are more than half of the tree.
 UNUSED=(var/cache/apt var/lib/apt/lists var/log usr/share/doc usr/share/info usr/share/locale usr/share/man)
@@ -46,7 +46,7 @@ clean_up() {
 }
 
 make_tree() {
-    if ! debootstrap --variant=minbase --include="$PACKAGES" "$SUITE" "$1" "$(mirror)" >"$work/log" 2>&1; then
+    if ! debootstrap --variant=minbase --include="$(IFS=,; echo "${PACKAGES[*]}")" "$SUITE" "$1" "$(mirror)" >"$work/log" 2>&1; then
         tail -n 20 "$work/log" >&2
         die "debootstrap failed"
     fi

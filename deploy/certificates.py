@@ -1,10 +1,11 @@
-"""A private certificate authority for a network that has no other: one CA, one certificate a host.
+"""A private certificate authority for a network that has no other: one CA; each server has one.
 
 The CA's key is used once and not kept: to add a host later, make the network's certificates anew.
 """
 
 import datetime
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cryptography import x509
@@ -29,12 +30,13 @@ class Authority:
         """The certificate, PEM."""
         return self.certificate.public_bytes(Encoding.PEM).decode()
 
-    def issue(self, host: str, now: datetime.datetime) -> tuple[str, str]:
-        """Certificate and key (PEM) of a server called ``host``, and of loopback."""
+    def issue(
+        self, host: str, now: datetime.datetime, others: Iterable[str] = ()
+    ) -> tuple[str, str]:
+        """Certificate and key (PEM) of a server called ``host`` or ``others``, and of loopback."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [
-            x509.DNSName(host),
-            x509.DNSName("localhost"),
+            *(x509.DNSName(name) for name in (host, *others, "localhost")),
             x509.IPAddress(ipaddress.ip_address(LOOPBACK)),
         ]
         certificate = (

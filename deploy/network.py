@@ -43,8 +43,11 @@ URL_FILE = "coordinator_url"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 
 
-def init_network(folder: Path) -> None:
-    """Write every secret that is missing. Idempotent."""
+def init_network(folder: Path, replicas: int = 1) -> None:
+    """Write every secret that is missing. Idempotent.
+
+    Certificates name ``replicas`` hosts a server: ``shuffler``, ``shuffler-2`` and so on.
+    """
     for role in (*ROLES, *STORAGE):
         (folder / role).mkdir(parents=True, exist_ok=True)
     for role in ("shuffler", "coordinator"):
@@ -62,7 +65,7 @@ def init_network(folder: Path) -> None:
     _token(folder / "operator" / TOKEN_FILE, folder / "coordinator" / "operator_token_hash")
     _token(folder / "operator" / "metrics_token", folder / "shuffler" / "metrics_token_hash")
     _copy(folder / "shuffler" / "metrics_token_hash", folder / "coordinator" / "metrics_token_hash")
-    _certificates(folder)
+    _certificates(folder, replicas)
 
 
 def enrol(
@@ -121,14 +124,15 @@ def _enrol_one(client: httpx.Client, request: EnrolRequest) -> Enrolment:
     return Enrolment.model_validate_json(answer.content)
 
 
-def _certificates(folder: Path) -> None:
+def _certificates(folder: Path, replicas: int) -> None:
     """TLS files of both servers, made together: their CA's key is not kept."""
     if (folder / "operator" / "ca.pem").exists():
         return
     now = datetime.datetime.now(datetime.UTC)
     authority = make_authority(now)
     for host in ("shuffler", "coordinator"):
-        certificate, key = authority.issue(host, now)
+        others = (f"{host}-{number}" for number in range(2, replicas + 1))
+        certificate, key = authority.issue(host, now, others)
         _replace(folder / host / "tls.pem", certificate)
         _replace(folder / host / "tls.key", key)
     for role in ROLES:

@@ -15,9 +15,14 @@ NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's sec
 
 @network_app.command("init")
 @one_line_errors
-def init_command(folder: NetworkFolder) -> None:
+def init_command(
+    folder: NetworkFolder,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="hosts that a server's certificate names: shuffler-2, ...")
+    ] = 1,
+) -> None:
     """Write the keys, tokens and certificates that are missing; never replace one."""
-    init_network(folder)
+    init_network(folder, replicas)
     progress.print(f"the network's secrets are in {folder}")
 
 

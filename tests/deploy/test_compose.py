@@ -1,12 +1,19 @@
 """The containers' files agree with the program: settings, secrets, commands, ports, folders."""
 
+import json
 import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_certificate
+from sqlalchemy import make_url
 from typer.testing import CliRunner
 
+from common.failover import split_urls
 from coordinator.keys import KeyRing
 from coordinator.settings import Settings as CoordinatorSettings
 from deploy.cli.main import build
@@ -17,6 +24,7 @@ from shuffler.settings import Settings as ShufflerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = (DEPLOY / "compose.yaml").read_text()
+POSTGRES = (DEPLOY / "compose.postgres.yaml").read_text()
 SETTINGS: dict[str, type[ShufflerSettings | CoordinatorSettings | NodeSettings]] = {
     "shuffler": ShufflerSettings,
     "coordinator": CoordinatorSettings,
@@ -152,3 +160,75 @@ def test_every_role_has_its_folder() -> None:
     for role in ROLES:
         assert f"/network/{role} " in dockerfile
         assert f"{role}-secrets:/network/{role}" in COMPOSE
+
+
+# ---- the overlay with PostgreSQL and replicas ----------------------------------------------------
+
+
+def merged() -> dict[str, Any]:
+    """Services of both files together, as Compose itself merges them."""
+    version = ["docker", "compose", "version"]
+    if not shutil.which("docker") or subprocess.run(version, check=False).returncode:
+        pytest.skip("Docker's Compose plugin is not installed")
+    files = ("-f", "compose.yaml", "-f", "compose.postgres.yaml")
+    command = ["docker", "compose", *files, "config", "--format", "json"]
+    made = subprocess.run(command, cwd=DEPLOY, capture_output=True, check=True)
+    services: dict[str, Any] = json.loads(made.stdout)["services"]
+    return services
+
+
+def volumes(service: dict[str, Any]) -> dict[str, str]:
+    return {one["target"]: one["source"] for one in service["volumes"]}
+
+
+@pytest.mark.parametrize("role", ["shuffler", "coordinator"])
+def test_replicas_differ_in_nothing_but_their_names(role: str) -> None:
+    services = merged()
+    first, second = services[role], services[f"{role}-2"]
+    assert second.pop("ports", None) is None
+    first.pop("ports", None)
+    assert first == second
+    assert volumes(first)["/store"] == volumes(services[f"{role}-store"])["/store"]
+    store = make_url(first["environment"][f"{PREFIXES[role]}STORE_URL"])
+    assert store.drivername == "postgresql+psycopg" and store.query["host"] == "/store"
+    given = {name for name in first["environment"] if name.startswith("RIFFLE_")}
+    assert given <= {PREFIXES[role] + name.upper() for name in SETTINGS[role].model_fields}
+
+
+def test_the_databases_are_apart_and_on_no_network() -> None:
+    services = merged()
+    shuffler, coordinator = services["shuffler-store"], services["coordinator-store"]
+    for store in (shuffler, coordinator):
+        assert store["network_mode"] == "none"
+        assert not any(target.startswith("/network") for target in volumes(store))
+    assert not set(volumes(shuffler).values()) & set(volumes(coordinator).values())
+
+
+def test_callers_know_all_replicas_by_names_in_the_certificates(tmp_path: Path) -> None:
+    services = merged()
+    assert services["init"]["command"][2:] == ["/network", "--replicas", "2"]
+    init_network(tmp_path, replicas=2)
+    run = services["run"]["command"]
+    callers = {
+        "shuffler": [
+            services["nodes"]["environment"]["RIFFLE_NODE_SHUFFLER_URL"],
+            services["coordinator"]["environment"]["RIFFLE_COORDINATOR_SHUFFLER_URL"],
+        ],
+        "coordinator": [run[run.index("--coordinator-url") + 1]],
+    }
+    for role, texts in callers.items():
+        pem = (tmp_path / role / "tls.pem").read_bytes()
+        names = load_pem_x509_certificate(pem).extensions.get_extension_for_class(
+            SubjectAlternativeName
+        )
+        known = set(names.value.get_values_for_type(DNSName))
+        for text in texts:
+            hosts = {make_url(url).host for url in split_urls(text)}
+            assert hosts == {role, f"{role}-2"} <= known
+
+
+def test_the_commands_of_the_overlay_exist() -> None:
+    for arguments in re.findall(r"&[\w-]+-command\s+\[(.*)\]$", POSTGRES, re.MULTILINE):
+        words = [word.strip().strip('"') for word in arguments.split(",")]
+        result = CliRunner().invoke(build(words), [*words, "--help"])
+        assert result.exit_code == 0, result.stderr
