@@ -139,8 +139,8 @@ def world(case: Case) -> tuple[Layers, FloatArray]:
 def adversary_losses(case: Case, layers: Layers) -> FloatArray:
     """l_1..l_K (K, H, W, A) in [0, 1], Bernoulli draws of the adversary's means.
 
-    stochastic: means fixed; switching: drawn anew in each of PHASES equal phases; drifting: every
-    mean a sine of its own phase, two periods in K.
+    stochastic: means fixed; switching: drawn anew in each of PHASES equal phases; drifting: from
+    one draw of means to another in a straight line.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *layers.pairs.shape)
@@ -151,8 +151,8 @@ def adversary_losses(case: Case, layers: Layers) -> FloatArray:
 def _means(case: Case, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
     k = np.arange(case.K)
     if case.adversary == "drifting":
-        turn = 4 * math.pi * k[:, None, None, None] / case.K
-        return np.asarray(0.5 + 0.5 * np.sin(turn + generator.uniform(0, 2 * math.pi, shape[1:])))
+        first, last = generator.uniform(0, 1, (2, *shape[1:]))
+        return np.asarray(first + (last - first) * (k / (case.K - 1))[:, None, None, None])
     phases = PHASES if case.adversary == "switching" else 1
     return generator.uniform(0, 1, (phases, *shape[1:]))[k * phases // case.K]
 

@@ -5,8 +5,10 @@
 - ``scale``: regret against K, to where privacy pays. ``scale-large`` goes on to 2,000,000 with PE
   and SDP-PE, for which a batch of any size costs the same.
 - ``adversarial-full`` and ``adversarial-bandit``: Private-UC-O-REPS (full information) and Private
-  UOB-LBPS (bandit feedback) of 004 at K = 2,000, under each privacy model and both calibrations.
-  ``adversarial-large`` is full information at K = 20,000.
+  UOB-LBPS (bandit feedback) of 004 at K = 2,000, under each privacy model and both calibrations,
+  against the switching adversary. ``adversaries-full`` and ``adversaries-bandit``: the same
+  against each adversary, in the correct calibration. ``adversarial-large``: UC-O-REPS at
+  K = 20,000, where privacy pays.
 
 Every learner has one set of constants for all environments. A run is named by what it is, so that
 figures share runs. What a figure leaves out is an entry of `Curve.absent`, with the reason.
@@ -107,7 +109,14 @@ class Figure:
 
 RIVERSWIM = ("RiverSwim-v0", (("states", 4), ("horizon", 6)))
 BANDIT = ("Bandit-v0", (("actions", 20), ("sigma", 0.1)))
-LAYERED = ("LayeredMDP-v0", (("widths", "1-3-3-3-1"), ("actions", 2), ("adversary", "switching")))
+ADVERSARIES = {"stochastic": "-", "switching": "--", "drifting": ":"}  # and their dashes
+LAYERED = {
+    adversary: (
+        "LayeredMDP-v0",
+        (("widths", "1-3-3-3-1"), ("actions", 2), ("adversary", adversary)),
+    )
+    for adversary in ADVERSARIES
+}
 
 SDP_PE = Line("SDP-PE", "sdp-pe", 3)
 LINES = (
@@ -225,19 +234,33 @@ def _against_K(grid: tuple[int, ...], last: int) -> tuple[Curve, ...]:
 
 
 def _of_004(K: int, large_K: int) -> Iterable[Figure]:
-    world = "layers 1-3-3-3-1, A=2, losses switching 3 times"
-    names = {"uc-o-reps": "full", "uob-lbps": "bandit"}
-    for learner, name in names.items():
-        curves = _single(adversarial_lines(learner), LAYERED, K, 1.0)
+    world = "layers 1-3-3-3-1, A=2"
+    for learner, name in (("uc-o-reps", "full"), ("uob-lbps", "bandit")):
         title = f"004, {learner.upper()}: {world}, K = {K:,}, epsilon = 1"
-        yield Figure(f"adversarial-{name}", title, "time", curves)
-    curves = _single(adversarial_lines("uc-o-reps"), LAYERED, large_K, 1.0)
-    title = f"004, UC-O-REPS: {world}, K = {large_K:,}, epsilon = 1"
+        curves = _single(adversarial_lines(learner), LAYERED["switching"], K, 1.0)
+        yield Figure(f"adversarial-{name}", f"{title}, losses switching 3 times", "time", curves)
+        yield Figure(f"adversaries-{name}", title, "time", _each_adversary(learner, K))
     yield Figure(
         "adversarial-large",
-        title,
+        f"004, UC-O-REPS: {world}, K = {large_K:,}, epsilon = 1, means of losses fixed",
         "time",
-        curves,
-        "Not part of `all`: a run updates and projects in each of its episodes.",
-        in_all=False,
+        _single(_correct("uc-o-reps"), LAYERED["stochastic"], large_K, 1.0),
     )
+
+
+def _each_adversary(learner: str, K: int) -> tuple[Curve, ...]:
+    return tuple(
+        curve
+        for adversary, dashes in ADVERSARIES.items()
+        for line in _correct(learner)
+        for curve in _single(
+            (replace(line, label=f"{line.label}; {adversary}", dashes=dashes),),
+            LAYERED[adversary],
+            K,
+            1.0,
+        )
+    )
+
+
+def _correct(learner: str) -> tuple[Line, ...]:
+    return tuple(line for line in adversarial_lines(learner) if line.calibration == "correct")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from common.errors import LocalError
 from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.occupancy import state_action
+from coordinator.learning.adversarial.occupancy import state_action, uniform_policy
 from experiments.adversarial import (
+    Adversary,
     Algorithm,
     Case,
     adversary_losses,
@@ -113,13 +116,49 @@ def test_noise_scales_are_those_of_the_document() -> None:
     assert bandit["loss_noise"] == f"laplace {3 * 3 / 0.5:.6g}"
 
 
-def test_losses_are_fixed_beforehand_and_in_range() -> None:
-    case = Case("uc-o-reps", 40, 1.0, BETA, "none", "paper", 1)
+@pytest.mark.parametrize("adversary", get_args(Adversary))
+def test_losses_are_fixed_beforehand_and_in_range(adversary: Adversary) -> None:
+    """Oblivious: what learns, and under which privacy, changes no loss."""
+    case = Case("uc-o-reps", 40, 1.0, BETA, "none", "paper", 1, adversary)
     layers, _ = world(case)
     losses = adversary_losses(case, layers)
     assert losses.min() >= 0
     assert losses.max() <= 1
     assert not losses[:, ~layers.pairs].any()
+    other = replace(case, name="uob-lbps", privacy="local", calibration="correct", epsilon=0.1)
+    np.testing.assert_array_equal(adversary_losses(other, layers), losses)
+    another_seed = replace(case, seed=2)
+    assert (adversary_losses(another_seed, layers) != losses).any()
+
+
+def test_adversaries_move_as_they_are_named() -> None:
+    """Means of each quarter of K = 20,000 losses, 20 pairs: standard error at most 1/141 each.
+
+    Bounds on means of quarters, and on their differences, are 6 and more standard errors.
+    """
+    quarter = {}
+    for adversary in get_args(Adversary):
+        case = Case("uc-o-reps", 20_000, 1.0, BETA, "none", "paper", 3, adversary)
+        layers, _ = world(case)
+        losses = adversary_losses(case, layers)[:, layers.pairs]
+        quarter[adversary] = losses.reshape(4, 5_000, -1).mean(axis=1)
+    steps = {name: np.diff(means, axis=0) for name, means in quarter.items()}
+    assert np.abs(steps["stochastic"]).max() < 0.06
+    assert np.median(np.abs(steps["switching"])) > 0.1  # of two uniform draws: 0.29
+    assert np.median(np.abs(steps["drifting"].sum(axis=0))) > 0.1  # three quarters of 0.29
+    assert np.abs(np.diff(steps["drifting"], axis=0)).max() < 0.1
+    assert np.abs(np.diff(steps["switching"], axis=0)).max() > 0.3
+
+
+@pytest.mark.parametrize("adversary", get_args(Adversary))
+def test_every_adversary_punishes_playing_at_random(adversary: Adversary) -> None:
+    """There is a fixed policy to learn: at random, a tenth of a loss more an episode (H = 4)."""
+    for seed in range(3):
+        case = Case("uc-o-reps", 2_000, 1.0, BETA, "none", "paper", seed, adversary)
+        layers, P = world(case)
+        losses = adversary_losses(case, layers)
+        random = np.broadcast_to(uniform_policy(layers), losses.shape)
+        assert regret_curve(layers, P, random, losses)[1][-1] > 0.1 * case.K
 
 
 def test_unknown_names_and_numbers_are_refused() -> None:

@@ -1,9 +1,11 @@
 """What the figures are: the papers' settings, each run named by what it is."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
+from experiments.adversarial import Adversary
 from experiments.figures.catalogue import EPSILONS, NOT_PRIVATE, Figure, Parameters, Run, figures
 from experiments.figures.make import chosen
 
@@ -62,9 +64,19 @@ def test_a_learner_has_the_same_constants_in_every_environment() -> None:
 
 def test_all_leaves_out_only_what_says_so() -> None:
     left_out = set(FIGURES) - {figure.name for figure in chosen("all", quick=False)}
-    assert left_out == {"adversarial-large", "scale-large"}
+    assert left_out == {"scale-large"}
     assert all("Not part of `all`" in FIGURES[name].note for name in left_out)
     assert max(run.K for name in set(FIGURES) - left_out for run in FIGURES[name].runs) == 200_000
+
+
+def test_adversaries_are_compared_under_equal_terms() -> None:
+    """Each adversary, three privacy models, correct noise; runs shared with the other figure."""
+    for name in ("full", "bandit"):
+        runs = FIGURES[f"adversaries-{name}"].runs
+        assert {dict(run.parameters)["adversary"] for run in runs} == {*get_args(Adversary)}
+        assert len(runs) == 9
+        assert {run.calibration for run in runs} == {"correct"}
+        assert len({*runs} & {*FIGURES[f"adversarial-{name}"].runs}) == 3
 
 
 def test_quick_figures_are_the_same_figures_but_small() -> None:
