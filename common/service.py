@@ -6,15 +6,25 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from common.endpoint import Tls, hash_token, is_loopback
-from common.errors import MEDIA_TYPE, LocalError, RemoteError, RiffleError
+from common.errors import (
+    MEDIA_TYPE,
+    MOST_DETAIL,
+    PROBLEMS,
+    URN,
+    LocalError,
+    RemoteError,
+    RiffleError,
+)
 from common.metrics import note_problem
 
 MAX_JSON_BYTES = 1 << 20
@@ -23,6 +33,29 @@ BODY_SECONDS = 60
 KEEP_ALIVE_SECONDS = 30
 """A silent connection is kept longer than by any client of ours (5 s): one that both sides close at
 the same time breaks a request that was just being sent."""
+
+PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "A problem document (RFC 9457)",
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {
+                    "type": "object",
+                    "title": "Problem",
+                    "properties": {
+                        "type": {"enum": [URN + slug for slug in PROBLEMS]},
+                        "title": {"type": "string"},
+                        "status": {"type": "integer"},
+                        "detail": {"type": "string", "maxLength": MOST_DETAIL},
+                    },
+                    "required": ["type", "title", "status", "detail"],
+                    "additionalProperties": False,
+                }
+            }
+        },
+    }
+}
+"""What OpenAPI says of every answer that is no success."""
 
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
@@ -94,21 +127,30 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def bearer(request: Request) -> str:
+_BEARER = Security(HTTPBearer(auto_error=False))
+"""Tells OpenAPI that a token is needed; `bearer` is what asks for it."""
+
+
+def bearer(
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
+) -> str:
     """The request's bearer token.
 
     Raises:
         RemoteError: ``unauthorized``, when there is none.
     """
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise RemoteError("unauthorized", "send the header 'Authorization: Bearer <token>'")
     return token
 
 
-def require_token(request: Request, *token_hashes: str) -> None:
-    """Raise unless the bearer token is one of these, compared in constant time by hash."""
-    given = hash_token(bearer(request))
+Token = Annotated[str, Depends(bearer)]
+
+
+def require_token(token: str, *token_hashes: str) -> None:
+    """Raise unless the token is one of these, compared in constant time by hash."""
+    given = hash_token(token)
     matches = [hmac.compare_digest(given, known) for known in token_hashes]  # no early exit
     if not any(matches):
         raise RemoteError("unauthorized", "this token is not valid here")

@@ -7,16 +7,16 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from common.limits import Allowance
-from common.service import require_token
+from common.service import Token, require_token
 from coordinator.runs import Coordinator
 
 OPERATOR = Allowance(requests=200.0, reports=1.0, at_once=256)
 """Requests a second and at once under the operator's token; the coordinator takes no reports."""
 
 
-async def authorized(request: Request) -> AsyncIterator[None]:
+async def authorized(request: Request, token: Token) -> AsyncIterator[None]:
     """Raise RemoteError ``unauthorized`` unless the operator asks, not too often."""
-    require_token(request, request.app.state.operator_hash)
+    require_token(token, request.app.state.operator_hash)
     with request.app.state.callers.request("operator", time.monotonic()):
         yield
 

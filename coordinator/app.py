@@ -21,6 +21,7 @@ from common.limits import AtMost, Callers
 from common.metrics import Measured
 from common.service import (
     MAX_JSON_BYTES,
+    PROBLEM_RESPONSES,
     install_problem_handlers,
     problem_response,
     read_body,
@@ -311,7 +312,13 @@ def create_app(
             if api is not None:
                 await api.close()
 
-    app = FastAPI(title="Riffle coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Riffle coordinator",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=PROBLEM_RESPONSES,
+    )
     app.state.operator_hash = settings.operator_hash()
     app.state.metrics_hashes = settings.metrics_hashes()
     app.state.data_dir = settings.data_dir

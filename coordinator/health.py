@@ -9,7 +9,7 @@ from common.descriptor import parse
 from common.errors import LocalError, RiffleError
 from common.metrics import exposition
 from common.readiness import clock_trouble, disk_trouble
-from common.service import require_token
+from common.service import Token, require_token
 from coordinator import views
 from coordinator.access import Service
 from coordinator.runs import Coordinator
@@ -21,9 +21,9 @@ router = APIRouter()
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_metrics(request: Request, service: Service) -> Response:
+async def show_metrics(request: Request, token: Token, service: Service) -> Response:
     """Metrics for Prometheus: the operator's token or the metrics token."""
-    require_token(request, *request.app.state.metrics_hashes)
+    require_token(token, *request.app.state.metrics_hashes)
     metrics = service.desk.metrics
     found = await in_thread(service.desk.store.census)
     metrics.show(found, request.app.state.data_dir)
@@ -36,7 +36,7 @@ async def livez() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", responses={503: {"model": views.ReadyView}})
 async def readyz(request: Request, service: Service, response: Response) -> views.ReadyView:
     """Whether store, keys, shuffler, clock and disk are as they must be, each by name."""
     store, analyzer, shuffler = await asyncio.gather(

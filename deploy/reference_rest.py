@@ -87,7 +87,7 @@ def _asked(route: Json) -> str:
 def _answers(route: Json) -> str:
     told = []
     for status, answer in route["responses"].items():
-        if status == "422":
+        if status == "default":
             continue
         content: dict[str, Json] = answer.get("content", {})
         bodies = [_kind(body.get("schema", {})) or f"`{media}`" for media, body in content.items()]
@@ -104,11 +104,7 @@ def _schemas(document: Json) -> dict[str, Json]:
                 inline = body.get("schema", {})
                 if "properties" in inline:
                     schemas |= {inline["title"]: inline, **inline.get("$defs", {})}
-    return {
-        title: schema
-        for title, schema in schemas.items()
-        if "properties" in schema and title not in ("HTTPValidationError", "ValidationError")
-    }
+    return {title: schema for title, schema in schemas.items() if "properties" in schema}
 
 
 def _schema(title: str, schema: Json) -> str:

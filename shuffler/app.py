@@ -23,7 +23,8 @@ from common.limits import AtMost
 from common.metrics import Measured, exposition
 from common.service import (
     MAX_JSON_BYTES,
-    bearer,
+    PROBLEM_RESPONSES,
+    Token,
     install_problem_handlers,
     read_body,
     require_token,
@@ -74,35 +75,35 @@ def shuffler_of(request: Request) -> Shuffler:
 Core = Annotated[Shuffler, Depends(shuffler_of)]
 
 
-async def node_of(request: Request, core: Core) -> AsyncIterator[str]:
+async def node_of(token: Token, core: Core) -> AsyncIterator[str]:
     """Node id of the caller, within its limits while the request lasts."""
-    node = await core.authenticate(bearer(request))
+    node = await core.authenticate(token)
     with core.callers.request(node, asyncio.get_running_loop().time()):
         yield node
 
 
-def coordinator_only(request: Request, core: Core) -> None:
+def coordinator_only(token: Token, core: Core) -> None:
     """Refuse everyone but the coordinator."""
-    require_token(request, core.coordinator_hash)
+    require_token(token, core.coordinator_hash)
 
 
-def operator_only(request: Request, core: Core) -> None:
+def operator_only(token: Token, core: Core) -> None:
     """Refuse everyone but the operator."""
-    require_token(request, core.operator_hash)
+    require_token(token, core.operator_hash)
 
 
-def view_of(request: Request, core: Core) -> View:
+def view_of(token: Token, core: Core) -> View:
     """What the caller may see of a status; refuse nodes and strangers.
 
     Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
     """
-    return (lambda status: status) if sees_all(request, core) else for_coordinator
+    return (lambda status: status) if sees_all(token, core) else for_coordinator
 
 
-def sees_all(request: Request, core: Core) -> bool:
+def sees_all(token: Token, core: Core) -> bool:
     """Whether the caller is the operator and not the coordinator; refuse nodes and strangers."""
-    require_token(request, core.coordinator_hash, core.operator_hash)
-    return not hmac.compare_digest(hash_token(bearer(request)), core.coordinator_hash)
+    require_token(token, core.coordinator_hash, core.operator_hash)
+    return not hmac.compare_digest(hash_token(token), core.coordinator_hash)
 
 
 Node = Annotated[str, Depends(node_of)]
@@ -128,7 +129,12 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 
     # No /docs: its page loads scripts from elsewhere. /openapi.json stays.
     app = FastAPI(
-        title="Riffle shuffler", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Riffle shuffler",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=PROBLEM_RESPONSES,
     )
     install_problem_handlers(app, LOG)
     app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
@@ -186,10 +192,10 @@ async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> Le
 
 
 @router.post("/v1/batches/{batch_id}/reports", openapi_extra=_FRAMES)
-async def upload(batch_id: Hex16, request: Request, core: Core) -> UploadReply:
+async def upload(batch_id: Hex16, request: Request, token: Token, core: Core) -> UploadReply:
     """Upload frames; one outcome each, durable before it is answered."""
     began = asyncio.get_running_loop().time()
-    node, batch = await core.admit(bearer(request), batch_id)
+    node, batch = await core.admit(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter() as meter:
         body = await read_body(metered(request, meter), core.upload_limit(batch))
@@ -276,12 +282,12 @@ async def readyz(core: Core) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_metrics(request: Request, core: Core) -> Response:
+async def show_metrics(token: Token, core: Core) -> Response:
     """Metrics for Prometheus: the operator's token or the metrics token, never the coordinator's.
 
     They grow with single uploads, so the coordinator must not read them.
     """
-    require_token(request, *core.metrics_hashes)
+    require_token(token, *core.metrics_hashes)
     await core.measure()
     return exposition(core.metrics.registry)
 

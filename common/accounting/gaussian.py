@@ -9,18 +9,30 @@ and `cells` down by one, so S = sqrt(2 cells).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from scipy import optimize, special
 
 
 def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
-    """Smallest variance a counter that is (epsilon, beta)-DP with Gaussian noise."""
+    """Smallest variance a counter that is (epsilon, beta)-DP with Gaussian noise.
+
+    Where it lies outside of 2 cells e^-40 to 2 cells e^80, the nearer of the two.
+    """
     check_guarantee(epsilon, beta)
     if cells < 1:
         raise ValueError(f"cells must be at least 1, got {cells}")
     # Delta falls in x = log(sigma / S).
-    x = optimize.brentq(lambda v: _log_delta(math.exp(v), epsilon) - math.log(beta), -20.0, 40.0)
-    return 2.0 * cells * math.exp(2.0 * float(x))
+    x = _root(lambda v: _log_delta(math.exp(v), epsilon) - math.log(beta), -20.0, 40.0)
+    return 2.0 * cells * math.exp(2.0 * x)
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    if falling(low) <= 0.0:
+        return low
+    if falling(high) >= 0.0:
+        return high
+    return float(optimize.brentq(falling, low, high))
 
 
 def check_guarantee(epsilon: float, beta: float) -> None:

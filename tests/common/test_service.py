@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from common.endpoint import hash_token
 from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
-from common.service import install_problem_handlers, read_body, require_token
+from common.service import Token, install_problem_handlers, read_body, require_token
 
 
 class Item(BaseModel):
@@ -30,8 +30,8 @@ def application() -> FastAPI:
         return len(await read_body(request, 10))
 
     @app.get("/secret")
-    def secret(request: Request) -> str:
-        require_token(request, hash_token("open"), hash_token("sesame"))
+    def secret(token: Token) -> str:
+        require_token(token, hash_token("open"), hash_token("sesame"))
         return "in"
 
     @app.get("/busy")

@@ -37,3 +37,13 @@ def test_variance_is_proportional_to_cells() -> None:
 def test_impossible_guarantees(epsilon: float, beta: float, cells: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gaussian_variance(epsilon, beta, cells)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "beta", "low", "high"),
+    [(5e-324, 5e-324, 1e30, 1e40), (100.0, 1 - 2**-53, 1e-20, 1e-2)],
+)
+def test_extreme_guarantees_have_an_answer(
+    epsilon: float, beta: float, low: float, high: float
+) -> None:
+    assert low < gaussian_variance(epsilon, beta, 1) < high

@@ -1,0 +1,181 @@
+"""Both services on loopback over real HTTP, a run by hand, and nodes that do what a test says."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+
+from common.descriptor import Context, SignedDescriptor, batch_id, parse
+from coordinator.app import create_app as coordinator_app
+from coordinator.app import release_waiting
+from node_client.report import BatchPlan, slot_report
+from node_client.sealing import SealKeys, pack, seal_reports
+from shuffler.app import create_app as shuffler_app
+from shuffler.app import release_polls
+from tests.coordinator import world as coordinators
+from tests.shuffler import world as shufflers
+from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN
+
+RUN = coordinators.RUN
+SPEC: dict[str, Any] = {**coordinators.SMALL, "learner": "manual", "episodes": 400}
+POLICY = [[0, 1], [1, 0]]
+TOKENS = {"shuffler": OPERATOR_TOKEN, "coordinator": coordinators.TOKEN}
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The app under uvicorn in a thread; its URL."""
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            if hasattr(app.state, "shuffler"):
+                release_polls(app)
+            else:
+                release_waiting(app)
+            server.should_exit = True
+            thread.join()
+
+
+@dataclass
+class Batch:
+    """What a node knows of a batch."""
+
+    signed: SignedDescriptor
+    context: Context = field(init=False)
+    keys: SealKeys = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.context = parse(self.signed.descriptor.encode())
+        self.keys = SealKeys.of(self.context, bytes.fromhex(self.signed.batch_key))
+
+    @property
+    def id(self) -> str:
+        return self.context.descriptor.batch_id
+
+    @property
+    def n(self) -> int:
+        return self.context.descriptor.n
+
+    def honest(self, environment: Any, slot: int = 0) -> bytes:
+        """A sealed report as a deployed node makes it."""
+        plan = BatchPlan.of(self.context.descriptor)
+        return self.sealed(slot_report(plan, environment, slot)[1])
+
+    def sealed(self, symbols: Any) -> bytes:
+        """A sealed report of these L symbols."""
+        return seal_reports(self.keys, pack(np.asarray(symbols)))
+
+
+@dataclass
+class Network:
+    """A shuffler, a coordinator and an enrolled node."""
+
+    shuffler: str
+    coordinator: str
+    folder: Path
+    node: str = ""
+    """The node's token."""
+
+    def call(
+        self, service: str, method: str, path: str, token: str | None = None, **rest: Any
+    ) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token or TOKENS[service]}"} | rest.pop("headers", {})
+        url = f"{getattr(self, service)}/v1{path}"
+        return httpx.request(method, url, headers=headers, timeout=30, **rest)
+
+    def ask(self, service: str, method: str, path: str, **rest: Any) -> Any:
+        """The answer to a call that must succeed."""
+        answer = self.call(service, method, path, **rest)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
+    def enrol(self, users: int = 10_000) -> str:
+        body = {"name": "a node", "users": users}
+        return str(self.ask("shuffler", "POST", "/nodes", json=body)["token"])
+
+    def run(self, **changes: Any) -> None:
+        self.ask("coordinator", "POST", "/runs", json={**SPEC, **changes})
+
+    def deploy(self, episodes: int = 20, run: str = RUN, **changes: Any) -> Batch:
+        """Deploy by hand; the batch once it is open at the shuffler."""
+        body = {"policy": POLICY, "episodes": episodes, **changes}
+        index = self.ask("coordinator", "POST", f"/runs/{run}/deployments", json=body)["index"]
+        return self.batch(batch_id(run, index))
+
+    def batch(self, wanted: str) -> Batch:
+        answer = self.until(
+            lambda: self.call("shuffler", "GET", f"/batches/{wanted}", self.node),
+            lambda found: found.is_success,
+        )
+        return Batch(SignedDescriptor.model_validate_json(answer.content))
+
+    def leases(self, batch: Batch, users: list[str], token: str | None = None) -> list[str]:
+        path = f"/batches/{batch.id}/leases"
+        found = self.ask("shuffler", "POST", path, token=token or self.node, json={"users": users})
+        assert not found["refused"], found
+        return [lease["lease"] for lease in found["leases"]]
+
+    def upload(
+        self, batch: Batch, leases: list[str], reports: list[bytes], token: str | None = None
+    ) -> list[str]:
+        """Outcomes of the frames."""
+        pairs = zip(leases, reports, strict=True)
+        body = b"".join(bytes.fromhex(lease) + report for lease, report in pairs)
+        path = f"/batches/{batch.id}/reports"
+        found = self.ask("shuffler", "POST", path, token=token or self.node, content=body)
+        return [result["outcome"] for result in found["results"]]
+
+    def fill(self, batch: Batch, reports: list[bytes], first_user: int = 0) -> None:
+        users = [shufflers.user(first_user + i) for i in range(len(reports))]
+        accepted = self.upload(batch, self.leases(batch, users), reports)
+        assert accepted == ["accepted"] * len(reports)
+
+    def settled(self, index: int, run: str = RUN) -> dict[str, Any]:
+        """A deployment once it is counted or rejected."""
+        path = f"/runs/{run}/deployments/{index}"
+        found: dict[str, Any] = self.until(
+            lambda: self.ask("coordinator", "GET", path),
+            lambda answer: answer["state"] in ("counted", "rejected"),
+        )
+        return found
+
+    def until(self, look: Any, right: Any) -> Any:
+        deadline = time.monotonic() + 60
+        while not right(found := look()):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        return found
+
+
+@contextmanager
+def network(folder: Path, **shuffler_settings: Any) -> Iterator[Network]:
+    """Both services, their stores in ``folder``; no run yet."""
+    demands = {"max_beta": coordinators.SMALL["beta"], **shuffler_settings}
+    shuffler = shuffler_app(shufflers.settings(folder, **demands))
+    with serving(shuffler) as url:
+        settings = coordinators.settings(folder / "coordinator", shuffler_url=url)
+        settings.shuffler_token_file.write_text(COORDINATOR_TOKEN)
+        app = coordinator_app(
+            settings, registry=coordinators.registry(), analyzer=coordinators.analyzer()
+        )
+        with serving(app) as other:
+            made = Network(url, other, folder)
+            made.node = made.enrol()
+            yield made
