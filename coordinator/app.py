@@ -288,7 +288,7 @@ def create_app(
         opener = analyzer or Analyzer(keys, settings.workers)
         prepare_directory(settings.data_dir)
         desk = Desk(
-            store=Store(settings.url),
+            store=Store(settings.url, keys.active),
             shuffler=cast("Shuffler", shuffler or api),
             analyzer=opener,
             keys=keys,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from common.errors import RemoteError
+from common.errors import LocalError, RemoteError
 from common.news import announce
 from coordinator import schema
 from coordinator.events import Event
@@ -54,6 +54,14 @@ def tell(connection: Connection, run_id: str, now: float, event: Event) -> None:
     values = {"run_id": run_id, "id": (last or 0) + 1, "kind": kind, "at": now}
     connection.execute(insert(table).values(data=json.dumps(data), **values))
     announce(connection, run_id)
+
+
+def check_key(issued: Issue, active: str) -> None:
+    """Raise LocalError ``unavailable`` when the batch's key was replaced while it was planned."""
+    if issued.descriptor.analyzer_key != active:
+        raise LocalError(
+            "unavailable", "the analyzer's key was replaced while a batch was planned; try again"
+        )
 
 
 def issue(connection: Connection, run_id: str, spec: RunSpec, issued: Issue, now: float) -> None:

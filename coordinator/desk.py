@@ -41,6 +41,6 @@ class Desk:
 
     def erase_keys(self) -> None:
         """Erase expired keys that no batch needs: every one of theirs is acknowledged or over."""
-        if any(key.state != "active" for key in self.keys.records()):
-            data = self.store.needing_keys()
-            self.keys.erase_unused({parse(one).descriptor.analyzer_key for one in data})
+        self.keys.erase_unused(
+            lambda: {parse(one).descriptor.analyzer_key for one in self.store.needing_keys()}
+        )

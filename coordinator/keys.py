@@ -174,26 +174,30 @@ class KeyRing:
             self._write(tuple(changed.get(one.id, one) for one in self.records()))
             return changed[record.id]
 
-    def erase_unused(self, in_use: Collection[str]) -> list[str]:
-        """Erase expired keys whose public half is not ``in_use``; returns their ids."""
-        due = [one for one in self.records() if one.state == "expired" and one.public not in in_use]
-        left = [one for one in self.records() if one.state == "erased"]
-        if not due and not any(self._private_file(one.id).exists() for one in left):
-            return []
+    def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
+        """Erase expired keys whose public half is not ``in_use``.
+
+        ``in_use`` is asked once it is known which have expired: a key that expires while it looks
+        may have sealed a batch that it did not see.
+        """
+        expired = {one.public for one in self.records() if one.state == "expired"}
+        due = expired - set(in_use()) if expired else expired
+        erased = (one for one in self.records() if one.state == "erased")
+        if not due and not any(self._private_file(one.id).exists() for one in erased):
+            return
         with self._lock():
-            now, ids = int(self._clock()), {one.id for one in due}
-            for one in due:
-                _check(self._find(one.id), "erased")
-            self._write(
-                tuple(
-                    replace(one, state="erased", since=now) if one.id in ids else one
-                    for one in self.records()
-                )
+            now = int(self._clock())
+            records = tuple(
+                replace(one, state="erased", since=now)
+                if one.public in due and "erased" in TRANSITIONS[one.state]
+                else one
+                for one in self.records()
             )
-            for one in (*left, *due):
-                erase_file(self._private_file(one.id))
+            self._write(records)
+            for one in records:
+                if one.state == "erased":
+                    erase_file(self._private_file(one.id))
             sync_directory(self._folder)
-        return sorted(ids)
 
     # -- files -----------------------------------------------------------------------------------
 

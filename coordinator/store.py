@@ -41,19 +41,17 @@ from coordinator.records import (
     unpack,
 )
 from coordinator.specs import RunSpec, Truth
-from coordinator.states import (
-    TO_ACKNOWLEDGE,
-    UNSETTLED,
-)
+from coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
 from coordinator.truth import TrueRow
 
 _runs, _deployments = schema.runs, schema.deployments
 
 
 class Store:
-    """Runs, deployments, private counts, ledger, stages and events."""
+    """Runs, deployments, counts, ledger, stages, events. New batches are sealed to ``active()``."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, active: Callable[[], str] | None = None) -> None:
+        self._active = active
         self._engine = schema.open_store(url)
         self._writer = writer(self._engine)
 
@@ -165,9 +163,13 @@ class Store:
             return list(connection.execute(query).scalars())
 
     def needing_keys(self) -> list[bytes]:
-        """Descriptors, as bytes, of all batches that are not over and acknowledged."""
+        """Descriptors, as bytes, of all batches that are not over and acknowledged.
+
+        An expired key that none of them names will never be needed: who issues a batch looks under
+        the writing lock whether its key is active, so who saw it active has committed by now.
+        """
         query = select(_deployments.c.descriptor).where(_unsettled())
-        with self._engine.connect() as connection:
+        with self._writer.begin() as connection:
             return list(connection.execute(query).scalars())
 
     # -- who drives ------------------------------------------------------------------------------
@@ -191,6 +193,14 @@ class Store:
             leases.check(connection, lease)
             yield connection
 
+    def _issue(
+        self, connection: Connection, run_id: str, spec: RunSpec, issued: Issue, now: float
+    ) -> None:
+        """Record a deployment; raises as `changes.check_key` and `changes.issue`."""
+        if self._active is not None:
+            changes.check_key(issued, self._active())
+        changes.issue(connection, run_id, spec, issued, now)
+
     # -- a run -----------------------------------------------------------------------------------
 
     def create_run(
@@ -202,7 +212,7 @@ class Store:
 
         Raises:
             RemoteError: ``wrong-state``, when the id has another spec.
-            LocalError: ``budget-exceeded``.
+            LocalError: ``budget-exceeded``; ``unavailable`` (`changes.check_key`).
         """
         values = {"spec": spec.model_dump_json(), "state": "running", "message": ""}
         with self._writer.begin() as connection:
@@ -215,7 +225,7 @@ class Store:
             started: Event = ("run_started", {"name": spec.name, "learner": spec.learner})
             changes.tell(connection, run_id, now, started)
             if first is not None:
-                changes.issue(connection, run_id, spec, first, now)
+                self._issue(connection, run_id, spec, first, now)
             return leases.grant(connection, run_id, holder, until)
 
     def issue_manual(self, run_id: str, issue: Issue, now: float) -> None:
@@ -224,12 +234,12 @@ class Store:
         Raises:
             RemoteError: ``wrong-state`` when the run is over, another deployment is under way or
                 the run's episodes are used up.
-            LocalError: ``budget-exceeded``.
+            LocalError: ``budget-exceeded``; ``unavailable`` (`changes.check_key`).
         """
         with self._writer.begin() as connection:
             run, rows = changes.find_run(connection, run_id), _list(connection, run_id)
             changes.check_manual(run, rows, issue)
-            changes.issue(connection, run_id, run.spec, issue, now)
+            self._issue(connection, run_id, run.spec, issue, now)
 
     def stop(self, run_id: str, now: float) -> None:
         """Stop a run, whoever drives it; its batches are settled afterwards.
@@ -330,7 +340,7 @@ class Store:
                 raise LocalError("wrong-state", f"run {lease.run_id} is {run.state}")
             changes.record(connection, lease.run_id, settlement, now)
             if settlement.following is not None:
-                changes.issue(connection, lease.run_id, run.spec, settlement.following, now)
+                self._issue(connection, lease.run_id, run.spec, settlement.following, now)
             elif settlement.failure is not None:
                 changes.end(connection, lease.run_id, "failed", settlement.failure, now)
             elif settlement.finished:
@@ -353,13 +363,8 @@ class Store:
             event: Event = ("batch_abandoned", {"index": index, "episodes": episodes})
             changes.tell(connection, lease.run_id, now, event)
             if again is not None:
-                changes.issue(
-                    connection,
-                    lease.run_id,
-                    changes.find_run(connection, lease.run_id).spec,
-                    again,
-                    now,
-                )
+                run = changes.find_run(connection, lease.run_id)
+                self._issue(connection, lease.run_id, run.spec, again, now)
             elif failure is not None:
                 changes.end(connection, lease.run_id, "failed", failure, now)
 

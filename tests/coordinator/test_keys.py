@@ -20,10 +20,12 @@ from coordinator.analyzer import Analyzer
 from coordinator.keys import TRANSITIONS, KeyRing
 from coordinator.runs import Coordinator
 from coordinator.shuffler_api import ShufflerApi
+from coordinator.store import Store
 from tests.coordinator.api import Api, problem
 from tests.coordinator.faults import outcome, read
 from tests.coordinator.world import (
     ANALYZER,
+    NOW,
     RUN,
     TOKEN,
     Clock,
@@ -61,8 +63,9 @@ def test_a_key_goes_through_every_state(ring: KeyRing) -> None:
     ring.activate(made.id)
     assert (states(ring), ring.active()) == (["expired", "active"], made.public)
     assert ring.private(first) is not None
-    assert ring.erase_unused({first}) == []
-    assert ring.erase_unused({made.public}) == [key_id(bytes.fromhex(first))]
+    ring.erase_unused(lambda: {first})
+    assert states(ring) == ["expired", "active"]
+    ring.erase_unused(lambda: {made.public})
     assert states(ring) == ["erased", "active"]
     assert ring.private(first) is None
 
@@ -73,7 +76,7 @@ def test_no_key_goes_back(ring: KeyRing) -> None:
     for _ in range(2):
         with pytest.raises(RemoteError, match="cannot become active"):
             ring.activate(first)
-        ring.erase_unused(())
+        ring.erase_unused(set)
     assert all(to != "pending" for targets in TRANSITIONS.values() for to in targets)
     with pytest.raises(RemoteError, match="no analyzer key"):
         ring.activate("00" * 16)
@@ -84,7 +87,7 @@ def test_private_halves_are_encrypted_and_erased_for_good(ring: KeyRing, tmp_pat
     assert is_sealed(file.read_bytes())
     assert file.stat().st_mode & 0o777 == 0o600
     ring.activate(ring.make().id)
-    ring.erase_unused(())
+    ring.erase_unused(set)
     assert not file.exists()
     assert len(list((tmp_path / "keys").glob("*.key"))) == 1
 
@@ -99,14 +102,38 @@ def test_an_erasure_that_was_cut_short_is_finished(
     with monkeypatch.context() as patch:
         patch.setattr("coordinator.keys.erase_file", killed)
         with pytest.raises(KeyboardInterrupt):
-            ring.erase_unused(())
+            ring.erase_unused(set)
     again = KeyRing(tmp_path / "keys", KEY, Clock())
     assert (states(again), len(list((tmp_path / "keys").glob("*.key")))) == (
         ["erased", "active"],
         2,
     )
-    again.erase_unused(())
+    again.erase_unused(set)
     assert len(list((tmp_path / "keys").glob("*.key"))) == 1
+
+
+def test_replicas_erase_at_the_same_time(ring: KeyRing, tmp_path: Path) -> None:
+    other = KeyRing(tmp_path / "keys", KEY, Clock())
+    ring.activate(ring.make().id)
+
+    def meanwhile() -> set[str]:
+        other.erase_unused(set)
+        return set()
+
+    ring.erase_unused(meanwhile)
+    assert states(ring) == ["erased", "active"]
+
+
+def test_a_key_that_expires_while_uses_are_looked_for_stays(ring: KeyRing) -> None:
+    """The look may have come before a batch that was issued under it when it was active."""
+    ring.activate(ring.make().id)
+
+    def meanwhile() -> set[str]:
+        ring.activate(ring.make().id)
+        return set()
+
+    ring.erase_unused(meanwhile)
+    assert states(ring) == ["erased", "expired", "active"]
 
 
 def test_another_replica_sees_every_change(ring: KeyRing, tmp_path: Path) -> None:
@@ -114,7 +141,7 @@ def test_another_replica_sees_every_change(ring: KeyRing, tmp_path: Path) -> Non
     first = other.active()
     assert other.private(first) is not None  # it holds it in memory now
     ring.activate(ring.make().id)
-    ring.erase_unused(())
+    ring.erase_unused(set)
     assert other.active() == ring.active() != first
     assert other.private(first) is None
 
@@ -205,7 +232,7 @@ def test_a_batch_issued_under_a_key_that_is_gone_is_issued_again(tmp_path: Path)
     rotating(tmp_path, shuffler, create)
     ring = key_ring(tmp_path)
     ring.activate(ring.make().id)
-    ring.erase_unused(())
+    ring.erase_unused(set)
     shuffler.down = 0
 
     async def rest(coordinator: Coordinator) -> None:
@@ -215,6 +242,48 @@ def test_a_batch_issued_under_a_key_that_is_gone_is_issued_again(tmp_path: Path)
     found = outcome(tmp_path)
     assert found["state"][0] == "finished"
     assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+
+
+def test_a_batch_is_not_issued_under_a_key_that_expired_while_it_was_planned(
+    tmp_path: Path,
+) -> None:
+    """Else the key could be erased between its planning and its commit, unseen."""
+    at, ring = desk(tmp_path, FakeShuffler()), key_ring(tmp_path)
+    deployment = at.registry.build(spec()).next_deployment()
+    assert deployment is not None
+    planned = at.issue(RUN, spec(), deployment, index=0, step=0)
+    ring.activate(ring.make().id)
+    with pytest.raises(LocalError, match="was replaced") as caught:
+        at.store.create_run(RUN, spec(), planned, NOW, "one", NOW + 15)
+    assert caught.value.slug == "unavailable"
+    assert at.store.runs() == []
+    at.analyzer.close()
+    at.store.close()
+
+
+def test_a_rotation_while_the_next_batch_is_planned_costs_no_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Key and batch cross: planned under the old key, which another replica then replaces."""
+    ring, settle = key_ring(tmp_path), Store.settle
+
+    def late(store: Store, *arguments: Any) -> None:
+        if len(ring.records()) == 1:
+            ring.activate(ring.make().id)
+            desk(tmp_path, FakeShuffler()).erase_keys()
+        settle(store, *arguments)
+
+    monkeypatch.setattr(Store, "settle", late)
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=0))
+        await drivers_end()
+
+    rotating(tmp_path, FakeShuffler(), act)
+    assert outcome(tmp_path)["state"][0] == "finished"
+    used = [row.descriptor.analyzer_key for row in read(tmp_path, lambda s: s.deployments(RUN))]
+    assert used == [ANALYZER.public.hex(), ring.active()]
+    assert states(ring) == ["erased", "active"]
 
 
 def test_a_shuffler_without_the_pin_delays_the_run() -> None:

@@ -341,13 +341,14 @@ def store_url(directory: Path) -> str:
 
 
 def desk(directory: Path, shuffler: Any, clock: Clock | None = None) -> Desk:
+    keys = key_ring(directory)
     return Desk(
-        store=Store(store_url(directory)),
+        store=Store(store_url(directory), keys.active),
         shuffler=shuffler,
         analyzer=analyzer(),
         registry=registry(),
         bell=Bell(),
-        keys=key_ring(directory),
+        keys=keys,
         shuffler_id=SHUFFLER_ID,
         signing_key=SIGNING,
         clock=clock or Clock(),
