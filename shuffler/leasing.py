@@ -7,12 +7,12 @@ which comes after all is told that it is late.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, Row, Select, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, null, select, update
 
 from common.errors import LocalError
+from common.statements import execute_rows, is_one_of
 from common.wire import Lease, LeaseReply, Refusal
 from shuffler import nodes as enrolled
 from shuffler import store
@@ -26,6 +26,55 @@ from shuffler.rules import (
     share_slots,
 )
 from shuffler.schema import batches, leases, nodes, users
+
+VIEW = (leases.c.lease, leases.c.user, leases.c.slot, leases.c.expires_at, leases.c.report_sha256)
+"""Columns of a `LeaseView`, in its order."""
+
+_KNOWN = (
+    select(users.c.user, users.c.node_id, users.c.reported)
+    .where(is_one_of(users.c.user, "wanted"))
+    .with_for_update()
+)
+_LIVE = (
+    select(leases.c.batch_id, *VIEW)
+    .join(batches, batches.c.batch_id == leases.c.batch_id)
+    .where(
+        is_one_of(leases.c.user, "wanted"),
+        leases.c.slot.is_not(None),
+        leases.c.report_sha256.is_(None),
+        leases.c.expires_at > bindparam("now"),
+        batches.c.state == "open",
+    )
+)
+_EXPIRED = (
+    select(leases.c.slot)
+    .where(
+        leases.c.batch_id == bindparam("batch"),
+        leases.c.report_sha256.is_(None),
+        leases.c.slot.is_not(None),
+        leases.c.expires_at <= bindparam("now"),
+    )
+    .order_by(leases.c.slot)
+    .limit(bindparam("most"))
+)
+_TAKE_BACK = (
+    update(leases)
+    .where(leases.c.batch_id == bindparam("batch"), leases.c.slot == bindparam("taken"))
+    .values(slot=null())
+)
+_GRANT = insert(leases)
+_GRANTED = ("batch_id", "node_id", "lease", "user", "slot", "expires_at", "report_sha256")
+_GROW_BATCH = (
+    update(batches)
+    .where(batches.c.batch_id == bindparam("batch"))
+    .values(episodes=batches.c.episodes + bindparam("more"), next_slot=bindparam("next"))
+)
+_NEW_USER = insert(users)
+_GROW_NODE = (
+    update(nodes)
+    .where(nodes.c.node_id == bindparam("node"))
+    .values(users=nodes.c.users + bindparam("more"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +114,6 @@ def lease(
     return LeaseReply(leases=tuple(map(_document, kept + fresh)), refused=tuple(refused))
 
 
-def view(row: Row[Any]) -> LeaseView:
-    """A row of the leases' table as a value."""
-    values = row._mapping
-    return LeaseView(**{field.name: values[field.name] for field in fields(LeaseView)})
-
-
 def _room(connection: Connection, batch: store.Batch, node: enrolled.Node, terms: Terms) -> Room:
     leased = store.count_leased(connection, batch.batch_id, terms.now)
     share = share_slots(terms.node_share, batch.n)
@@ -84,42 +127,28 @@ def _views(
 ) -> list[UserView]:
     distinct = list(dict.fromkeys(wanted))
     known = {
-        row.user: row
-        for row in connection.execute(
-            select(users).where(users.c.user.in_(distinct)).with_for_update()
-        )
+        user: (owner, reported)
+        for user, owner, reported in connection.execute(_KNOWN, {"wanted": distinct})
     }
     here: dict[str, LeaseView] = {}
     elsewhere: set[str] = set()
-    for row in connection.execute(_live_leases(distinct, now)):
-        if row.batch_id == batch_id:
-            here[row.user] = view(row)
-        else:
-            elsewhere.add(row.user)
+    if known:  # else there is no lease of theirs: it would name its user
+        for row in connection.execute(_LIVE, {"wanted": list(known), "now": now}):
+            if row.batch_id == batch_id:
+                here[row.user] = LeaseView(*row[1:])
+            else:
+                elsewhere.add(row.user)
     return [
         UserView(
             user=user,
-            owner=known[user].node_id if user in known else None,
-            reported=user in known and known[user].reported,
+            owner=owner,
+            reported=reported,
             here=here.get(user),
             elsewhere=user in elsewhere,
         )
         for user in distinct
+        for owner, reported in (known.get(user, (None, False)),)
     ]
-
-
-def _live_leases(wanted: Sequence[str], now: int) -> Select[Any]:
-    return (
-        select(leases)
-        .join(batches, batches.c.batch_id == leases.c.batch_id)
-        .where(
-            leases.c.user.in_(wanted),
-            leases.c.slot.is_not(None),
-            leases.c.report_sha256.is_(None),
-            leases.c.expires_at > now,
-            batches.c.state == "open",
-        )
-    )
 
 
 def _grant(
@@ -136,39 +165,23 @@ def _grant(
         for user, slot in zip(granted, slots, strict=True)
     ]
     _mark_users(connection, node_id, [user.user for user in granted if user.owner is None])
-    common = {"batch_id": batch.batch_id, "node_id": node_id}
-    connection.execute(insert(leases), [common | asdict(one) for one in fresh])
-    connection.execute(
-        update(batches)
-        .where(batches.c.batch_id == batch.batch_id)
-        .values(
-            episodes=batches.c.episodes + len(fresh),
-            next_slot=max(batch.next_slot, max(slots) + 1),
-        )
-    )
+    rows = [
+        (batch.batch_id, node_id, one.lease, one.user, one.slot, one.expires_at, None)
+        for one in fresh
+    ]
+    execute_rows(connection, _GRANT, _GRANTED, rows)
+    next_slot = max(batch.next_slot, max(slots) + 1)
+    grown = {"batch": batch.batch_id, "more": len(fresh), "next": next_slot}
+    connection.execute(_GROW_BATCH, grown)
     return fresh
 
 
 def _take_slots(connection: Connection, batch: store.Batch, count: int, now: int) -> list[int]:
     """The lowest free slots; leases that held them before lose them."""
-    expired = (
-        select(leases.c.slot)
-        .where(
-            leases.c.batch_id == batch.batch_id,
-            leases.c.report_sha256.is_(None),
-            leases.c.slot.is_not(None),
-            leases.c.expires_at <= now,
-        )
-        .order_by(leases.c.slot)
-        .limit(count)
-    )
-    returned = [int(slot) for slot in connection.scalars(expired)]
-    if returned:
-        connection.execute(
-            update(leases)
-            .where(leases.c.batch_id == batch.batch_id, leases.c.slot.in_(returned))
-            .values(slot=None)
-        )
+    expired = {"batch": batch.batch_id, "now": now, "most": count}
+    returned = [int(slot) for slot in connection.scalars(_EXPIRED, expired)]
+    taken = [(batch.batch_id, slot) for slot in returned]
+    execute_rows(connection, _TAKE_BACK, ("batch", "taken"), taken)
     return lowest_free(returned, batch.next_slot, batch.n, count)
 
 
@@ -176,10 +189,9 @@ def _mark_users(connection: Connection, node_id: str, fresh: Sequence[str]) -> N
     """A user belongs to the node that first named it, and counts toward its quota once."""
     if not fresh:
         return
-    connection.execute(insert(users), [{"user": user, "node_id": node_id} for user in fresh])
-    connection.execute(
-        update(nodes).where(nodes.c.node_id == node_id).values(users=nodes.c.users + len(fresh))
-    )
+    rows = [(user, node_id, False) for user in fresh]
+    execute_rows(connection, _NEW_USER, ("user", "node_id", "reported"), rows)
+    connection.execute(_GROW_NODE, {"node": node_id, "more": len(fresh)})
 
 
 def _document(held: LeaseView) -> Lease:

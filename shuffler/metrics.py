@@ -5,10 +5,12 @@ same at every replica: take their maximum, not their sum. No label is a node, a 
 """
 
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import prometheus_client as prometheus
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from sqlalchemy import Connection, func, select
 
 from common.metrics import SECONDS, RequestMetrics
@@ -50,13 +52,13 @@ class ShufflerMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = RequestMetrics(registry)
-        self.frames = Counter(
+        self.frames = prometheus.Counter(
             "riffle_shuffler_frames",
             "frames of uploads, by what became of them",
             ("outcome",),
             registry=registry,
         )
-        self.leases = Counter(
+        self.leases = prometheus.Counter(
             "riffle_shuffler_leases",
             "slots asked for: granted, or why not",
             ("outcome",),
@@ -74,7 +76,7 @@ class ShufflerMetrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self.shuffled = Counter(
+        self.shuffled = prometheus.Counter(
             "riffle_shuffler_shuffled_messages", "messages permuted", registry=registry
         )
         self._batches = Gauge(
@@ -108,13 +110,13 @@ class ShufflerMetrics:
     def leased(self, reply: LeaseReply) -> None:
         """Note a lease request."""
         self.leases.labels("granted").inc(len(reply.leases))
-        for refusal in reply.refused:
-            self.leases.labels(refusal.problem).inc()
+        for problem, count in Counter(refusal.problem for refusal in reply.refused).items():
+            self.leases.labels(problem).inc(count)
 
     def uploaded(self, reply: UploadReply, seconds: float) -> None:
         """Note an upload that was decided."""
-        for result in reply.results:
-            self.frames.labels(result.outcome).inc()
+        for outcome, count in Counter(result.outcome for result in reply.results).items():
+            self.frames.labels(outcome).inc(count)
         self.uploading.observe(seconds)
 
     def show(

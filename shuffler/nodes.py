@@ -7,12 +7,17 @@ its users stay marked.
 import secrets
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from common.endpoint import hash_token
 from common.errors import RemoteError
 from common.wire import Enrolment, EnrolRequest
 from shuffler.schema import nodes
+
+_BY_TOKEN = select(nodes.c.node_id).where(
+    nodes.c.token_hash == bindparam("hash"), nodes.c.revoked.is_(False)
+)
+_LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_update()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,7 @@ def authenticate(connection: Connection, token: str) -> str:
     Raises:
         RemoteError: ``unauthorized``: unknown, or revoked.
     """
-    query = select(nodes.c.node_id).where(
-        nodes.c.token_hash == hash_token(token), nodes.c.revoked.is_(False)
-    )
-    node_id = connection.scalar(query)
+    node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:
         raise RemoteError("unauthorized", "this token is not that of an enrolled node")
     return str(node_id)
@@ -71,8 +73,7 @@ def lock(connection: Connection, node_id: str) -> Node:
     Raises:
         RemoteError: ``unauthorized``.
     """
-    query = select(nodes).where(nodes.c.node_id == node_id).with_for_update()
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked:
         raise RemoteError("unauthorized", "this node is not enrolled any more")
     return Node(node_id, row.quota - row.users)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    Row,
+    Select,
     and_,
+    bindparam,
     delete,
     func,
     insert,
@@ -31,8 +31,6 @@ from shuffler.schema import batches, dropped, leases, meta, reports
 from shuffler.states import TRANSITIONS, Event, after
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
-
-_COLUMNS = [column for column in batches.c if column is not batches.c.descriptor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,42 @@ class Batch:
     def expired(self, now: int) -> bool:
         """Whether it is still short at its expiry: by policy it is abandoned then."""
         return self.state == "open" and self.expires_at <= now
+
+
+_COLUMNS = [batches.c[field.name] for field in fields(Batch)]
+_FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
+_FIND_LOCKED = _FIND.with_for_update()
+
+_LIVE = and_(
+    leases.c.report_sha256.is_(None),
+    leases.c.slot.is_not(None),
+    leases.c.expires_at > bindparam("now"),
+)
+_LEASED = select(func.count()).where(leases.c.batch_id == bindparam("batch"), _LIVE)
+_HELD = select(func.count()).where(
+    leases.c.batch_id == bindparam("batch"),
+    leases.c.node_id == bindparam("node"),
+    or_(leases.c.report_sha256.is_not(None), _LIVE),
+)
+_OPEN = (
+    select(batches.c.batch_id, batches.c.n - batches.c.reports - func.count(leases.c.lease))
+    .select_from(batches.outerjoin(leases, (leases.c.batch_id == batches.c.batch_id) & _LIVE))
+    .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
+    .group_by(batches.c.batch_id, batches.c.n, batches.c.reports, batches.c.deposited)
+    .order_by(batches.c.deposited)
+)
+
+_SHORT = and_(batches.c.state == "open", batches.c.expires_at <= bindparam("now"))
+# Counted from the expiry, so that no time of a report or a seal has to be stored.
+_KEPT_TOO_LONG = and_(
+    batches.c.state.in_(("sealed", "forwarded")), batches.c.expires_at <= bindparam("kept_since")
+)
+_UNCLEAN = and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
+_DUE = select(batches.c.batch_id).where(or_(_SHORT, _KEPT_TOO_LONG, _UNCLEAN)).limit(1)
+_ENDS: tuple[tuple[Event, Select[Any]], ...] = (
+    ("expire", select(*_COLUMNS).where(_SHORT).with_for_update()),
+    ("retire", select(*_COLUMNS).where(_KEPT_TOO_LONG).with_for_update()),
+)
 
 
 def insert_batch(
@@ -110,11 +144,11 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
     Raises:
         RemoteError: ``unknown-batch``.
     """
-    query = select(*_COLUMNS).where(batches.c.batch_id == batch_id)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    query = _FIND_LOCKED if lock else _FIND
+    row = connection.execute(query, {"batch": batch_id}).one_or_none()
     if row is None:
         raise RemoteError("unknown-batch", "no batch has this id here")
-    return _batch(row)
+    return Batch(*row)
 
 
 def transition(connection: Connection, batch: Batch, event: Event) -> BatchState:
@@ -170,13 +204,9 @@ def lose(connection: Connection, batch_id: str) -> BatchState:
 
 def end_due(connection: Connection, now: int, retention: int) -> None:
     """Expire every batch that is still short, retire every one that nobody took in time."""
-    due: tuple[tuple[Event, ColumnElement[bool]], ...] = (
-        ("expire", _short(now)),
-        ("retire", _kept_too_long(now, retention)),
-    )
-    for event, condition in due:
-        query = select(*_COLUMNS).where(condition).with_for_update()
-        for batch in [_batch(row) for row in connection.execute(query)]:
+    times = {"now": now, "kept_since": now - retention}
+    for event, query in _ENDS:
+        for batch in [Batch(*row) for row in connection.execute(query, times)]:
             transition(connection, batch, event)
 
 
@@ -214,8 +244,7 @@ def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
 
 def to_clean(connection: Connection) -> list[str]:
     """Batches that are over and whose secret or reports may still be there."""
-    query = select(batches.c.batch_id).where(_unclean())
-    return list(connection.scalars(query))
+    return list(connection.scalars(select(batches.c.batch_id).where(_UNCLEAN)))
 
 
 def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
@@ -278,38 +307,24 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
 
 def count_leased(connection: Connection, batch_id: str, now: int) -> int:
     """Live leases without a report."""
-    query = select(func.count()).where(leases.c.batch_id == batch_id, _live(now))
-    return int(connection.scalar(query) or 0)
+    return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
 
 
 def count_held(connection: Connection, batch_id: str, node_id: str, now: int) -> int:
     """Slots of a batch that a node holds: live leases and reports."""
-    query = select(func.count()).where(
-        leases.c.batch_id == batch_id,
-        leases.c.node_id == node_id,
-        or_(leases.c.report_sha256.is_not(None), _live(now)),
-    )
-    return int(connection.scalar(query) or 0)
+    whose = {"batch": batch_id, "node": node_id, "now": now}
+    return int(connection.scalar(_HELD, whose) or 0)
 
 
 def open_batches(connection: Connection, now: int) -> list[OpenBatch]:
     """Open batches, oldest first, with their free slots."""
-    live = and_(leases.c.batch_id == batches.c.batch_id, _live(now))
-    query = (
-        select(batches.c.batch_id, batches.c.n - batches.c.reports - func.count(leases.c.lease))
-        .select_from(batches.outerjoin(leases, live))
-        .where(batches.c.state == "open", batches.c.expires_at > now)
-        .group_by(batches.c.batch_id, batches.c.n, batches.c.reports, batches.c.deposited)
-        .order_by(batches.c.deposited)
-    )
-    return [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in connection.execute(query)]
+    rows = connection.execute(_OPEN, {"now": now})
+    return [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
 
 
 def anything_due(connection: Connection, now: int, retention: int) -> bool:
     """Whether a batch has to be ended or cleaned."""
-    due = or_(_short(now), _kept_too_long(now, retention), _unclean())
-    query = select(batches.c.batch_id).where(due).limit(1)
-    return connection.scalar(query) is not None
+    return connection.scalar(_DUE, {"now": now, "kept_since": now - retention}) is not None
 
 
 def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int]) -> None:
@@ -347,28 +362,3 @@ def touch(connection: Connection, now: int) -> None:
     alive = update(meta).where(meta.c.key == "alive").values(value=now)
     if connection.execute(alive).rowcount == 0:
         connection.execute(insert(meta).values(key="alive", value=now))
-
-
-def _live(now: int) -> ColumnElement[bool]:
-    return and_(
-        leases.c.report_sha256.is_(None), leases.c.slot.is_not(None), leases.c.expires_at > now
-    )
-
-
-def _short(now: int) -> ColumnElement[bool]:
-    return and_(batches.c.state == "open", batches.c.expires_at <= now)
-
-
-def _kept_too_long(now: int, retention: int) -> ColumnElement[bool]:
-    """Counted from the expiry, so that no time of a report or a seal has to be stored."""
-    complete = batches.c.state.in_(("sealed", "forwarded"))
-    return and_(complete, batches.c.expires_at <= now - retention)
-
-
-def _unclean() -> ColumnElement[bool]:
-    return and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
-
-
-def _batch(row: Row[Any]) -> Batch:
-    values = row._mapping
-    return Batch(**{field.name: values[field.name] for field in fields(Batch)})

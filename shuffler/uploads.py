@@ -12,11 +12,33 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, bindparam, distinct, func, insert, select, update
 
 from common.errors import LocalError
+from common.statements import execute_rows, is_one_of
 from common.wire import UploadReply, UploadResult
 from shuffler import leasing, store
 from shuffler import nodes as enrolled
 from shuffler.rules import Frame, LeaseView, closed_problem, judge_frame
 from shuffler.schema import batches, leases, reports, users
+
+_HELD = select(*leasing.VIEW).where(
+    is_one_of(leases.c.lease, "sent"),
+    leases.c.batch_id == bindparam("batch"),
+    leases.c.node_id == bindparam("node"),
+)
+_REPORTED = (
+    select(users.c.user, users.c.reported).where(is_one_of(users.c.user, "asked")).with_for_update()
+)
+_STORE = insert(reports)
+_NOTE = (
+    update(leases)
+    .where(leases.c.lease == bindparam("key"))
+    .values(report_sha256=bindparam("sha256"))
+)
+_MARK = update(users).where(is_one_of(users.c.user, "asked")).values(reported=True)
+_GROW = (
+    update(batches)
+    .where(batches.c.batch_id == bindparam("batch"))
+    .values(reports=batches.c.reports + bindparam("more"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +87,15 @@ def upload(
 def _held(
     connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame]
 ) -> dict[str, LeaseView]:
-    query = select(leases).where(
-        leases.c.lease.in_([frame.lease for frame in frames]),
-        leases.c.batch_id == batch_id,
-        leases.c.node_id == node_id,
-    )
-    return {row.lease: leasing.view(row) for row in connection.execute(query)}
+    sent = [frame.lease for frame in frames]
+    rows = connection.execute(_HELD, {"sent": sent, "batch": batch_id, "node": node_id})
+    return {row.lease: LeaseView(*row) for row in rows}
 
 
 def _reported(connection: Connection, held: dict[str, LeaseView]) -> set[str]:
     """Users of these leases who have reported, in whatever batch; locked until the end."""
-    query = (
-        select(users.c.user, users.c.reported)
-        .where(users.c.user.in_([lease.user for lease in held.values()]))
-        .with_for_update()
-    )
-    return {row.user for row in connection.execute(query) if row.reported}
+    asked = [lease.user for lease in held.values()]
+    return {user for user, reported in connection.execute(_REPORTED, {"asked": asked}) if reported}
 
 
 def _write(
@@ -92,29 +107,12 @@ def _write(
     if not accepted:
         return
     rows = [(held[lease], frame) for lease, frame in accepted.items()]
-    connection.execute(
-        insert(reports),
-        [
-            {"batch_id": batch.batch_id, "slot": lease.slot, "sealed": frame.sealed}
-            for lease, frame in rows
-        ],
-    )
-    connection.execute(
-        update(leases)
-        .where(leases.c.lease == bindparam("key"))
-        .values(report_sha256=bindparam("sha")),
-        [{"key": lease.lease, "sha": frame.sha256} for lease, frame in rows],
-    )
-    connection.execute(
-        update(users)
-        .where(users.c.user.in_([lease.user for lease, _ in rows]))
-        .values(reported=True)
-    )
-    connection.execute(
-        update(batches)
-        .where(batches.c.batch_id == batch.batch_id)
-        .values(reports=batches.c.reports + len(rows))
-    )
+    stored = [(batch.batch_id, lease.slot, frame.sealed) for lease, frame in rows]
+    execute_rows(connection, _STORE, ("batch_id", "slot", "sealed"), stored)
+    noted = [(lease.lease, frame.sha256) for lease, frame in rows]
+    execute_rows(connection, _NOTE, ("key", "sha256"), noted)
+    connection.execute(_MARK, {"asked": [lease.user for lease, _ in rows]})
+    connection.execute(_GROW, {"batch": batch.batch_id, "more": len(rows)})
 
 
 def _not_accepted(results: Sequence[UploadResult]) -> dict[str, int]:
