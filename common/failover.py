@@ -1,9 +1,9 @@
 """Several addresses of one service, its replicas: a request that one does not answer goes to the
 next. Every request of Riffle's may be repeated, so nothing is asked whether the first one arrived.
 
-Addresses are given as one text with commas. An address that failed is left alone for a while,
-unless all did. What a replica answers is an answer; after "not possible now" (5xx) the next
-request goes elsewhere.
+Addresses are given as one text with commas. An address that failed is left alone for a while, and
+for twice as long each time it failed again, unless all did. What a replica answers is an answer;
+after "not possible now" (5xx) the next request goes elsewhere.
 """
 
 import time
@@ -16,6 +16,9 @@ import httpx
 from common.endpoint import check_url
 
 AWAY_SECONDS = 5.0
+LONGEST_AWAY_SECONDS = 60.0
+"""A host that is gone takes seconds of each try (its name, its address): one that refuses does not.
+"""
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -40,6 +43,7 @@ class _Replicas:
     def __init__(self, urls: Sequence[str], *, spread: bool, clock: Callable[[], float]) -> None:
         self._urls = [httpx.URL(url) for url in urls]
         self._away = [0.0] * len(urls)
+        self._pause = [AWAY_SECONDS] * len(urls)
         self._turns = count() if spread else None
         self._clock = clock
 
@@ -50,13 +54,18 @@ class _Replicas:
         return sorted(turn, key=lambda i: self._away[i] > self._clock())
 
     def leave(self, number: int) -> None:
-        """Leave an address alone for a while."""
-        self._away[number] = self._clock() + AWAY_SECONDS
+        """Leave an address alone for a while. Requests that fail together count once."""
+        now = self._clock()
+        if self._away[number] <= now:
+            self._away[number] = now + self._pause[number]
+            self._pause[number] = min(2 * self._pause[number], LONGEST_AWAY_SECONDS)
 
     def noted(self, number: int, response: httpx.Response) -> httpx.Response:
         """The response; what it says of its replica is kept."""
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.leave(number)
+        else:
+            self._pause[number] = AWAY_SECONDS
         return response
 
     def requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from common.failover import AWAY_SECONDS, AsyncFailover, Failover, check_urls, split_urls
+from common.failover import (
+    AWAY_SECONDS,
+    LONGEST_AWAY_SECONDS,
+    AsyncFailover,
+    Failover,
+    check_urls,
+    split_urls,
+)
 
 URLS = ("https://one:1", "https://two:2", "https://three:3")
 
@@ -55,6 +62,25 @@ def test_one_that_does_not_answer_is_passed_over_and_asked_again_later() -> None
         client.get("/v1/x")
     assert replicas.asked == ["1", "2", "2", "1"]
     assert replicas.bodies[:2] == [b"the same body"] * 2
+
+
+def test_one_that_stays_away_is_tried_less_and_less_until_it_answers() -> None:
+    replicas = Replicas()
+    replicas.answers["1"] = None
+    with replicas.client() as client:
+
+        def tried(seconds: int) -> int:
+            replicas.asked.clear()
+            for _ in range(seconds):
+                replicas.now += 1
+                client.get("/v1/x")
+            return replicas.asked.count("1")
+
+        assert tried(150) == 6  # after 5, 10, 20, 40 and 60 seconds
+        replicas.answers["1"] = 200
+        assert tried(int(LONGEST_AWAY_SECONDS)) > 1
+        replicas.answers["1"] = None
+        assert tried(15) == 2
 
 
 def test_after_not_possible_now_another_one_is_asked() -> None:
