@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# What CI runs: engine, base image, build, `docker compose up`, the run to its end, checks, clean up.
+# What CI runs: engine, base image, build, `docker compose up`, the run to its end, checks, clean up;
+# then two runs under faults (ci-faults.sh).
+#
+#   ci-compose.sh [plain] [faults] [replicas]      default: all three, in this order
 #
 # Exit 0 if every check holds. Uses an engine that answers, or starts one (needs root then) and stops it.
-# RIFFLE_CI_SECONDS (default 480) bounds the run; RIFFLE_BASE names a base image to use as it is.
+# RIFFLE_CI_SECONDS (default 480) bounds each wait for a run's end; RIFFLE_BASE and
+# RIFFLE_POSTGRES_BASE name base images to use as they are.
 # RIFFLE_CI_KEEP=1 leaves containers, volumes and engine up, to look into a failure.
 set -euo pipefail
 
@@ -33,11 +37,11 @@ finish() {
         health_log || true
         docker compose logs --no-color --tail 60 || true
     fi
-    rm -rf "$work"
     if [ -n "${RIFFLE_CI_KEEP:-}" ]; then exit $code; fi
     if docker version >/dev/null 2>&1; then
         docker compose down --volumes --timeout 30 || code=1
     fi
+    rm -rf "$work" # after `down`: one of Compose's files may be in it
     if [ -n "$engine_is_ours" ]; then ./engine.sh stop || code=1; fi
     say "done, exit code $code"
     exit $code
@@ -52,9 +56,9 @@ export_pip_settings() {
 }
 
 build_image() {
-    if docker compose --progress plain build init >"$work/build.log" 2>&1; then return; fi
+    if docker compose --progress plain build "$1" >"$work/build.log" 2>&1; then return; fi
     tail -n 60 "$work/build.log"
-    die "the image does not build"
+    die "the image of $1 does not build"
 }
 
 # Runs Python in a service's container, as its user.
@@ -126,8 +130,7 @@ assert os.statvfs('/').f_flag & os.ST_RDONLY, 'the root file system of $service 
     done
 }
 
-main() {
-    trap finish EXIT
+prepare() {
     if ! ./engine.sh status; then engine_is_ours=1; fi
     ./engine.sh start
     say "engine is up"
@@ -137,16 +140,35 @@ main() {
     fi
     say "base image is $RIFFLE_BASE"
     export_pip_settings
-    build_image
+    build_image init
     say "image is built: $(docker image inspect --format '{{.Size}}' riffle:local) bytes"
-    docker compose down --volumes --timeout 30 # what a broken-off CI run may have left
-    docker compose up --detach --no-build
-    say "services are healthy, the run has started"
-    wait_for_run
-    say "the run has ended"
-    check_result
-    check_isolation
-    say "result and isolation are as promised"
 }
 
-main
+# A network that nothing is left of, what a broken-off CI run may have left included.
+up_afresh() {
+    docker compose down --volumes --remove-orphans --timeout 30
+    docker compose up --detach --no-build
+    say "services are healthy, the run has started"
+}
+
+plain() {
+    up_afresh
+    wait_for_run
+    check_result
+    check_isolation
+    say "plain: result and isolation are as promised"
+}
+
+main() {
+    local part
+    if [ $# -eq 0 ]; then set -- plain faults replicas; fi
+    for part; do
+        case $part in plain | faults | replicas) ;; *) echo "usage: $0 [plain] [faults] [replicas]" >&2; exit 2 ;; esac
+    done
+    trap finish EXIT
+    prepare
+    for part; do "$part"; done
+}
+
+. ./ci-faults.sh
+main "$@"
