@@ -36,6 +36,8 @@ from common.migrations import Schema, migrate
 
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
+CLAIM_SECONDS = 600
+"""How long a claim may be held without a word to the server: permuting a large batch takes long."""
 
 _WRITES = "riffle_writes"
 _WRITING_LOCK = "SELECT pg_advisory_xact_lock(0, 0)"
@@ -94,7 +96,10 @@ def claimed(connection: Connection, name: str) -> bool:
     if connection.dialect.name != "postgresql":
         return True
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(number))))
+    mine = bool(connection.scalar(select(func.pg_try_advisory_xact_lock(number))))
+    limit = f"SET LOCAL idle_in_transaction_session_timeout = '{CLAIM_SECONDS}s'"
+    connection.exec_driver_sql(limit)
+    return mine
 
 
 def _connectable(url: str) -> Engine:

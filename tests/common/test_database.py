@@ -1,6 +1,7 @@
 """Opening a database: durable pragmas, locks, versions, damage, and what is said of each."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
-from common.database import meta_table, open_database, writer
+from common import database
+from common.database import claimed, meta_table, open_database, writer
 from common.errors import LocalError
 from common.migrations import Schema
 from tests.postgres import Cluster
@@ -152,6 +154,21 @@ def test_a_writer_that_stops_loses_its_lock(engine: Engine, other: Engine) -> No
         stopped.execute(insert(things).values(thing=3))
     with engine.connect() as connection:
         assert connection.scalars(select(things.c.thing)).all() == [2]
+
+
+@postgres_only
+def test_a_claim_outlives_long_work(
+    url: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permuting a batch of a gigabyte says nothing to the server for longer than a writer may."""
+    options = {"idle_in_transaction_session_timeout": "100ms"}
+    monkeypatch.setattr(database, "_POSTGRES_OPTIONS", options)
+    engine = open_database(url, schema)
+    with engine.connect() as connection:
+        assert claimed(connection, "something")
+        time.sleep(0.3)
+        assert connection.scalar(select(1)) == 1
+    engine.dispose()
 
 
 @postgres_only
