@@ -38,8 +38,8 @@ class Evidence:
     """Unbiased counts of a batch (or of one a layer): (..., Hs, X, A, X), (..., Hs, X, A) twice.
 
     `rewards` is None when they were not counted; n is the number of episodes behind each step. The
-    variances are those of the noise on one entry, `term` the size of its terms (`BatchCounts`).
-    `mixtures` are what was deployed: one for all steps, or one a step.
+    variances are those of the noise on one entry. `mixtures` are what was deployed: one for all
+    steps, or one a step.
     """
 
     n: float
@@ -50,7 +50,6 @@ class Evidence:
     visit_variance: float
     reward_variance: float
     mixtures: tuple[Mixture, ...] = ()
-    term: float = 1.0
 
     @property
     def weight(self) -> float:
@@ -106,7 +105,6 @@ def of_batches(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> E
         max(batch.visit_variance for batch in batches),
         max(batch.reward_variance for batch in batches),
         tuple(mixtures),
-        max(batch.term for batch in batches),
     )
 
 

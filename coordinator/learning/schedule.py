@@ -16,9 +16,10 @@ The sum in lines 2-3 runs to b - 1: the stages already over.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from coordinator.learning.learner import LearnerError
+from coordinator.learning.learner import LearnerError, Problem
 from coordinator.learning.presets import Constants
 
 
@@ -48,6 +49,23 @@ class Schedule:
     def episodes(self) -> int:
         """All episodes, K."""
         return sum(stage.episodes for stage in self.stages) + self.exploit
+
+
+def of_problem(problem: Problem, constants: Constants, fine: int) -> Schedule:
+    """A run's stages; with one state no transitions are to learn: stages of 2 L_b, all fine."""
+    first = _first_stage(problem, constants)
+    if problem.sizes.X == 1 and constants.levels == "noise":
+        constants, first = replace(constants, crude_share=0.0), math.ceil(first * 2 / 3)
+    return schedule(problem.K, problem.sizes.H, constants, first, fine)
+
+
+def _first_stage(problem: Problem, constants: Constants) -> int:
+    """L_1: as configured, or enough for `visits_per_noise` (see `Constants`)."""
+    if constants.first_stage > 0:
+        return constants.first_stage
+    X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
+    deviation = max(1.0, math.sqrt(problem.noise(max(problem.K // (3 * H), 1), 0)))
+    return math.ceil(constants.visits_per_noise * deviation * H * X * A)
 
 
 def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int = 2) -> Schedule:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,10 +46,13 @@ from coordinator.learning.learner import (
 )
 from coordinator.learning.presets import PRACTICAL, Constants
 from coordinator.learning.radius import bootstrap, literal_radius
-from coordinator.learning.schedule import Schedule, Stage, schedule
+from coordinator.learning.schedule import Schedule, Stage, of_problem
 from coordinator.postprocess import precision
 
 MOST_AUXILIARY = 512
+MOST_REMEMBERED = 1_000_000
+"""Most counters of batches that `memory` keeps: five batches of X=50, A=4, H=20."""
+
 Steps = Generator[Deployment, BatchCounts, None]
 
 
@@ -95,7 +98,7 @@ class SDPPE:
         self.constants = constants
         self.phi: ActiveSet = everything(problem.sizes, problem.d1, constants.active_set)
         self._decisions = int(self.phi.actions.sum())
-        self.schedule: Schedule = _schedule(problem, constants, self.fine_batches)
+        self.schedule: Schedule = of_problem(problem, constants, self.fine_batches)
         X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
         self.iota = math.log(2 * H * A * problem.K / problem.delta)
         self._model = Model(np.zeros((H, X, A, X)), np.zeros((H, X, A)))
@@ -103,6 +106,7 @@ class SDPPE:
         self._memory: tuple[Evidence, ...] = ()
         self._likely: PolicyArray = np.zeros((0, H, X), dtype=np.int64)
         self._used = 0
+        self._term = 1.0
         self._steps = self._sdp_pe()
         self._pending: Deployment | None = next(self._steps)
 
@@ -117,6 +121,7 @@ class SDPPE:
         self._check(counts)
         done = len(self._results)
         self._used += counts.n
+        self._term = max(self._term, counts.term)
         try:
             self._pending = self._steps.send(counts)
         except StopIteration:
@@ -171,6 +176,9 @@ class SDPPE:
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
         after = self.phi.size
+        # Draws plan within the decisions that are left: what they find may be no member by now.
+        members = [self.phi.contains(policy) for policy in self._likely]
+        self._likely = self._likely[np.array(members, dtype=np.bool_)]
         self._model = fine.model
         self._results.append(
             StageResult(
@@ -183,7 +191,7 @@ class SDPPE:
                 decisions_eliminated=self._decisions - int(self.phi.actions.sum()),
                 radius=radius,
                 best_value=best,
-                E=self._precision_of(fine.counts[0]),
+                E=self._precision(fine.counts[0].transition_variance),
                 infrequent=float(crude.W.mean()),
                 coverage_gap=fine.design.gap,
                 coverage_iterations=fine.design.iterations,
@@ -194,7 +202,7 @@ class SDPPE:
     def _radius(self, stage: Stage, fine: Fine) -> float:
         scale = self.constants.radius_scale
         if self.constants.radius == "paper":
-            return self._worst_case(stage.L_b, self._precision_of(fine.counts[0]))
+            return self._worst_case(stage.L_b, self._precision(fine.counts[0].transition_variance))
         level = 1 - self.problem.delta / len(self.schedule.stages)
         generator = generator_for(self.problem.seed, "bootstrap", stage.b)
         found = bootstrap(
@@ -318,11 +326,16 @@ class SDPPE:
         return np.asarray(pi_0[np.sort(chosen)])
 
     def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
-        """The counts a stage's model is made of; kept for later stages only with `memory`."""
+        """The counts a stage's model is made of; kept for later stages only with `memory`.
+
+        Every batch lengthens the bootstrap of every later stage, so the oldest are forgotten, which
+        are the smallest.
+        """
         parts = (fine, crude) if self.constants.pool and crude is not None else (fine,)
         parts = (*parts, *self._memory)
         if self.constants.memory:
-            self._memory = parts
+            kept = max(1, MOST_REMEMBERED // fine.transitions.size)
+            self._memory = parts[:kept]
         return parts
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
@@ -356,15 +369,11 @@ class SDPPE:
 
     # -- levels --------------------------------------------------------------------------------
 
-    def _precision_of(self, counts: Evidence) -> float:
-        """E of a batch's transitions."""
-        return self._precision(counts.transition_variance, counts.term)
-
-    def _precision(self, variance: float, term: float = 1.0) -> float:
+    def _precision(self, variance: float) -> float:
         """E of Assumption 4, over all counters of all batches of the run."""
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H
         counters = len(self.schedule.stages) * 2 * H * X * A * (X + 2)
-        return precision(variance, counters, self.problem.delta, term)
+        return precision(variance, counters, self.problem.delta, self._term)
 
     def _tolerance(self, variance: float) -> float:
         """E as Eq. 7 and the add-on use it."""
@@ -380,20 +389,3 @@ class SDPPE:
 
 def _step(weight: FloatArray, h: int) -> FloatArray:
     return weight[h : h + 1] if weight.ndim else weight
-
-
-def _schedule(problem: Problem, constants: Constants, fine: int) -> Schedule:
-    """The run's stages; with one state no transitions are to learn: stages of 2 L_b, all fine."""
-    first = _first_stage(problem, constants)
-    if problem.sizes.X == 1 and constants.levels == "noise":
-        constants, first = replace(constants, crude_share=0.0), math.ceil(first * 2 / 3)
-    return schedule(problem.K, problem.sizes.H, constants, first, fine)
-
-
-def _first_stage(problem: Problem, constants: Constants) -> int:
-    """L_1: as configured, or enough for `visits_per_noise` (see `Constants`)."""
-    if constants.first_stage > 0:
-        return constants.first_stage
-    X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
-    deviation = max(1.0, math.sqrt(problem.noise(max(problem.K // (3 * H), 1), 0)))
-    return math.ceil(constants.visits_per_noise * deviation * H * X * A)

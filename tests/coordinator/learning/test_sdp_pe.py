@@ -10,6 +10,7 @@ import pytest
 
 from common.counters import CounterLayout, Families
 from common.noise import Noise
+from coordinator.learning import sdp_pe
 from coordinator.learning.learner import Deployment, Learner, LearnerError, Problem, StageResult
 from coordinator.learning.planning import plan
 from coordinator.learning.presets import PAPER, PRACTICAL, Constants
@@ -229,3 +230,55 @@ def test_the_demo_learns() -> None:
         drive(mdp, learner, "joint", noise_of, seed)
         good += suboptimality(mdp, learner.summary().policy) < 0.05
     assert good >= 19
+
+
+@pytest.mark.parametrize("kept", ["enumerated", "implicit"])
+def test_every_policy_deployed_is_active(kept: str) -> None:
+    """Also those likely to be best, though what draws find may be eliminated a moment later."""
+    mdp = riverswim(3, 4)
+    constants = replace(PRACTICAL, active_set=kept, radius_scale=0.1)  # type: ignore[arg-type]
+    learner = SDPPE(problem(mdp, 6000, light), constants)
+    generator = np.random.default_rng(1)
+    eliminated = 0
+    while (deployment := learner.next_deployment()) is not None:
+        assert all(learner.phi.contains(policy) for policy in deployment.mixture.policies)
+        layout = CounterLayout(mdp.sizes, "joint", deployment.layer)
+        noise = light(deployment.n, deployment.layer)
+        stage = learner.observe(private_counts(mdp, deployment, layout, noise, generator))
+        eliminated += stage is not None and stage.decisions_eliminated > 0
+    assert eliminated > 1
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches are kept, the newest; without the bound there are as many as stages, and one."""
+    mdp = riverswim(3, 3)
+    size = mdp.P.size
+    monkeypatch.setattr(sdp_pe, "MOST_REMEMBERED", 2 * size)
+    learner = SDPPE(problem(mdp, 30_000, light))
+    deployments, stages = drive(mdp, learner, "joint", light, 1)
+    assert len(stages) > 2
+    fine = [d.n for d in deployments if d.purpose == "fine"]
+    assert [part.n for part in learner._memory] == fine[:-3:-1]
+
+
+@pytest.mark.parametrize("levels", ["paper", "noise"])
+def test_precision_grows_with_the_terms_of_the_noise(levels: str) -> None:
+    """E, the literal radius and the levels of W: terms are large under trust local and central."""
+    mdp = riverswim(3, 3)
+    constants = replace(PRACTICAL, levels=levels, radius="paper", likely_share=0.0)  # type: ignore[arg-type]
+    found: list[tuple[float, float, float]] = []
+    for term in (1.0, 100.0):
+        learner = SDPPE(problem(mdp, 2000, light), constants)
+        generator, stage = np.random.default_rng(1), None
+        while stage is None:
+            deployment = learner.next_deployment()
+            assert deployment is not None
+            layout = CounterLayout(mdp.sizes, "joint", deployment.layer)
+            noise = light(deployment.n, deployment.layer)
+            counts = private_counts(mdp, deployment, layout, noise, generator)
+            stage = learner.observe(replace(counts, term=term))
+        found.append((stage.E, stage.radius, learner._tolerance(1.0)))
+    few, many = found
+    assert many[0] > few[0] + 4 * 98 * 2 / 3
+    assert many[1] > few[1]
+    assert (many[2] > few[2]) == (levels == "paper")
