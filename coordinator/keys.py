@@ -109,13 +109,14 @@ class KeyRing:
         try:
             found = self._file.stat()
             version = (found.st_mtime_ns, found.st_ino)
-            if self._read is None or self._read[0] != version:
+            read = self._read  # other threads forget it when they change something
+            if read is None or read[0] != version:
                 document = json.loads(self._file.read_text())
-                self._read = (version, tuple(KeyRecord(**entry) for entry in document))
+                self._read = read = (version, tuple(KeyRecord(**entry) for entry in document))
                 self._privates.clear()
         except (OSError, ValueError, TypeError) as error:
             raise LocalError("unavailable", f"cannot read {self._file}: {error}") from error
-        return self._read[1]
+        return read[1]
 
     def active(self) -> str:
         """See `Keys`.

@@ -136,6 +136,15 @@ def test_a_key_that_expires_while_uses_are_looked_for_stays(ring: KeyRing) -> No
     assert states(ring) == ["erased", "expired", "active"]
 
 
+def test_a_reader_is_not_disturbed_by_another_threads_change(ring: KeyRing) -> None:
+    class Disturbed(dict[str, bytes]):
+        def clear(self) -> None:
+            ring._read = None  # as a thread that takes the lock does
+
+    ring._privates, ring._read = Disturbed(), None
+    assert states(ring) == ["active"]
+
+
 def test_another_replica_sees_every_change(ring: KeyRing, tmp_path: Path) -> None:
     other = KeyRing(tmp_path / "keys", KEY, Clock())
     first = other.active()
