@@ -159,7 +159,7 @@ class Acknowledgement(Document):
 class EnrolRequest(Document):
     """Enrol a node that may report for at most ``users`` users, over all batches and runs."""
 
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     users: int = Field(ge=1, le=1 << 40)
 
 

@@ -41,7 +41,9 @@ def find_run(connection: Connection, run_id: str) -> RunRecord:
     Raises:
         RemoteError: ``unknown-run``.
     """
-    row = connection.execute(select(_runs).where(_runs.c.id == run_id)).one_or_none()
+    query = select(_runs).where(_runs.c.id == run_id)
+    # PostgreSQL takes no NUL, even to look for it.
+    row = None if "\0" in run_id else connection.execute(query).one_or_none()
     if row is None:
         raise RemoteError("unknown-run", f"there is no run {run_id[:32]}")
     return run_record(row)
