@@ -1,21 +1,27 @@
 """Two shufflers and two coordinators, live processes on PostgreSQL, of which one is killed
-(SIGKILL) in every batch and started again: the counts are the simulator's, so those of a run that
-nothing disturbed.
+(SIGKILL) while each batch fills and started again: the counts are the simulator's, so those of a
+run that nothing disturbed.
 
-RIFFLE_REPLICAS_EPISODES makes the run longer.
+Nodes are held (SIGSTOP) from the sealing of a batch until the next victim's turn, so that a batch
+is never over before its kill. RIFFLE_REPLICAS_EPISODES makes the run longer.
 """
 
 import os
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, select
 
+from coordinator.schema import deployments, runs
 from deploy.local import LocalNetwork
 from deploy.network import operator_client
 from deploy.operator import Operator
+from shuffler.schema import batches
 from tests.postgres import Cluster
 from tests.system.agreement import (
     RUN_ID,
@@ -28,39 +34,93 @@ EPISODES = int(os.environ.get("RIFFLE_REPLICAS_EPISODES", "300"))
 VICTIMS = ("shuffler", "coordinator", "shuffler-2", "coordinator-2")
 
 
+class Scene:
+    """A network of two replicas of each service, and what their databases say of a batch."""
+
+    def __init__(self, network: LocalNetwork) -> None:
+        self.network = network
+        self.coordinator = create_engine(network.config.coordinator_store)
+        self.shuffler = create_engine(network.config.shuffler_store)
+
+    def state(self, index: int) -> str:
+        """A batch's state at the coordinator; "" before it is issued, "over" when acknowledged."""
+        columns = deployments.c
+        query = select(columns.state, columns.acknowledged).where(columns["index"] == index)
+        with self.coordinator.connect() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            return ""
+        return "over" if row.acknowledged else str(row.state)
+
+    def issued_or_ended(self, index: int) -> bool:
+        if self.state(index):
+            return True
+        with self.coordinator.connect() as connection:
+            return connection.scalar(select(runs.c.state)) != "running"
+
+    def sealed(self, index: int) -> bool:
+        return self.state(index) not in ("issued", "open")
+
+    def has_reports(self, index: int) -> bool:
+        query = select(batches.c.reports).order_by(batches.c.deposited).offset(index).limit(1)
+        with self.shuffler.connect() as connection:
+            return bool(connection.scalar(query))
+
+    def nodes(self, number: signal.Signals) -> None:
+        self.network.processes["node"].send_signal(number)
+
+    def kill(self, victim: str) -> None:
+        process = self.network.processes[victim]
+        process.kill()
+        process.wait()
+
+    def wait_for_the_other(self, victim: str) -> None:
+        role, _, number = victim.partition("-")
+        self.network.wait_ready(role if number else f"{role}-2")
+
+
 @pytest.fixture
-def network(tmp_path: Path, cluster: Cluster) -> Iterator[LocalNetwork]:
+def scene(tmp_path: Path, cluster: Cluster) -> Iterator[Scene]:
     with ExitStack() as stack:
         urls = {
             f"{store}_store": stack.enter_context(cluster.database(store))
             for store in ("shuffler", "coordinator")
         }
-        yield stack.enter_context(
-            LocalNetwork(seeded_network(tmp_path, replicas=2, lease_seconds=3, **urls))
-        )
+        config = seeded_network(tmp_path, replicas=2, lease_seconds=3, **urls)
+        made = Scene(stack.enter_context(LocalNetwork(config)))
+        stack.callback(made.coordinator.dispose)
+        stack.callback(made.shuffler.dispose)
+        stack.callback(made.nodes, signal.SIGCONT)
+        yield made
 
 
-def kill(network: LocalNetwork, victim: str) -> None:
-    """Kill a process and start it again, while its other replica is there."""
-    role, _, number = victim.partition("-")
-    network.wait_ready(role if number else f"{role}-2")
-    network.processes[victim].kill()
-    network.processes[victim].wait()
-    network.start(victim)
+def until(condition: Callable[[int], bool], index: int) -> None:
+    deadline = time.monotonic() + 60
+    while not condition(index):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.timeout(180 + EPISODES)
-def test_one_killed_in_every_batch_changes_no_count(network: LocalNetwork) -> None:
-    spec, victims, killed = seeded_spec(EPISODES), cycle(VICTIMS), set()
+def test_one_killed_in_every_batch_changes_no_count(scene: Scene) -> None:
+    spec, network, killed = seeded_spec(EPISODES), scene.network, list[str]()
     client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
     with Operator(client) as operator:
+        scene.nodes(signal.SIGSTOP)
         operator.create_run(spec)
-        for event in operator.events(RUN_ID):
-            if event["kind"] == "deployment_issued":
-                victim = next(victims)
-                kill(network, victim)
-                killed.add(victim)
-            last = event["kind"]
-        assert last == "run_finished"
-        assert killed == set(VICTIMS)
+        for index, victim in zip(count(), cycle(VICTIMS), strict=False):
+            until(scene.issued_or_ended, index)
+            if not scene.state(index):
+                break
+            scene.wait_for_the_other(victim)
+            scene.nodes(signal.SIGCONT)
+            until(scene.has_reports, index)
+            scene.kill(victim)
+            assert scene.state(index) in ("issued", "open", "sealed", "counted"), "it was too late"
+            network.start(victim)
+            killed.append(victim)
+            until(scene.sealed, index)
+            scene.nodes(signal.SIGSTOP)
+        assert len(killed) == len(operator.deployments(RUN_ID))
+        assert set(killed) == set(VICTIMS)
         assert_equal_to_simulator(operator, spec)
