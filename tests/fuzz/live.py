@@ -1,11 +1,13 @@
 """Both services on loopback over real HTTP, a run by hand, and nodes that do what a test says."""
 
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from tests.coordinator import world as coordinators
 from tests.shuffler import world as shufflers
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN
 
-RUN = coordinators.RUN
 SPEC: dict[str, Any] = {**coordinators.SMALL, "learner": "manual", "episodes": 400}
 POLICY = [[0, 1], [1, 0]]
 TOKENS = {"shuffler": OPERATOR_TOKEN, "coordinator": coordinators.TOKEN}
@@ -92,6 +93,7 @@ class Network:
     folder: Path
     node: str = ""
     """The node's token."""
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def call(
         self, service: str, method: str, path: str, token: str | None = None, **rest: Any
@@ -110,12 +112,19 @@ class Network:
         body = {"name": "a node", "users": users}
         return str(self.ask("shuffler", "POST", "/nodes", json=body)["token"])
 
-    def run(self, **changes: Any) -> None:
-        self.ask("coordinator", "POST", "/runs", json={**SPEC, **changes})
+    def users(self, count: int) -> list[str]:
+        """Users who were not asked before."""
+        return [shufflers.user(next(self._numbers)) for _ in range(count)]
 
-    def deploy(self, episodes: int = 20, run: str = RUN, **changes: Any) -> Batch:
-        """Deploy by hand; the batch once it is open at the shuffler."""
-        body = {"policy": POLICY, "episodes": episodes, **changes}
+    def run(self, **changes: Any) -> str:
+        """A new run's id."""
+        run = secrets.token_hex(16)
+        self.ask("coordinator", "POST", "/runs", json={**SPEC, "run_id": run, **changes})
+        return run
+
+    def deploy(self, run: str | None = None, episodes: int = 20) -> Batch:
+        """Deploy by hand, in a run of its own unless told; the batch once nodes can have it."""
+        run, body = run or self.run(), {"policy": POLICY, "episodes": episodes}
         index = self.ask("coordinator", "POST", f"/runs/{run}/deployments", json=body)["index"]
         return self.batch(batch_id(run, index))
 
@@ -142,14 +151,16 @@ class Network:
         found = self.ask("shuffler", "POST", path, token=token or self.node, content=body)
         return [result["outcome"] for result in found["results"]]
 
-    def fill(self, batch: Batch, reports: list[bytes], first_user: int = 0) -> None:
-        users = [shufflers.user(first_user + i) for i in range(len(reports))]
-        accepted = self.upload(batch, self.leases(batch, users), reports)
+    def fill(self, batch: Batch, reports: list[bytes]) -> None:
+        """Upload reports of new users, by a node of their own."""
+        token, users = self.enrol(), self.users(len(reports))
+        accepted = self.upload(batch, self.leases(batch, users, token), reports, token)
         assert accepted == ["accepted"] * len(reports)
 
-    def settled(self, index: int, run: str = RUN) -> dict[str, Any]:
+    def settled(self, batch: Batch) -> dict[str, Any]:
         """A deployment once it is counted or rejected."""
-        path = f"/runs/{run}/deployments/{index}"
+        d = batch.context.descriptor
+        path = f"/runs/{d.run_id}/deployments/{d.deployment}"
         found: dict[str, Any] = self.until(
             lambda: self.ask("coordinator", "GET", path),
             lambda answer: answer["state"] in ("counted", "rejected"),

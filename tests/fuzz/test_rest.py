@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from common.errors import MEDIA_TYPE, problem_document, slug_of
-from tests.fuzz.live import RUN, TOKENS, Network, network
+from tests.fuzz.live import TOKENS, Batch, Network, network
 from tests.shuffler.test_app import ID, ROUTES
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN
 
@@ -47,19 +47,18 @@ SECONDS = 30
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, str]]:
-    """A network with a run, an open batch and one lease; and the batch's id."""
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, Batch]]:
+    """A network with a run, an open batch and one lease; and the batch."""
     changes = {"node_requests": 1e6, "lease_seconds": 86_400}
     with network(tmp_path_factory.mktemp("live"), **changes) as made:
-        made.run()
         batch = made.deploy()
-        made.leases(batch, ["0" * 32])
-        yield made, batch.id
+        made.leases(batch, made.users(1))
+        yield made, batch
 
 
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("service", ["shuffler", "coordinator"])
-def test_answers_are_those_of_the_description(service: str, live: tuple[Network, str]) -> None:
+def test_answers_are_those_of_the_description(service: str, live: tuple[Network, Batch]) -> None:
     network, batch = live
     url = getattr(network, service)
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
@@ -103,12 +102,12 @@ def try_out(
     session: requests.Session,
     url: str,
     tokens: list[str],
-    batch: str,
+    batch: Batch,
     seen: Counter[int],
 ) -> float:
     """Call it so often; how long the slowest answer took, in seconds."""
     slowest = [0.0]
-    known = {"run_id": RUN, "batch_id": batch, "index": 0}
+    known = {"run_id": batch.context.descriptor.run_id, "batch_id": batch.id, "index": 0}
     either = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode))
 
     @settings(

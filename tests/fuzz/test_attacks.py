@@ -1,0 +1,204 @@
+"""The attacks that `docs/security.md` speaks of, through the real services over HTTP."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from common import service
+from common.descriptor import batch_id, serialize, sign_deposit
+from common.hpke import KeyPair, seal, seal_indices
+from common.verification import achieved
+from node_client.environments.registry import make
+from tests.coordinator.world import SIGNING
+from tests.fuzz.live import Batch, Network, network
+from tests.shuffler.world import COORDINATOR_TOKEN
+
+N = 20
+ENVIRONMENT = make("RiverSwim-v0", states=2, horizon=2)
+EPSILON, GAMMA = 4.0, 0.1
+LEASE_SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with network(
+        tmp_path_factory.mktemp("live"), lease_seconds=LEASE_SECONDS, max_node_share=0.5
+    ) as made:
+        yield made
+
+
+def honest(batch: Batch, count: int) -> list[bytes]:
+    return [batch.honest(ENVIRONMENT) for _ in range(count)]
+
+
+def silent(batch: Batch) -> bytes:
+    """A report without data and without noise."""
+    d = batch.context.descriptor
+    return batch.sealed(np.full(d.padding.messages, d.layout.dummy))
+
+
+def broken(batch: Batch) -> bytes:
+    """A report whose messages are noise of another kind."""
+    d = batch.context.descriptor
+    keys = batch.keys
+    return seal(keys.batch_key, keys.report_info, bytes(d.padding.messages * d.message_bytes))
+
+
+def deposit(live: Network, batch: Batch, **changes: Any) -> httpx.Response:
+    """What a coordinator that lies deposits under a batch id that it has used."""
+    other = batch.context.descriptor.model_copy(update=changes)
+    data = serialize(other)
+    headers = {"Riffle-Signature": sign_deposit(SIGNING, data)}
+    path = f"/batches/{other.batch_id}"
+    return live.call("shuffler", "PUT", path, COORDINATOR_TOKEN, content=data, headers=headers)
+
+
+def slug(answer: httpx.Response) -> str:
+    return str(answer.json()["type"]).rpartition(":")[2]
+
+
+def fill(live: Network, batch: Batch, reports: list[bytes]) -> None:
+    """Two nodes, since one may hold half of a batch."""
+    for half in range(2):
+        live.fill(batch, reports[half::2])
+
+
+def test_one_descriptor_and_one_key_a_batch(live: Network) -> None:
+    """Two would let whoever deposited them tell nodes apart, by policy or by trial decryption."""
+    batch = live.deploy()
+    second_key = KeyPair.generate().public.hex()
+    for lie in ({"policies": (((1, 1), (1, 1)),)}, {"analyzer_key": second_key}):
+        answer = deposit(live, batch, **lie)
+        assert (answer.status_code, slug(answer)) == (409, "descriptor-conflict")
+    assert live.batch(batch.id).signed == batch.signed
+
+
+def test_silent_reports_are_those_that_the_guarantee_was_made_for(live: Network) -> None:
+    """Up to gamma the promise holds without them. Beyond, silence cannot be seen: it is stated."""
+    batch = live.deploy()
+    fill(live, batch, [*honest(batch, 18), silent(batch), silent(batch)])
+    spend = live.settled(batch)["spend"]
+    assert (spend["failed"], spend["dishonest_reports"]) == (0, 2)
+    d = batch.context.descriptor
+    at_gamma = achieved(d, beta=d.guarantee.beta, dishonest_fraction=GAMMA)
+    half = achieved(d, beta=d.guarantee.beta, dishonest_fraction=0.5)
+    assert spend["epsilon_upper"] == pytest.approx(at_gamma.epsilon_upper)
+    assert at_gamma.epsilon_upper <= EPSILON < half.epsilon_lower
+
+
+def test_one_node_is_no_more_than_its_share_of_sybils(live: Network) -> None:
+    batch = live.deploy()
+    path, body = f"/batches/{batch.id}/leases", {"users": live.users(N)}
+    found = live.ask("shuffler", "POST", path, token=live.node, json=body)
+    assert len(found["leases"]) == N // 2
+    assert {one["problem"] for one in found["refused"]} == {"share-exceeded"}
+
+
+@pytest.mark.parametrize(("liars", "state"), [(2, "counted"), (3, "rejected")])
+def test_messages_that_do_not_open(liars: int, state: str, live: Network) -> None:
+    """Within gamma they cost nothing; past it the weaker guarantee is recorded, no count used."""
+    batch = live.deploy()
+    fill(live, batch, [*honest(batch, N - liars), *[broken(batch)] * liars])
+    found = live.settled(batch)
+    spend = found["spend"]
+    assert found["state"] == state
+    assert (spend["failed"], spend["dishonest_reports"]) == (liars * spend["messages"] // N, liars)
+    assert spend["used"] == (found["counts"] is not None) == (state == "counted")
+    assert (float(spend["epsilon_upper"]) <= EPSILON) == (state == "counted")
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+def test_a_downgrade_of_the_trust_model_gets_no_report(trust: str, live: Network) -> None:
+    run = live.run(trust=trust)
+    body = {"policy": [[0, 1], [1, 0]], "episodes": N}
+    live.ask("coordinator", "POST", f"/runs/{run}/deployments", json=body)
+    ended = live.until(
+        lambda: live.ask("coordinator", "GET", f"/runs/{run}"), lambda run: run["state"] == "failed"
+    )
+    assert "trust" in ended["message"]
+    missing = live.call("shuffler", "GET", f"/batches/{batch_id(run, 0)}", live.node)
+    assert missing.status_code == 404
+
+
+def test_leases_that_are_never_used_delay_a_batch_by_their_life(live: Network) -> None:
+    batch = live.deploy()
+    for _ in range(2):  # two nodes hold every slot
+        live.leases(batch, live.users(N // 2), live.enrol())
+    time.sleep(LEASE_SECONDS + 0.5)
+    fill(live, batch, honest(batch, N))
+    assert live.settled(batch)["state"] == "counted"
+
+
+def test_a_report_of_another_batch_is_worth_nothing(live: Network) -> None:
+    """Its outer seal is bound to its batch, and so is every message inside."""
+    first, batch = live.deploy(), live.deploy()
+    (lease,) = live.leases(batch, live.users(1))
+    assert live.upload(batch, [lease], honest(first, 1)) == ["wrong-key"]
+    d, keys = first.context.descriptor, first.keys
+    dummies = np.full(d.padding.messages, d.layout.dummy)
+    inner = seal_indices(keys.analyzer_key, keys.message_info, dummies, d.layout.width, 1)
+    again = seal(batch.keys.batch_key, batch.keys.report_info, inner)
+    assert live.upload(batch, [lease], [again]) == ["accepted"]
+    live.fill(batch, honest(batch, N // 2 - 1))
+    live.fill(batch, honest(batch, N // 2))
+    assert live.settled(batch)["spend"]["failed"] == d.padding.messages
+
+
+def test_a_replayed_report_counts_once(live: Network) -> None:
+    batch = live.deploy()
+    reports = honest(batch, 3)
+    leases = live.leases(batch, live.users(3))
+    assert live.upload(batch, leases, reports) == ["accepted"] * 3
+    assert live.upload(batch, leases, reports) == ["replayed"] * 3
+    assert live.upload(batch, leases, honest(batch, 3)) == ["already-reported"] * 3
+    assert live.ask("shuffler", "GET", f"/batches/{batch.id}/status")["reports"] == 3
+
+
+# -- bodies -------------------------------------------------------------------------------------
+
+
+def raw(live: Network, data: bytes) -> socket.socket:
+    address = httpx.URL(live.shuffler)
+    connection = socket.create_connection((address.host, address.port or 0), timeout=10)
+    connection.sendall(data)
+    return connection
+
+
+def head(live: Network, batch: Batch, size: int) -> bytes:
+    return (
+        f"POST /v1/batches/{batch.id}/reports HTTP/1.1\r\nHost: shuffler\r\n"
+        f"Authorization: Bearer {live.node}\r\nContent-Length: {size}\r\n\r\n"
+    ).encode()
+
+
+def test_a_body_too_large_is_refused_before_it_is_all_there(live: Network) -> None:
+    batch = live.deploy()
+    with raw(live, head(live, batch, 1 << 40)) as connection:
+        answer = b""
+        while b"too-large" not in answer:
+            connection.sendall(bytes(1 << 16))
+            connection.settimeout(0.05)
+            try:
+                answer += connection.recv(1 << 16)
+            except TimeoutError:
+                continue
+    assert b" 413 " in answer.splitlines()[0]
+
+
+def test_a_body_that_drips_is_given_up(live: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BODY_SECONDS", 0.5)
+    batch = live.deploy()
+    began = time.monotonic()
+    with raw(live, head(live, batch, 1_000)) as connection:
+        connection.sendall(b"a")
+        answer = connection.recv(1 << 16)
+    assert b" 400 " in answer.splitlines()[0]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2] or "{}").get("status", 400) == 400
+    assert 0.4 < time.monotonic() - began < 9
+    assert live.ask("shuffler", "GET", f"/batches/{batch.id}/status")["dropped"] == {}
