@@ -226,8 +226,8 @@ def _free(sizes: Sizes, d1: FloatArray) -> int:
 def _actions(sizes: Sizes, free: BoolArray) -> PolicyArray:
     """All action vectors (A^free, X) of one step, in lexicographic order; 0 where not free."""
     vectors = np.zeros((sizes.A ** int(free.sum()), sizes.X), dtype=np.int64)
-    digits = np.unravel_index(np.arange(len(vectors)), (sizes.A,) * int(free.sum()))
-    vectors[:, free] = np.stack(digits, axis=-1)
+    places = sizes.A ** np.arange(int(free.sum()))[::-1]
+    vectors[:, free] = np.arange(len(vectors))[:, None] // places % sizes.A
     return vectors
 
 

@@ -19,6 +19,12 @@ def _all(active: ActivePolicies) -> np.ndarray:
     return np.stack([active.policy(i) for i in range(total)])
 
 
+def test_one_action_makes_one_policy_of_any_number_of_states() -> None:
+    active = ActivePolicies.everything(Sizes(X=70, A=1, H=2), np.full(70, 1 / 70))
+    assert active.size == 1
+    assert not active.policy(0).any()
+
+
 @pytest.mark.parametrize("sizes", TINY)
 def test_values_are_those_of_every_policy(sizes: Sizes) -> None:
     model, d1 = random_model(sizes, 11, mass=0.9)
