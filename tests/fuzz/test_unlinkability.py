@@ -98,7 +98,7 @@ def surprise(sent: list[Sent], streams: list[bytes]) -> float:
         ]
         guesses += [N * L, N * L, N * L - 1, N * L - 1]
     chance = [1 / N, 1 / N, (L - 1) / (N * L - 1), (N * L - 1) / (N * L * (N * L - 1))]
-    return float(stats.binom.sf(right - 1, guesses, chance).min())
+    return float(np.min(stats.binom.sf(right - 1, guesses, chance)))
 
 
 def test_nobody_tells_whose_message_is_whose(live: Network, stream: list[bytes]) -> None:
