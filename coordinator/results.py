@@ -18,6 +18,7 @@ from coordinator.threads import in_thread
 from coordinator.truth import bands, curve
 
 MAX_TRUTH_BYTES = 4 << 20
+ROUNDING = 1e-9
 
 router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
 
@@ -114,6 +115,9 @@ def _supply(service: Coordinator, run_id: str, truth: Truth) -> None:
     largest = max(truth.optimal_value, *(one.value for one in truth.values))
     if largest > horizon:
         detail = f"a value of {largest:g} exceeds the horizon {horizon}: scale rewards to [0, 1]"
+        raise RemoteError("invalid-spec", detail)
+    if largest > truth.optimal_value + ROUNDING:
+        detail = f"a value of {largest:g} exceeds the optimal value {truth.optimal_value:g}"
         raise RemoteError("invalid-spec", detail)
     service.desk.store.supply(run_id, truth)
 

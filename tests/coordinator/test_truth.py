@@ -93,6 +93,8 @@ def test_what_contradicts_is_refused_whole(api: Api) -> None:
     refused = problem(supply(api, 0.5, optimal=2.5))
     assert refused[1] == "invalid-spec"
     assert "2.5 exceeds the horizon 2" in refused[2]
+    above = problem(supply(api, 0.5, 0.75, optimal=0.7))
+    assert "0.75 exceeds the optimal value 0.7" in above[2], "regret never falls"
     assert problem(supply(api, 0.5, run="0" * 32))[1] == "unknown-run"
     assert api.get(f"/{RUN}/truth")["deployments"] == [0]
 
