@@ -126,7 +126,8 @@ class Books:
     """Reads records, and keeps latencies until they are written.
 
     An upload's latency is known when its transaction is over, so it goes with a later upload's
-    (`due`) or before a record is read. A stop loses what waits: statistics, never a report.
+    (`due`) or before a record is read. A stop loses what waits, and so do batches beyond `KEPT`:
+    statistics, never a report.
     """
 
     def __init__(self, access: Access, *, show_fill: bool) -> None:
@@ -138,6 +139,8 @@ class Books:
 
     def took(self, batch_id: str, seconds: float) -> None:
         """Note how long an upload took."""
+        if batch_id not in self._waiting and len(self._waiting) >= KEPT:
+            self._waiting.pop(next(iter(self._waiting)))  # the oldest: most likely it is over
         self._waiting.setdefault(batch_id, Counter())[bucket(seconds)] += 1
 
     def due(self, batch_id: str, clock: float) -> Counter[int]:

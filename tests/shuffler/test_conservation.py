@@ -1,12 +1,13 @@
 """Conservation of reports and messages, and what of it the coordinator is shown."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import create_engine, update
 
-from shuffler.conservation import BUCKETS, bucket, edge, quantiles
+from shuffler.access import Access
+from shuffler.conservation import BUCKETS, KEPT, Books, bucket, edge, quantiles
 from shuffler.schema import batches
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, Batch, user
@@ -150,3 +151,12 @@ def test_quantiles_of_a_histogram() -> None:
     assert found is not None
     assert (found.uploads, found.p50, found.p95, found.p99) == (100, edge(0), edge(8), edge(16))
     assert quantiles({}) is None
+
+
+def test_latencies_of_batches_that_nobody_asks_about_are_forgotten() -> None:
+    """A batch's last uploads are followed by none that would write their latencies."""
+    books = Books(cast("Access", None), show_fill=True)
+    for batch in range(KEPT + 500):
+        books.took(f"{batch:032x}", 0.01)
+    assert len(books._waiting) <= KEPT
+    assert books.due(f"{KEPT + 499:032x}", 0.0).total() == 1

@@ -34,7 +34,7 @@ def loaded(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> None:
-    words = ("--nodes", "9", "--rate", "30", "--duration", "8", "--processes", "2")
+    words = ("--nodes", "9", "--rate", "60", "--duration", "4", "--processes", "2")
     code, found = loaded(
         tmp_path, *words, "--presealed", "--batch", "150", "--arrivals", "constant"
     )
