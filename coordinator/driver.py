@@ -51,6 +51,7 @@ EXPIRY_MARGIN_SECONDS = 2.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
 LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired or was abandoned"
+CLOCKS = "the shuffler says that a new batch has expired: set its clock or this one right"
 FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
 LOST = ("late", "unknown-batch")
 
@@ -168,6 +169,9 @@ class Driver:
         except RemoteError as error:
             if error.slug != "late":
                 raise
+            left = row.descriptor.expires_at - self._now
+            if left > 0:  # issued anew it would be late as well, and soon out of tries
+                raise LocalError("unavailable", f"{CLOCKS} ({left:.0f} s left by ours)") from error
             await self._again(run, row, 0, EXPIRED)
             return
         await in_thread(self._desk.store.opened, self.lease, row.index, self._now)

@@ -35,13 +35,35 @@ pytestmark = both_engines
 
 
 def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None:
-    shuffler = FakeShuffler()
-    shuffler.refusal = RemoteError("late", "the descriptor expired")
-    run_to_end(desk(tmp_path, shuffler), spec(reissues=2))
+    clock = Clock()
+
+    class Slow(FakeShuffler):
+        async def deposit(self, *args: Any) -> Any:
+            clock.now += spec().batch_seconds
+            raise RemoteError("late", "the descriptor expired")
+
+    run_to_end(desk(tmp_path, Slow(), clock), spec(reissues=2))
     found = outcome(tmp_path)
     assert [state for state, _, _ in found["states"]] == ["abandoned"] * 3
     assert found["state"][0] == "failed"
     assert "3 tries" in found["state"][1]
+
+
+def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    """The shuffler's clock is ahead by more than a batch lasts, until somebody sets it right."""
+    shuffler = FakeShuffler()
+    shuffler.refusal = RemoteError("late", "the descriptor expired")
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=0))
+        await until(lambda: shuffler.calls.count("deposit") == 2)
+        assert "clock" in (coordinator.trouble(RUN) or "")
+        shuffler.refusal = None
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler), act)
+    found = outcome(tmp_path)
+    assert {**found, "state": None} == {**undisturbed, "state": None}
 
 
 def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Path) -> None:
