@@ -1,0 +1,109 @@
+"""Faults that somebody could put into the services one day, each as a patch.
+
+The simulation must find every one of them; see `test_simulation`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, update
+
+from node_client.users import Users
+from shuffler import store, uploads
+from shuffler.committer import Committer, Job
+from shuffler.permute import shuffle
+from shuffler.rules import Frame
+from shuffler.schema import batches
+from shuffler.vault import BatchSecret
+from tests.system.simulation.machine import Killed
+
+
+def answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """An upload is answered at once and committed half a second later."""
+    commit = Committer._commit
+
+    def early(committer: Committer, group: Sequence[Job[Any]]) -> None:
+        if not all("upload" in getattr(job.write, "__qualname__", "") for job in group):
+            commit(committer, group)
+            return
+        with committer._engine.connect() as connection, connection.begin() as transaction:
+            for job in group:
+                job.run(connection)
+            transaction.rollback()
+        for job in group:
+            job.answer()
+        again = [Job(job.write) for job in group]
+        asyncio.get_running_loop().call_later(0.5, _unless_killed, commit, committer, again)
+
+    patch.setattr(Committer, "_commit", early)
+
+
+def _unless_killed(commit: Any, *args: Any) -> None:
+    try:
+        commit(*args)
+    except Killed:
+        return
+
+
+def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """The threshold counts reports that came, not distinct ones."""
+    upload = uploads.upload
+
+    def counting(
+        connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame], now: int
+    ) -> uploads.Stored:
+        stored = upload(connection, batch_id, node_id, frames, now)
+        again = sum(result.outcome == "replayed" for result in stored.reply.results)
+        batch = store.find(connection, batch_id, lock=True)
+        if again and batch.state == "open":
+            row = batches.c.batch_id == batch_id
+            reports = batch.reports + again
+            connection.execute(update(batches).where(row).values(reports=reports))
+            if reports >= batch.n:
+                store.transition(connection, batch, "fill")
+        return stored
+
+    patch.setattr(uploads, "upload", counting)
+
+
+def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    """Messages are permuted anew each time they are asked for, and nobody compares."""
+
+    def anew(sealed: Any, secret: BatchSecret, *args: Any, **sizes: Any) -> Any:
+        return shuffle(
+            sealed, BatchSecret(secret.outer, BatchSecret.generate().permutation), *args, **sizes
+        )
+
+    def unchecked(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
+        row = batches.c.batch_id == batch_id
+        store.transition(connection, store.find(connection, batch_id, lock=True), "forward")
+        values = {"messages_sha256": sha256, "forwarded": messages}
+        connection.execute(update(batches).where(row).values(values))
+
+    patch.setattr("shuffler.releases.shuffle", anew)
+    patch.setattr("shuffler.releases.Releases._keep", lambda *_: None)
+    patch.setattr(store, "mark_forwarded", unchecked)
+
+
+def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """Whom a node has asked is forgotten when it is started again."""
+    prepare = Users._prepare
+
+    def forgetful(users: Users) -> None:
+        prepare(users)
+        users._database.execute("UPDATE users SET asked = 0")
+
+    patch.setattr(Users, "_prepare", forgetful)
+
+
+FAULTS = {
+    fault.__name__.replace("_", "-"): fault
+    for fault in (
+        answered_before_the_commit,
+        replays_fill_the_batch,
+        handed_over_in_another_order,
+        asked_again_after_a_crash,
+    )
+}

@@ -1,0 +1,227 @@
+"""Processes that can be killed between any two steps, on a loop whose time is not the clock's.
+
+Everything runs in one thread and one event loop: what goes to a thread or a pool is done at once,
+and where nothing is left to do time leaps to the next timer. So a sequence of operations and a seed
+decide everything that happens but the bytes that come from the system's CSPRNG.
+
+A step is a commit (one before it, one after), a sync of a file or a directory, or a message that
+leaves or arrives. A process whose fuse has burnt down dies at its next step: its tasks are
+cancelled, and whatever of it still runs can neither commit, nor write, nor send.
+"""
+
+import asyncio
+import os
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.pool import Pool
+
+from common.database import writer
+from node_client.users import Users
+from shuffler import access
+from shuffler.committer import Committer, Job
+
+T = TypeVar("T")
+CURRENT: ContextVar["Process | None"] = ContextVar("process", default=None)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Process:
+    """Tasks that die together. ``main`` runs until it is killed; ``died`` is called once."""
+
+    def __init__(self, name: str, died: Callable[["Process"], None]) -> None:
+        self.name = name
+        self.dead = False
+        self.fuse: int | None = None
+        self.steps = 0
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.connections: list[Any] = []
+        self._died = died
+        self.context = copy_context()
+        self.context.run(CURRENT.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task of this process."""
+        return asyncio.get_running_loop().create_task(work, context=self.context)
+
+    def step(self) -> None:
+        """Between two things that others can see."""
+        self.steps += 1
+        if self.fuse is not None and not self.dead:
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.kill()
+        if self.dead:
+            raise Killed
+
+    def kill(self) -> None:
+        """What is under way stops; nothing of this process has any effect from here on."""
+        if self.dead:
+            return
+        self.dead = True
+        for task in list(self.tasks):
+            task.cancel()
+        self._died(self)
+
+    async def buried(self) -> None:
+        """Wait until nothing of a dead process is left, then close its database connections."""
+        while self.tasks:
+            await asyncio.wait(list(self.tasks))
+        for connection in self.connections:
+            connection.close()
+
+
+def step() -> None:
+    """A step of whichever process this runs in."""
+    process = CURRENT.get()
+    if process is not None:
+        process.step()
+
+
+class Inline(ThreadPoolExecutor):
+    """Does the work when it is submitted."""
+
+    def __init__(self, _: int = 1) -> None:
+        super().__init__(1)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class GroupCommitter(Committer):
+    """The committer without its thread: what was submitted in one turn of the loop is a group."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = writer(engine)
+        self._group: list[Job[Any]] = []
+
+    def submit(self, write: Callable[[Connection], T]) -> "Future[T]":
+        job: Job[T] = Job(write)
+        if not self._group:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._group.append(job)
+        return job.future
+
+    @property
+    def waiting(self) -> int:
+        return len(self._group)
+
+    def close(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        group, self._group = self._group, []
+        alive = [job for job in group if job.future.set_running_or_notify_cancel()]
+        with suppress(Killed):  # then whoever waits for an answer is cancelled
+            if alive:
+                self._commit(alive)
+
+
+class _Nothing(selectors.SelectSelector):
+    """There is no input; a wait for it lets time leap."""
+
+    leap: Callable[[float], None]
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen again")
+        if timeout > 0:
+            self.leap(timeout)
+        return []
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop with its own time, in seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        selector = _Nothing()
+        selector.leap = self._leap
+        super().__init__(selector)
+        self.set_default_executor(Inline())
+        self.set_task_factory(_task)
+
+    def time(self) -> float:
+        return self._now
+
+    def _leap(self, seconds: float) -> None:
+        self._now += seconds
+
+    def _write_to_self(self) -> None:
+        """Nobody waits in another thread."""
+
+
+def _task(loop: Any, work: Any, *, context: Any = None) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+    process = context.get(CURRENT) if context is not None else CURRENT.get()
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+        if process.dead:
+            task.cancel()
+    return task
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What uses threads or syncs does it here and now, with a step before it and after it."""
+    with pytest.MonkeyPatch.context() as patch:
+        commit, write = DefaultDialect.do_commit, Users._all
+
+        def stepping(work: Callable[..., Any]) -> Callable[..., Any]:
+            def both(*args: Any) -> Any:
+                step()
+                result = work(*args)
+                step()
+                return result
+
+            return both
+
+        async def here(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return work(*args, **kwargs)
+
+        async def each_here(iterable: Any) -> AsyncIterator[Any]:
+            for one in iterable:
+                yield one
+
+        def connected(connection: Any, _: object) -> None:
+            process = CURRENT.get()
+            if process is not None:
+                process.connections.append(connection)
+
+        patch.setattr(DefaultDialect, "do_commit", stepping(commit))
+        patch.setattr(os, "fsync", stepping(lambda _: None))
+        patch.setattr(Users, "_all", stepping(write))
+        patch.setattr(access, "Committer", GroupCommitter)
+        patch.setattr("fastapi.routing.run_in_threadpool", here)
+        patch.setattr("fastapi.dependencies.utils.run_in_threadpool", here)
+        patch.setattr("starlette.responses.iterate_in_threadpool", each_here)
+        event.listen(Pool, "connect", connected)
+        try:
+            yield
+        finally:
+            event.remove(Pool, "connect", connected)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end on a loop of its own, and leave nothing of it behind."""
+    loop = Loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()

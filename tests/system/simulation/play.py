@@ -1,0 +1,99 @@
+"""Plays a list of operations on a fresh network, heals it, and says what was wrong."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.system.simulation import machine
+from tests.system.simulation.operations import ACTIONS, Operation
+from tests.system.simulation.outcome import check
+from tests.system.simulation.world import PROCESSES, World, prepare
+
+MEMORY = Path("/dev/shm")  # noqa: S108 -- crashes here are of processes, not of the disk
+PAUSE_SECONDS = 0.2
+HEALING_SECONDS = 2_000.0
+STARTING_SECONDS = 1.0
+RETENTION_SECONDS = 32 * 86_400.0
+
+
+def play(operations: Sequence[Operation], seed: int) -> list[str]:
+    """What was found wrong, first things first; nothing when all is well."""
+    where = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=where) as folder, machine.one_thread():
+        fresh = Path(folder) / "network"
+        shutil.copytree(_prepared(), fresh)
+        return machine.run(_play(operations, seed, fresh))
+
+
+@cache
+def _prepared() -> Path:
+    folder = Path(tempfile.mkdtemp()) / "network"
+    prepare(folder)
+    return folder
+
+
+async def _play(operations: Sequence[Operation], seed: int, folder: Path) -> list[str]:
+    world = World(folder, seed)
+    problems, asking = world.watch.problems, []
+    with world.watch.watching():
+        try:
+            for name in PROCESSES:
+                world.start(name)
+            await asyncio.sleep(STARTING_SECONDS)
+            for name, *numbers in operations:
+                asking.append(asyncio.ensure_future(ACTIONS[name](world, *numbers)))
+                await asyncio.sleep(numbers[0] if name == "advance" else PAUSE_SECONDS)
+                look(world)
+                if problems:
+                    return problems
+            await asyncio.gather(*asking)
+            await heal(world)
+            check(world)
+            return problems
+        finally:
+            await world.end()
+
+
+def look(world: World) -> None:
+    """What must hold at any time."""
+    core = world.core("shuffler")
+    if core is not None:
+        with core._access.engine.connect() as connection:
+            world.watch.look(connection)
+
+
+async def heal(world: World) -> None:
+    """Nothing befalls anybody any more, clocks agree, and every run comes to its end."""
+    world.healing = True
+    world.network.faults.clear()
+    world.offsets = dict.fromkeys(world.offsets, max(world.offsets.values()))
+    for role in world.roles.values():
+        role.process.fuse = None
+    for name in PROCESSES:
+        world.start(name)
+    end = world.loop.time() + HEALING_SECONDS
+    while not _settled(world):
+        if world.loop.time() > end:
+            world.watch.problems.append(f"runs do not end: {_states(world)}")
+            return
+        await asyncio.sleep(1.0)
+    world.offsets["shuffler"] += RETENTION_SECONDS  # what nobody will ever take is given up
+    await asyncio.sleep(2 * STARTING_SECONDS)
+
+
+def _settled(world: World) -> bool:
+    coordinator, shuffler = world.core("coordinator"), world.core("shuffler")
+    if coordinator is None or shuffler is None or coordinator.desk.store.with_work():
+        return False
+    return not world.open_batches()
+
+
+def _states(world: World) -> list[str]:
+    store = world.core("coordinator").desk.store
+    return [
+        f"{run.id}: {run.state}, {[row.state for row in store.deployments(run.id)]}"
+        for run in store.runs()
+    ]

@@ -1,0 +1,76 @@
+"""Exactly once, under everything: random operations on a whole network, and the faults they find.
+
+``RIFFLE_SIMULATION_SEQUENCES`` says how many sequences are played, ``RIFFLE_SIMULATION_SEED`` where
+they begin, ``RIFFLE_SIMULATION_LENGTH`` how long each is. A failure prints its seed and the
+shortest list that still fails, to be kept in ``fixtures`` and played for ever.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.simulation.faults import FAULTS
+from tests.system.simulation.operations import ACTIONS, sequence
+from tests.system.simulation.play import play
+from tests.system.simulation.shrink import shrunk
+
+SEQUENCES = int(os.environ.get("RIFFLE_SIMULATION_SEQUENCES", "5"))
+FIRST = int(os.environ.get("RIFFLE_SIMULATION_SEED", "0"))
+LENGTH = int(os.environ.get("RIFFLE_SIMULATION_LENGTH", "50"))
+FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.json"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Services log every death; nobody reads it here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def fixture(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEQUENCES))
+def test_every_run_ends_as_if_nothing_had_happened(seed: int) -> None:
+    operations = sequence(seed, LENGTH)
+    problems = play(operations, seed)
+    if problems:
+        shortest = shrunk(operations, lambda some: bool(play(some, seed)))
+        kept = {"seed": seed, "fault": None, "operations": shortest}
+        pytest.fail(f"{problems}\nkeep this in fixtures/:\n{json.dumps(kept)}")
+
+
+@pytest.mark.parametrize("file", FIXTURES, ids=lambda file: file.stem)
+def test_what_once_failed(file: Path) -> None:
+    kept = fixture(file)
+    assert play(kept["operations"], kept["seed"]) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fault in the services, the list kept for it fails, and in the way that is noted."""
+    (kept,) = [fixture(file) for file in FIXTURES if fixture(file)["fault"] == name]
+    FAULTS[name](monkeypatch)
+    problems = play(kept["operations"], kept["seed"])
+    assert problems
+    assert kept["finds"] in problems[0]
+
+
+def test_a_seed_is_a_sequence() -> None:
+    assert sequence(3, 200) == sequence(3, 200)
+    assert {name for name, *_ in sequence(3, 2_000)} == set(ACTIONS)
+
+
+def test_a_failure_is_made_short() -> None:
+    operations = [["advance", number] for number in range(50)]
+    needed = (["advance", 7], ["advance", 41])
+    found = shrunk(operations, lambda some: all(one in some for one in needed))
+    assert found == list(needed)

@@ -1,0 +1,143 @@
+"""What is seen of a simulation from outside, and what must hold of it whenever one looks.
+
+Every report is known by its bytes: what the nodes seal is remembered row by row, and every row is
+unique. So it shows at once when a batch that is handed over misses a report that was acknowledged,
+has one twice, or one of another batch.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Connection, select
+
+from common import hpke
+from common.wire import LEASE_BYTES, Conservation, UploadReply
+from node_client.pipeline import Pipeline
+from shuffler.conservation import conservation
+from shuffler.schema import batches
+from tests.system.simulation.network import Sent
+
+OVER = ("erased", "abandoned")
+ACKNOWLEDGED = ("accepted", "replayed")
+
+
+@dataclass
+class Watch:
+    """Reports are known by their sealed bytes. By batch id: those ``acknowledged``, the messages
+    ``released``, and the ``owners`` of these."""
+
+    problems: list[str] = field(default_factory=list)
+    sealed: dict[bytes, bytes] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
+    acknowledged: dict[str, set[bytes]] = field(default_factory=dict)
+    released: dict[str, bytes] = field(default_factory=dict)
+    owners: dict[str, set[bytes]] = field(default_factory=dict)
+    over: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Remember what nodes seal, and whom they ask."""
+        seal, run = hpke.seal, Pipeline._run
+
+        def sealing(key: bytes, info: bytes, plaintext: bytes) -> bytes:
+            sealed = seal(key, info, plaintext)
+            self.sealed[sealed] = plaintext
+            return sealed
+
+        def running(pipeline: Pipeline, job: Any, chunk: Sequence[Any], done: Any) -> None:
+            self.asked.update(lease.user for lease in chunk)
+            run(pipeline, job, chunk, done)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("node_client.sealing.seal", sealing)
+            patch.setattr(Pipeline, "_run", running)
+            yield
+
+    def expect(self, holds: bool, what: str) -> None:
+        """Note a problem unless something holds."""
+        if not holds:
+            self.problems.append(what)
+
+    # -- answers that leave a service ------------------------------------------------------------
+
+    def answered(self, sent: Sent, response: httpx.Response) -> None:
+        """Look at an answer on its way."""
+        path = httpx.URL(sent.url).path.split("/")
+        server_error = response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR
+        self.expect(not server_error, f"{sent.method} {sent.url}: {response.text}")
+        if response.status_code != HTTPStatus.OK:
+            return
+        if path[-1] == "reports":
+            self._upload(path[-2], sent.body, response)
+        if path[-1] == "messages":
+            self._release(path[-2], response.content)
+
+    def _upload(self, batch_id: str, body: bytes, response: httpx.Response) -> None:
+        results = UploadReply.model_validate_json(response.content).results
+        size = len(body) // len(results)
+        frames = (body[start : start + size] for start in range(0, len(body), size))
+        acknowledged = self.acknowledged.setdefault(batch_id, set())
+        for frame, result in zip(frames, results, strict=True):
+            if result.outcome in ACKNOWLEDGED:
+                acknowledged.add(frame[LEASE_BYTES:])
+
+    def _release(self, batch_id: str, data: bytes) -> None:
+        before = self.released.setdefault(batch_id, data)
+        self.expect(before == data, f"batch {batch_id} was handed over in two orders")
+
+    # -- the shuffler's store --------------------------------------------------------------------
+
+    def look(self, connection: Connection) -> None:
+        """What must hold of every batch that was not over when last looked at."""
+        for batch_id, state, clean in connection.execute(
+            select(batches.c.batch_id, batches.c.state, batches.c.clean)
+        ).all():
+            if batch_id not in self.over:
+                self._look(conservation(connection, batch_id))
+            if state in OVER and clean:
+                self.over.add(batch_id)
+        twice = [user for user, times in self.asked.items() if times > 1]
+        self.expect(not twice, f"users asked twice: {twice}")
+
+    def _look(self, record: Conservation) -> None:
+        accepted = record.accepted or 0
+        acknowledged = len(self.acknowledged.get(record.batch_id, ()))
+        self.expect(record.balanced, f"conservation: {record}")
+        self.expect(accepted <= record.n, f"more than n reports: {record}")
+        self.expect(acknowledged <= accepted, f"acknowledged {acknowledged}, kept: {record}")
+        full = record.state not in ("open", "abandoned")
+        self.expect(not full or accepted == record.n, f"sealed short: {record}")
+        self.expect(record.forwarded in (0, record.n), f"handed over in part: {record}")
+        if record.batch_id in self.released:
+            self._whole(record)
+
+    def _whole(self, record: Conservation) -> None:
+        """What was handed over is exactly n whole reports, the acknowledged ones among them."""
+        batch_id = record.batch_id
+        if batch_id not in self.owners:
+            self.owners[batch_id] = self._owners(record)
+        lost = self.acknowledged.get(batch_id, set()) - self.owners[batch_id]
+        self.expect(not lost, f"{len(lost)} acknowledged reports are not in {record}")
+
+    def _owners(self, record: Conservation) -> set[bytes]:
+        data, L = self.released[record.batch_id], record.messages_a_report
+        size = len(data) // (record.n * L)
+        owner = {row: sealed for sealed, rows in self.sealed.items() for row in split(rows, size)}
+        found = split(data, size)
+        reports = Counter(owner.get(row, b"") for row in found)
+        self.expect(len(set(found)) == len(found) == record.n * L, f"a message twice: {record}")
+        self.expect(b"" not in reports, f"a message that no node sealed: {record}")
+        whole = len(reports) == record.n and set(reports.values()) == {L}
+        self.expect(whole, f"not n whole reports, but {sorted(reports.values())}: {record}")
+        return set(reports)
+
+
+def split(data: bytes, size: int) -> list[bytes]:
+    """Rows of equal size."""
+    return [data[start : start + size] for start in range(0, len(data), size)]

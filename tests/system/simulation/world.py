@@ -1,0 +1,344 @@
+"""The roles of a network as processes on one loop: two shufflers, two coordinators, nodes.
+
+Everything between the network and the disk is what runs in production: apps, cores, stores, vault,
+keys, drivers, analyzer, runner, pipeline, trust. Replaced are threads and pools (`machine`), the
+network (`network`), the clock, whose time every role may see wrong, and the seed of a run's draws.
+Replicas share SQLite files here; on PostgreSQL they are tested elsewhere.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from sqlalchemy import select
+
+from common.endpoint import hash_token
+from common.pins import pinned
+from common.wire import Enrolment, EnrolRequest
+from coordinator import app as coordinator_app
+from coordinator.analyzer import Analyzer
+from coordinator.keys import KeyRing
+from coordinator.registry import Registry
+from coordinator.settings import Settings as CoordinatorSettings
+from coordinator.shuffler_api import ShufflerApi as CoordinatorsShuffler
+from coordinator.specs import RunSpec
+from coordinator.store import Store
+from node_client.pipeline import Pipeline, Totals
+from node_client.runner import NodeState, Runner
+from node_client.sealing import pack, seal_reports
+from node_client.settings import Settings as NodeSettings
+from node_client.shuffler_api import Backoff
+from node_client.shuffler_api import ShufflerApi as NodesShuffler
+from node_client.users import Users
+from shuffler import app as shuffler_app
+from shuffler import schema
+from shuffler.core import Shuffler
+from shuffler.settings import Settings as ShufflerSettings
+from tests.coordinator import world as coordinator_world
+from tests.node_client import world as keys
+from tests.system.simulation.learner import N, steps
+from tests.system.simulation.machine import Inline, Process
+from tests.system.simulation.network import Network
+from tests.system.simulation.watch import Watch
+
+EPOCH = 1_800_000_000.0
+COORDINATOR_TOKEN, OPERATOR_TOKEN = "coordinator", coordinator_world.TOKEN
+USERS_A_NODE = 400
+BATCH_SECONDS, LEASE_SECONDS = 60, 15
+REPLICAS = ("a", "b")
+PROCESSES = ("shuffler-a", "shuffler-b", "coordinator-a", "coordinator-b", "node")
+ROLES = ("shuffler", "coordinator", "node")
+ENVIRONMENT: dict[str, Any] = {"states": 2, "actions": 2, "horizon": 1}
+
+
+def run_spec(number: int) -> RunSpec:
+    """The spec of the number-th run of a simulation."""
+    return RunSpec(
+        run_id=f"{number:032x}",
+        name="simulated",
+        learner="steps",
+        environment="RiverSwim-v0",
+        **ENVIRONMENT,
+        episodes=3 * N,
+        epsilon=20.0,
+        beta=0.1,
+        batch_seconds=BATCH_SECONDS,
+        reissues=100,
+        test_seed=11,
+    )
+
+
+def shuffler_settings(folder: Path) -> ShufflerSettings:
+    return ShufflerSettings(
+        data_dir=folder / "shuffler",
+        shuffler_id="shuffler-1",
+        signing_key_file=folder / "shuffler.key",
+        coordinator_key=coordinator_world.PUBLIC.hex(),
+        coordinator_token_hash=hash_token(COORDINATOR_TOKEN),
+        operator_token_hash=hash_token(OPERATOR_TOKEN),
+        analyzer_keys_file=folder / "pins",
+        max_epsilon=20.0,
+        max_beta=0.1,
+        lease_seconds=LEASE_SECONDS,
+        test_entry=True,
+    )
+
+
+def coordinator_settings(folder: Path, replica: str) -> CoordinatorSettings:
+    return coordinator_world.settings(
+        folder / "coordinator", test_entry=True, port=8400 + REPLICAS.index(replica)
+    )
+
+
+def node_settings(folder: Path) -> NodeSettings:
+    return NodeSettings(
+        shuffler_url="http://127.0.0.1",
+        shuffler_id="shuffler-1",
+        shuffler_key=keys.public(keys.SHUFFLER).hex(),
+        coordinator_key=coordinator_world.PUBLIC.hex(),
+        analyzer_keys_file=folder / "pins",
+        credentials_file=folder / "credentials.json",
+        users_file=folder / "users.json",
+        state_dir=folder / "state",
+        **ENVIRONMENT,
+        max_epsilon=20.0,
+        max_beta=0.1,
+        min_dishonest_fraction=0.0,
+        test_entry=True,
+        workers=1,
+    )
+
+
+@dataclass
+class Role:
+    """Who serves a name now, if anybody, and since when it may be asked."""
+
+    process: Process
+    app: FastAPI | None = None
+
+
+class World:
+    """A network in a folder. Made inside a running `machine.Loop`."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.draws = random.Random(seed)
+        self.offsets = dict.fromkeys(ROLES, 0.0)
+        self.primary = dict.fromkeys(("shuffler", "coordinator"), "a")
+        self.downtime: dict[str, float] = {}
+        self.roles: dict[str, Role] = {}
+        self.apps: dict[str, FastAPI] = {}
+        self.graves: list[Process] = []
+        self.healing = self.ending = False
+        self.strangers = 0
+        self.watch = Watch()
+        self.network = Network(self.draws, self.pick, self.watch.answered)
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._unexpected)
+
+    # -- time and routes -------------------------------------------------------------------------
+
+    def clock(self, role: str) -> float:
+        """What a role takes for the time."""
+        return EPOCH + self.loop.time() + self.offsets[role]
+
+    def pick(self, target: str) -> tuple[Process, Any] | None:
+        """Who answers for a service: the replica that all are sent to, else the other."""
+        wanted = self.primary[target]
+        for replica in sorted(REPLICAS, key=lambda one: one != wanted):
+            role = self.roles.get(f"{target}-{replica}")
+            if role is not None and role.app is not None and not role.process.dead:
+                return role.process, role.app
+        return None
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a process that is not running."""
+        role = self.roles.get(name)
+        if role is not None and not role.process.dead:
+            return
+        process = Process(name, self._died)
+        self.roles[name] = role = Role(process)
+        process.spawn(self._main(role))
+
+    def kill(self, name: str, fuse: int, downtime: float) -> None:
+        """Kill a process so many steps from now, to be started again after a while."""
+        self.downtime[name] = downtime
+        process = self.roles[name].process
+        if process.dead:
+            return
+        process.fuse = fuse
+        if fuse == 0:
+            process.kill()
+
+    def _died(self, process: Process) -> None:
+        self.graves.append(process)
+        if self.ending:
+            return
+        downtime = 0.1 if self.healing else self.downtime.get(process.name, 1.0)
+        self.loop.call_later(downtime, self.start, process.name)
+
+    async def end(self) -> None:
+        """Kill all that is left, and wait until it is gone."""
+        self.ending = True
+        for role in self.roles.values():
+            role.process.kill()
+        for grave in self.graves:
+            await grave.buried()
+        for stray in list(self.network.strays):
+            stray.cancel()
+
+    async def _main(self, role: Role) -> None:
+        kind, _, replica = role.process.name.partition("-")
+        try:
+            if kind == "node":
+                await self._node(role.process)
+            else:
+                app = self._app(kind, replica)
+                async with app.router.lifespan_context(app):
+                    role.app = app
+                    await asyncio.Event().wait()
+        except Exception as error:
+            if not role.process.dead:
+                self.watch.problems.append(f"{role.process.name} ended: {error!r}")
+        role.process.kill()
+
+    def _app(self, kind: str, replica: str) -> FastAPI:
+        """Routes, which take a while to make and hold nothing; the core is new at every start."""
+        made = self.apps.get(f"{kind}-{replica}")
+        if made is None:
+            make = self._shuffler if kind == "shuffler" else self._coordinator
+            made = self.apps[f"{kind}-{replica}"] = make(replica)
+        return made
+
+    def _shuffler(self, _: str) -> FastAPI:
+        settings = shuffler_settings(self.folder)
+        return shuffler_app.create_app(settings, lambda: self.clock("shuffler"))
+
+    def _coordinator(self, replica: str) -> FastAPI:
+        settings = coordinator_settings(self.folder, replica)
+        ring = KeyRing(settings.analyzer_keys_dir, settings.at_rest(), self._time("coordinator"))
+        client = self.network.client("shuffler", COORDINATOR_TOKEN)
+        return coordinator_app.create_app(
+            settings,
+            shuffler=CoordinatorsShuffler(client),
+            registry=learners(),
+            analyzer=Analyzer(ring, 1, Inline),
+            clock=self._time("coordinator"),
+        )
+
+    def _time(self, role: str) -> Any:
+        return lambda: self.clock(role)
+
+    async def _node(self, process: Process) -> None:
+        settings = node_settings(self.folder)
+        environment, now = settings.make_environment(), self._time("node")
+        users = Users(settings.state_dir, settings.users())
+        backoff = Backoff(share=self.draws.random, clock=now)
+        api = NodesShuffler(self.network.client("shuffler"), backoff)
+        pipeline = Pipeline(
+            environment=environment,
+            seal=_seal,
+            api=api,
+            users=users,
+            totals=Totals(),
+            room=asyncio.Semaphore(4),
+            test_entry=True,
+            clock=now,
+        )
+        runner = Runner(
+            nodes=deque(NodeState(credential) for credential in settings.credentials()),
+            demands=settings.demands(environment),
+            api=api,
+            users=users,
+            pipeline=pipeline,
+            users_a_request=4,
+            pins=lambda: pinned(settings.analyzer_keys_file),
+            clock=now,
+        )
+        try:
+            await runner.run(asyncio.Event())
+        finally:
+            users.close()
+
+    def _unexpected(self, _: object, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self.watch.problems.append(f"unexpected: {context['message']}: {error!r}")
+
+    # -- the operator ----------------------------------------------------------------------------
+
+    async def ask(self, target: str, method: str, path: str, **rest: Any) -> httpx.Response | None:
+        """One request of the operator's; None when nobody answers."""
+        async with self.network.client(target, OPERATOR_TOKEN) as client:
+            with suppress(httpx.TransportError):
+                return await client.request(method, f"/v1{path}", **rest)
+        return None
+
+    def open_batches(self) -> list[tuple[str, int]]:
+        """Open batches with the size of a report, oldest first; none when no shuffler is there."""
+        core, table = self.core("shuffler"), schema.batches.c
+        if core is None:
+            return []
+        query = select(table.batch_id, table.report_bytes).where(table.state == "open")
+        with core._access.engine.connect() as connection:
+            return [(row[0], row[1]) for row in connection.execute(query.order_by(table.deposited))]
+
+    def core(self, target: str) -> Any:
+        """The core of a service that answers; None when there is none."""
+        found = self.pick(target)
+        if found is None:
+            return None
+        state = found[1].state
+        return state.shuffler if target == "shuffler" else state.coordinator
+
+
+@cache
+def learners() -> Registry:
+    """Learners by name: it looks for installed packages, so it is made once."""
+    return Registry({"steps": steps})
+
+
+def prepare(folder: Path) -> None:
+    """Keys, pins, users and enrolled nodes of a network that has not begun; stores are made."""
+    folder.mkdir()
+    (folder / "shuffler.key").write_text(keys.SHUFFLER.hex())
+    settings = coordinator_settings(folder, "a")
+    (folder / "pins").write_text(coordinator_world.ANALYZER.public.hex() + "\n")
+    Store(settings.url).close()
+
+    async def enrol() -> list[Enrolment]:
+        core = Shuffler(shuffler_settings(folder), lambda: EPOCH)
+        await core.start()
+        request = EnrolRequest(name="node", users=10 * USERS_A_NODE)
+        found = [await core.enrol(request) for _ in range(3)]
+        core.close()
+        return found
+
+    nodes = asyncio.run(enrol())
+    documents = [node.model_dump() for node in nodes]
+    (folder / "credentials.json").write_text(json.dumps(documents[:2]))
+    (folder / "stranger.json").write_text(json.dumps(documents[2]))
+    users = {
+        node.node_id: [user_of(node.node_id, k) for k in range(USERS_A_NODE)] for node in nodes[:2]
+    }
+    (folder / "users.json").write_text(json.dumps(users))
+
+
+def user_of(node: str, number: int) -> str:
+    """A user id."""
+    return hashlib.sha256(f"{node} {number}".encode()).hexdigest()[:32]
+
+
+async def _seal(job_keys: Any, messages: Any) -> bytes:
+    return seal_reports(job_keys, pack(messages))
