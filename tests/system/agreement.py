@@ -19,9 +19,9 @@ RUN_ID = "5e" * 16
 PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}
 
 
-def seeded_spec(episodes: int, trust: Trust = "shuffle") -> RunSpec:
+def seeded_spec(episodes: int, trust: Trust = "shuffle", run_id: str = RUN_ID) -> RunSpec:
     return RunSpec(
-        run_id=RUN_ID,
+        run_id=run_id,
         name="agreement",
         environment="RiverSwim-v0",
         states=3,
@@ -58,9 +58,10 @@ def assert_equal_to_simulator(
 ) -> None:
     """Private counts equal, batch by batch, and the same policy learned."""
     environment = environment or make("RiverSwim-v0", **PARAMETERS)
-    count = len(operator.deployments(RUN_ID))
-    live = [operator.deployment(RUN_ID, index) for index in range(count)]
-    batches, learned = run_per_user(spec, RUN_ID, environment, registry)
+    run_id = spec.run_id or ""
+    count = len(operator.deployments(run_id))
+    live = [operator.deployment(run_id, index) for index in range(count)]
+    batches, learned = run_per_user(spec, run_id, environment, registry)
     assert len(batches) == count > 1
     for batch, detail in zip(batches, live, strict=True):
         expected = private_counts(batch.descriptor, batch.histogram)
@@ -69,7 +70,7 @@ def assert_equal_to_simulator(
         np.testing.assert_array_equal(detail["counts"]["visits"], expected.visits)
         if expected.rewards is not None:
             np.testing.assert_array_equal(detail["counts"]["rewards"], expected.rewards)
-    result = operator.result(RUN_ID)
+    result = operator.result(run_id)
     assert result["policy"] == learned.policy.tolist()
     assert result["episodes"] == result["reports"] == spec.episodes
     assert result["messages_forwarded"] == result["messages_counted"]

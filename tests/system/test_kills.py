@@ -1,0 +1,86 @@
+"""SIGKILL at random instants of live runs changes no count.
+
+Whoever is killed (one role, or all three at once) is started again at once and may be killed again
+before it is ready. Every run must end with the counts of the undisturbed one, every batch counted
+once, and every message that was accepted handed over. ``RIFFLE_KILLS`` says how many processes are
+killed, in as many runs as that takes; ``RIFFLE_KILLS_SEED`` repeats a campaign's choices, though
+not the instants, which the machine decides.
+"""
+
+import os
+import random
+import time
+from pathlib import Path
+
+from common.errors import LocalError
+from deploy.local import LocalNetwork
+from deploy.network import operator_client
+from deploy.operator import Operator
+from tests.system.agreement import assert_equal_to_simulator, seeded_network, seeded_spec
+
+KILLS = int(os.environ.get("RIFFLE_KILLS", "4"))
+SEED = int(os.environ.get("RIFFLE_KILLS_SEED", str(time.time_ns() % 10**6)))
+ROLES = ("shuffler", "coordinator", "node")
+LONGEST_LIFE_SECONDS = 1.5
+EPISODES = 900
+
+
+def kill(network: LocalNetwork, victims: list[str]) -> None:
+    for victim in victims:
+        network.processes[victim].kill()
+    for victim in victims:
+        network.processes[victim].wait()
+    for victim in victims:
+        network.start(victim)
+
+
+def running(operator: Operator, run_id: str) -> bool:
+    """Whether a run goes on; a coordinator that was just killed cannot have ended it."""
+    try:
+        return bool(operator.run(run_id)["state"] == "running")
+    except LocalError:
+        return True
+
+
+def disturb(network: LocalNetwork, operator: Operator, run_id: str, most: int) -> int:
+    """Kill until the run is over or ``most`` processes were killed; how many were."""
+    draws = random.Random(f"{SEED} {run_id}")
+    killed = 0
+    while killed < most and running(operator, run_id):
+        time.sleep(draws.uniform(0.0, LONGEST_LIFE_SECONDS))
+        victims = list(ROLES) if draws.random() < 0.1 else [draws.choice(ROLES)]
+        kill(network, victims[: most - killed])
+        killed += len(victims[: most - killed])
+        if draws.random() < 0.7:
+            network.wait_ready("coordinator")
+    return killed
+
+
+def check(operator: Operator, run_id: str) -> None:
+    """Every batch is counted once, and nothing that was accepted is missing or there twice."""
+    events = [event["kind"] for event in operator.events(run_id)]
+    deployments = operator.deployments(run_id)
+    assert events[-1] == "run_finished", events
+    assert events.count("batch_counted") == events.count("batch_sealed") == len(deployments)
+    flow = operator.conservation(run_id)
+    assert flow["balanced"] is True, flow
+    expected = sum(batch["expected"] for batch in flow["batches"])
+    assert flow["accepted"] == flow["forwarded"] == flow["opened"] == expected
+    assert flow["held"] == flow["dropped"] == flow["failed"] == 0
+    assert_equal_to_simulator(operator, seeded_spec(EPISODES, run_id=run_id))
+
+
+def test_kills_at_random_instants_change_no_count(tmp_path: Path) -> None:
+    print(f"RIFFLE_KILLS_SEED={SEED}")
+    killed = runs = 0
+    with LocalNetwork(seeded_network(tmp_path, lease_seconds=3)) as network:
+        client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
+        with Operator(client) as operator:
+            while killed < KILLS:
+                run_id = f"{runs:032x}"
+                operator.create_run(seeded_spec(EPISODES, run_id=run_id))
+                disturbed = disturb(network, operator, run_id, KILLS - killed)
+                network.wait_ready("coordinator")
+                check(operator, run_id)
+                killed, runs = killed + disturbed, runs + 1
+                print(f"run {runs}: {disturbed} kills, {killed} in all", flush=True)
