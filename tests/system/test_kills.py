@@ -18,11 +18,11 @@ from deploy.network import operator_client
 from deploy.operator import Operator
 from tests.system.agreement import assert_equal_to_simulator, seeded_network, seeded_spec
 
-KILLS = int(os.environ.get("RIFFLE_KILLS", "4"))
+KILLS = int(os.environ.get("RIFFLE_KILLS", "2"))
 SEED = int(os.environ.get("RIFFLE_KILLS_SEED", str(time.time_ns() % 10**6)))
 ROLES = ("shuffler", "coordinator", "node")
 LONGEST_LIFE_SECONDS = 1.5
-EPISODES = 900
+EPISODES = 600
 
 
 def kill(network: LocalNetwork, victims: list[str]) -> None:

@@ -32,11 +32,8 @@ def check(world: World) -> None:
         _check_run(world, store, run)
     with shuffler._access.engine.connect() as connection:
         world.watch.look(connection)
-        found = dict(
-            connection.execute(select(schema.batches.c.batch_id, schema.batches.c.state))
-            .tuples()
-            .all()
-        )
+        query = select(schema.batches.c.batch_id, schema.batches.c.state)
+        found = {row.batch_id: row.state for row in connection.execute(query)}
     expect = world.watch.expect
     for batch_id, state in found.items():
         expect(state in OVER, f"batch {batch_id} is {state} for ever")
