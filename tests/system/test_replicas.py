@@ -95,7 +95,7 @@ def scene(tmp_path: Path, cluster: Cluster) -> Iterator[Scene]:
 
 
 def until(condition: Callable[[int], bool], index: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition(index):
         assert time.monotonic() < deadline
         time.sleep(0.01)
