@@ -199,7 +199,7 @@ async def upload(batch_id: Hex16, request: Request, token: Token, core: Core) ->
     began = asyncio.get_running_loop().time()
     node, batch = await core.admit(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
-    with core.callers.request(node, began), core.inflight.meter() as meter:
+    with core.callers.request(node, began), core.inflight.meter(node) as meter:
         body = await read_body(metered(request, meter), core.upload_limit(batch))
         return _as_json(await core.upload(batch, node, body, began))
 

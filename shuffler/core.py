@@ -73,7 +73,7 @@ class Shuffler:
         )
         self.changes = Changes()
         self.metrics = metrics or ShufflerMetrics()
-        self.inflight = Budget(settings.max_inflight_bytes, "bytes of uploads on their way")
+        self.inflight = Budget(settings.max_inflight_bytes, "uploads", settings.inflight_of_one)
         self.callers = Callers(settings.allowance())
         self._clock = clock
         self._demands = settings.demands()

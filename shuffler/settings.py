@@ -108,6 +108,11 @@ class Settings(RoleSettings):
         """Database URL."""
         return self.store_url or sqlite_url(self.data_dir)
 
+    @property
+    def inflight_of_one(self) -> int:
+        """Bytes of uploads that one node may have on their way: a quarter, or one whole upload."""
+        return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
+
     def tls(self) -> Tls | None:
         """TLS files; None on loopback without TLS.
 

@@ -17,11 +17,16 @@ RECHECK_SECONDS = 1.0
 
 
 class Budget:
-    """A bound on something many requests hold at once; who exceeds it is told to come back."""
+    """A bound on something many requests hold at once; who exceeds it is told to come back.
 
-    def __init__(self, limit: int, what: str) -> None:
+    ``each`` bounds what one holder has of it, so that none leaves nothing to the others.
+    """
+
+    def __init__(self, limit: int, what: str, each: int | None = None) -> None:
         self._left = limit
         self._what = what
+        self._each = limit if each is None else each
+        self._held: dict[str, int] = {}
 
     @property
     def left(self) -> int:
@@ -40,7 +45,7 @@ class Budget:
             yield
 
     @contextmanager
-    def meter(self) -> Iterator[Callable[[int], None]]:
+    def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
         """A function that takes so much more each time; all goes back when the context ends.
 
         It raises as `hold` does, and then has taken nothing.
@@ -49,15 +54,21 @@ class Budget:
 
         def take(amount: int) -> None:
             nonlocal held
-            if amount > self._left:
+            if amount > self._left or self._held.get(holder, 0) + amount > self._each:
                 raise LocalError("too-many-requests", f"too many {self._what} now", retry_after=1)
-            self._left -= amount
+            self._change(holder, amount)
             held += amount
 
         try:
             yield take
         finally:
-            self._left += held
+            self._change(holder, -held)
+
+    def _change(self, holder: str, amount: int) -> None:
+        self._left -= amount
+        self._held[holder] = self._held.get(holder, 0) + amount
+        if self._held[holder] == 0:
+            del self._held[holder]
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:

@@ -32,6 +32,18 @@ def test_a_meter_takes_more_and_gives_all_back() -> None:
         pass
 
 
+def test_one_holder_leaves_some_to_the_others() -> None:
+    budget = Budget(10, "things", each=4)
+    with budget.meter("greedy") as one, budget.meter("greedy") as again, budget.meter("b") as two:
+        one(3)
+        with pytest.raises(LocalError):
+            again(2)
+        two(4)
+    with budget.meter("greedy") as after:
+        after(4)
+    assert budget.left == 10
+
+
 def test_a_body_is_charged_as_it_arrives() -> None:
     """What a request declares is worth nothing: only what came holds the budget."""
     sent = [
