@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from pydantic import ConfigDict, TypeAdapter
+
 from common.at_rest import AtRest, erase_file, replace_file, sync_directory
 from common.descriptor import key_id
 from common.errors import LocalError, RemoteError
@@ -47,6 +49,9 @@ class KeyRecord:
     public: str
     state: KeyState
     since: int
+
+
+_RECORDS = TypeAdapter(tuple[KeyRecord, ...], config=ConfigDict(strict=True))
 
 
 class Keys(Protocol):
@@ -111,10 +116,9 @@ class KeyRing:
             version = (found.st_mtime_ns, found.st_ino)
             read = self._read  # other threads forget it when they change something
             if read is None or read[0] != version:
-                document = json.loads(self._file.read_text())
-                self._read = read = (version, tuple(KeyRecord(**entry) for entry in document))
+                self._read = read = (version, _parsed(self._file.read_bytes()))
                 self._privates.clear()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise LocalError("unavailable", f"cannot read {self._file}: {error}") from error
         return read[1]
 
@@ -219,7 +223,10 @@ class KeyRing:
     def _load(self, record: KeyRecord) -> bytes:
         data = self._private_file(record.id).read_bytes()
         text = self._at_rest.open(data, _name(record.id)).decode("ascii", "replace")
-        pair = KeyPair.from_private(bytes.fromhex(text))
+        try:
+            pair = KeyPair.from_private(bytes.fromhex(text))
+        except ValueError as error:
+            raise LocalError("unavailable", f"analyzer key {record.id} is damaged") from error
         if pair.public.hex() != record.public:
             raise LocalError("unavailable", f"the file of analyzer key {record.id} is another's")
         return pair.private
@@ -244,6 +251,15 @@ class KeyRing:
                 yield
         except OSError as error:
             raise LocalError("unavailable", f"cannot write in {self._folder}: {error}") from error
+
+
+def _parsed(document: bytes) -> tuple[KeyRecord, ...]:
+    """Records as written; ValueError for anything else: an id is part of a file's name."""
+    records = _RECORDS.validate_json(document)
+    for record in records:
+        if record.id != key_id(bytes.fromhex(record.public)):
+            raise ValueError(f"{record.id[:32]!r} is not the id of its public key")
+    return records
 
 
 def _name(identifier: str) -> str:

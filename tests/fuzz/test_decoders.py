@@ -13,21 +13,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import numpy as np
 import pytest
 
 from common import wire
+from common.at_rest import AtRest
+from common.counters import CounterLayout, Sizes
 from common.descriptor import Document, SignedDescriptor, first_fault, parse, serialize
 from common.errors import MOST_DETAIL, LocalError, RemoteError, RiffleError
 from common.hpke import KeyPair, SealBroken, open_histogram, open_sealed, seal, seal_indices
+from common.noise import Padding, Trust
+from common.pins import pinned
+from common.randomness import SeededRandomness
+from common.workflow import Symbols, encode
 from coordinator import shuffler_api as coordinators
-from coordinator.specs import ManualDeployment, RunSpec, read_document
+from coordinator.analyzer import open_messages
+from coordinator.keys import KeyRing
+from coordinator.specs import ManualDeployment, RunSpec, Truth, read_document
 from node_client import shuffler_api as nodes
 from node_client.environments.file import load
 from node_client.settings import Settings as NodeSettings
-from tests.common.descriptors import descriptor
+from shuffler.vault import BatchSecret, Vault
+from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.world import SMALL
 from tests.fuzz.mutator import mutate
 
@@ -112,10 +122,91 @@ UPLOADED = document(results=[{"lease": ID, "outcome": "accepted"}])
 POLICY = [[[0, 1], [1, 0]]]
 
 
+TRUTH = document(
+    optimal_value=1.5, values=[{"deployment": 0, "value": 1.0}, {"deployment": 1, "value": 0}]
+)
+CONSERVATION = document(
+    batch_id=ID,
+    state="sealed",
+    n=8,
+    messages_a_report=3,
+    accepted=8,
+    held=8,
+    dropped={"expired": 0},
+    messages={"accepted": 24, "held": 24, "forwarded": 0, "dropped": 0},
+    upload_seconds={"uploads": 8, "p50": 0.1, "p95": 0.2, "p99": 0.3},
+    balanced=True,
+)
+
+
+class NotCountedError(Exception):
+    """The analyzer counted a message as failed."""
+
+
+def one_message(trust: Trust) -> Case:
+    """What is inside a report of the workflows that send one message, as the analyzer reads it."""
+    layout = CounterLayout(Sizes(3, 1, 1), "joint")
+    size = Symbols.of(trust, layout).size
+    noise = descriptor(**ONE_MESSAGE[trust]).to_noise()
+    valid = encode(layout, noise, Padding(1, 0), None, SeededRandomness.keyed(0, trust))
+
+    def decode(plaintext: bytes) -> object:
+        fitted = plaintext[:size].ljust(size, b"\xff")
+        sealed = seal(KEY.public, b"info", fitted)
+        histogram, failed = open_messages(KEY.private, b"info", sealed, trust, layout)
+        assert histogram[-1] + failed == 1
+        if failed:
+            raise NotCountedError
+        return histogram
+
+    return Case(decode, (bytes(valid.tolist()),), (NotCountedError,))
+
+
+def at_rest(folder: Path) -> dict[str, Case]:
+    """Files of keys, sealed by a storage key and in clear."""
+    sealing, vault = AtRest(bytes(32)), Vault(folder / "secrets", AtRest(None))
+    vault.put(ID, BatchSecret.generate())
+    (secret,) = (folder / "secrets").iterdir()
+    ring = KeyRing(folder / "keys", AtRest(None), lambda: 1.0)
+    ring.init()
+    private, states = sorted((folder / "keys").glob("*.*"))
+
+    def into(file: Path, read: Callable[[], object]) -> Case:
+        def decode(data: bytes) -> object:
+            file.write_bytes(data)
+            return read()
+
+        return Case(decode, (file.read_bytes(),), (LocalError,))
+
+    def check() -> None:
+        KeyRing(folder / "keys", AtRest(None), lambda: 1.0).check()
+
+    return {
+        "file at rest": Case(
+            lambda data: sealing.open(data, "key"), (sealing.seal(b"key", "key"),), (LocalError,)
+        ),
+        "batch secret": into(secret, lambda: vault.get(ID)),
+        "analyzer key": into(private, check),
+        "analyzer key states": into(states, check),
+    }
+
+
 def cases(folder: Path) -> dict[str, Case]:
     """Every decoder of the three roles, by name."""
     spec = document(**SMALL)
     return {
+        **at_rest(folder),
+        "local report": one_message("local"),
+        "central report": one_message("central"),
+        "pins": Case(
+            in_a_file(folder, pinned), (f"{KEY_HEX} # a key\n{ID * 2}\n".encode(),), (LocalError,)
+        ),
+        "truth": Case(lambda body: read_document(Truth, body), (TRUTH,)),
+        "coordinator: conservation": Case(
+            answered_to_the_coordinator(wire.Conservation),
+            (CONSERVATION,),
+            (RemoteError, LocalError),
+        ),
         "descriptor": Case(
             parse, (serialize(descriptor()), serialize(descriptor(layer=1, data_slots=1)))
         ),
@@ -180,7 +271,8 @@ def cases(folder: Path) -> dict[str, Case]:
 
 
 AT_A_NODE: tuple[type[Exception], ...] = (RemoteError, nodes._TryAgain)
-NAMES = list(cases(Path()))
+with TemporaryDirectory() as _folder:
+    NAMES = list(cases(Path(_folder)))
 
 
 @pytest.mark.timeout(1_800)
