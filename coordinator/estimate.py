@@ -8,7 +8,8 @@ dynamics. Its error has two parts, each given half of delta:
 - noise: H X A entries with independent noise of variance v; Bernstein for centred terms of size at
   most b, (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
 
-It holds for honest reports; each dishonest one can move a report's worth of counters.
+The value is clipped to [0, H], where V^pi lies: post-processing that only brings it nearer. All of
+this holds for honest reports; each dishonest one can move a report's worth of counters.
 """
 
 import math
@@ -38,7 +39,7 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
     linear = counts.term * log_term / 3
     noise = linear + math.sqrt(linear**2 + 2 * variance * log_term)
     return ValueEstimate(
-        value=float(counts.rewards.sum()) / n,
+        value=min(max(float(counts.rewards.sum()) / n, 0.0), float(H)),
         radius=sampling + noise / n,
         noise_deviation=math.sqrt(variance) / n,
         confidence=1 - delta,

@@ -1,6 +1,7 @@
 """Histograms to counts: the sums of each choice of families, bias, variances, value estimates."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,15 @@ def test_the_value_is_within_its_radius() -> None:
     spread = np.std([e.value for e in values])
     assert abs(np.mean([e.value for e in values]) - truth) < 5 * spread / math.sqrt(200)
     assert values[0].noise_deviation < spread
+
+
+@pytest.mark.parametrize(("report", "value"), [(-1.0, 0.0), (3.0, 2.0)])
+def test_a_poisoned_value_stays_between_0_and_the_horizon(report: float, value: float) -> None:
+    counts = counted(batch("joint", None), 0)
+    assert counts.rewards is not None
+    rewards = np.full(counts.rewards.shape, report * N / counts.rewards.size)
+    found = value_estimate(replace(counts, rewards=rewards), 0.2)
+    assert found is not None and found.value == value
 
 
 def test_a_batch_without_rewards_has_no_value() -> None:
