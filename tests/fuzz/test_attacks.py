@@ -22,7 +22,7 @@ from tests.shuffler.world import COORDINATOR_TOKEN
 N = 20
 ENVIRONMENT = make("RiverSwim-v0", states=2, horizon=2)
 EPSILON, GAMMA = 4.0, 0.1
-LEASE_SECONDS = 5
+LEASE_SECONDS = 2
 
 
 @pytest.fixture(scope="module")

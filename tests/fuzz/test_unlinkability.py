@@ -84,27 +84,24 @@ class Sent:
         return np.array([self.owner[message] for message in each])
 
 
-def surprise(sent: list[Sent], streams: list[bytes]) -> float:
+def surprise(sent: Sent, stream: bytes) -> float:
     """The smallest of four probabilities of guessing so well by chance."""
-    right, guesses = np.zeros(4), np.zeros(4)
-    for one, stream in zip(sent, streams, strict=True):
-        truth, L = one.truth(stream), one.L
-        owner, place = truth // L, np.arange(N * L) // L
-        right += [
-            (owner == place).sum(),  # messages lie in the order of the slots
-            (owner == one.arrivals[place]).sum(),  # in the order of arrival
-            (owner[1:] == owner[:-1]).sum(),  # beside one of the same report
-            (truth[1:] == truth[:-1] + 1).sum(),  # beside the one that was sealed before
-        ]
-        guesses += [N * L, N * L, N * L - 1, N * L - 1]
+    truth, L = sent.truth(stream), sent.L
+    owner, place = truth // L, np.arange(N * L) // L
+    right = [
+        (owner == place).sum(),  # messages lie in the order of the slots
+        (owner == sent.arrivals[place]).sum(),  # in the order of arrival
+        (owner[1:] == owner[:-1]).sum(),  # beside one of the same report
+        (truth[1:] == truth[:-1] + 1).sum(),  # beside the one that was sealed before
+    ]
+    guesses = [N * L, N * L, N * L - 1, N * L - 1]
     chance = [1 / N, 1 / N, (L - 1) / (N * L - 1), (N * L - 1) / (N * L * (N * L - 1))]
-    return float(np.min(stats.binom.sf(right - 1, guesses, chance)))
+    return float(np.min(stats.binom.sf(np.array(right) - 1, guesses, chance)))
 
 
 def test_nobody_tells_whose_message_is_whose(live: Network, stream: list[bytes]) -> None:
-    rng = np.random.default_rng()
-    sent = [Sent(live, rng) for _ in range(3)]
-    assert surprise(sent, stream) > LEVEL
+    sent = Sent(live, np.random.default_rng())
+    assert surprise(sent, *stream) > LEVEL
 
 
 def nothing(size: int, _: ByteSource) -> Ints:
@@ -129,7 +126,8 @@ def test_a_lesser_shuffle_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(permute, "permutation", fault)
-    assert surprise([Sent(live, np.random.default_rng())], stream) < LEVEL
+    sent = Sent(live, np.random.default_rng())
+    assert surprise(sent, *stream) < LEVEL
 
 
 def test_the_coordinator_has_nothing_that_names_a_report(
