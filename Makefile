@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: page-images demo test check lint types docs site audit sbom lock clean
+.PHONY: page-images demo extras test check lint types docs site audit sbom lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
@@ -32,6 +32,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	touch $@
+
+# All that is locked: what figures, tests and documentation need, and no service does.
+extras: $(VENV)/.installed-dev
 
 # Reference pages that are made from the code; a test compares them.
 docs: $(VENV)/.installed

@@ -45,7 +45,8 @@ class Backend:
         if missing:
             raise LocalError(
                 "unavailable",
-                f"figures need {' and '.join(missing)}: pip install 'riffle-rl[experiments]'",
+                f"figures need {' and '.join(missing)}: pip install 'riffle-rl[experiments]', "
+                "or in a clone 'make extras'",
             )
 
 
