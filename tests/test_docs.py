@@ -64,7 +64,7 @@ def test_every_page_is_in_the_index(page: Path) -> None:
 
 def commands_shown() -> list[tuple[str, str]]:
     lines = [
-        (document.name, line.removeprefix("$ ").split("#")[0].strip())
+        (document.name, line.removeprefix("$ ").split("#")[0].strip().removesuffix(" &"))
         for document in DOCUMENTS
         for block in re.findall(r"```console\n(.*?)```", document.read_text(), re.DOTALL)
         for line in block.splitlines()
