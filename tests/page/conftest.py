@@ -43,7 +43,7 @@ RUNS, LONG = 49, 1200
 Open = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
@@ -55,7 +55,7 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def network(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
     folder = tmp_path_factory.mktemp("network")
     data = folder / "data" / "coordinator"
@@ -70,13 +70,13 @@ def network(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator(network: LocalNetwork) -> Iterator[Operator]:
     with Operator.of(network.secrets) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A finished run of real nodes, its true values supplied as ``riffle up`` does."""
     spec = RunSpec.model_validate({**SMALL, "name": "small", "episodes": 600})
