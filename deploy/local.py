@@ -21,6 +21,7 @@ from common.errors import LocalError
 from common.noise import Trust
 from deploy.certificates import LOOPBACK
 from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
+from deploy.presets import Preset
 from deploy.probe import get
 from deploy.processes import Usage, read_usage
 from node_client.environments.registry import Parameter
@@ -57,6 +58,24 @@ class LocalConfig:
     replicas: int = 1
     shuffler_store: str = ""
     coordinator_store: str = ""
+
+    @classmethod
+    def of(
+        cls, chosen: Preset, folder: Path, nodes: int, workers: int, trust_models: tuple[Trust, ...]
+    ) -> Self:
+        """What a run needs: nodes of its environment whose owner demands just its guarantee."""
+        return cls(
+            folder=folder,
+            environment=chosen.spec.environment,
+            environment_parameters=chosen.environment,
+            nodes=nodes,
+            max_epsilon=chosen.spec.epsilon,
+            max_beta=chosen.spec.beta,
+            min_dishonest_fraction=chosen.spec.dishonest_fraction,
+            trust_models=trust_models,
+            workers=workers,
+            learners=chosen.learners,
+        )
 
 
 class LocalNetwork:

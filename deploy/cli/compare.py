@@ -13,7 +13,6 @@ from deploy.cli.runs import Force, Output
 from deploy.comparison import TRUST_MODELS, compare
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
-from deploy.presets import Preset
 
 FILE = "comparison.json"
 
@@ -54,27 +53,11 @@ def compare_command(
         Registry(files=chosen.learners).build(spec)
     if (out / FILE).exists() and not force:
         raise FileExistsError(f"{out / FILE} exists; choose another --out or say --force")
-    config = _network(chosen, out, nodes, workers)
+    config = LocalConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
     with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
         rows = compare(operator, chosen, out)
     (out / FILE).write_text(json.dumps(rows, indent=2) + "\n")
     emit({"models": rows}, output, lambda: _show(rows, out))
-
-
-def _network(chosen: Preset, out: Path, nodes: int, workers: int) -> LocalConfig:
-    spec = chosen.spec
-    return LocalConfig(
-        folder=out,
-        environment=spec.environment,
-        environment_parameters=chosen.environment,
-        nodes=nodes,
-        max_epsilon=spec.epsilon,
-        max_beta=spec.beta,
-        min_dishonest_fraction=spec.dishonest_fraction,
-        trust_models=TRUST_MODELS,
-        workers=workers,
-        learners=chosen.learners,
-    )
 
 
 def _show(rows: list[dict[str, Any]], out: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -70,19 +70,10 @@ def up_command(
     )
     Registry(files=chosen.learners).build(chosen.spec)  # refuse before anything is started
     prepare(out, force=force)
-    config = LocalConfig(
-        folder=out,
-        environment=chosen.spec.environment,
-        environment_parameters=chosen.environment,
-        nodes=nodes,
-        max_epsilon=chosen.spec.epsilon,
-        max_beta=chosen.spec.beta,
-        min_dishonest_fraction=chosen.spec.dishonest_fraction,
-        trust_models=(chosen.spec.trust,),
+    config = replace(
+        LocalConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
         shuffler_port=shuffler_port,
         coordinator_port=coordinator_port,
-        workers=workers,
-        learners=chosen.learners,
     )
     with ended_by_signal(), LocalNetwork(config) as network:
         progress.print(
