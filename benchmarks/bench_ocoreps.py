@@ -24,7 +24,7 @@ from coordinator.learning.adversarial.confidence import Box, box
 from coordinator.learning.adversarial.layered import Layers
 from coordinator.learning.adversarial.omd import Step, ftrl_step
 from coordinator.learning.learner import FloatArray
-from experiments import adversarial_kernels
+from experiments import omd_kernels
 from experiments.adversarial import Algorithm, run
 from experiments.adversarial_privacy import Privacy
 from node_client.environments.layered import layered_mdp
@@ -130,7 +130,7 @@ def cvxpy_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, Floa
 def main() -> None:
     for label, noise in (("no noise", 0.0), ("noise of 690 on sums (central)", 690.0)):
         steps = instances(60, noise)
-        for kind, solve in (("numpy", ftrl_step), ("compiled", adversarial_kernels.ftrl_step)):
+        for kind, solve in (("numpy", ftrl_step), ("compiled", omd_kernels.ftrl_step)):
             our_times(solve, steps[:5])
             cold, warm, last = our_times(solve, steps)
             print(f"{label}: {kind} cold {cold:.3f} ms, warm {warm:.3f} ms", end="; ")

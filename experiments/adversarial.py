@@ -208,10 +208,10 @@ def _steps() -> tuple[Callable[..., Step], Callable[..., Step]]:
     """The convex steps: compiled where numba is installed, else the references; answers agree."""
     try:
         # Here, not above: numba is an optional dependency.
-        from experiments import adversarial_kernels  # noqa: PLC0415
+        from experiments import log_barrier_kernels, omd_kernels  # noqa: PLC0415
     except ImportError:
         return ftrl_step, log_barrier_step
-    return adversarial_kernels.ftrl_step, adversarial_kernels.log_barrier_step
+    return omd_kernels.ftrl_step, log_barrier_kernels.log_barrier_step
 
 
 def _episodes(learner: tuple[FloatArray, Update], player: Player, losses: FloatArray) -> FloatArray:

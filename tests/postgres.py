@@ -1,7 +1,8 @@
 """A PostgreSQL server for the tests: made in a temporary folder, reached over a socket in it.
 
-Never synced to the disk: the tests kill processes, not machines. Where PostgreSQL's programs are
-missing its tests are skipped, unless RIFFLE_REQUIRE_POSTGRES is set (CI sets it): then they fail.
+By default it never syncs to the disk: the tests kill processes, not machines. Where PostgreSQL's
+programs are missing its tests are skipped, unless RIFFLE_REQUIRE_POSTGRES is set (CI sets it): then
+they fail.
 """
 
 import os
@@ -24,7 +25,8 @@ from shuffler.schema import open_store as open_shuffler
 DEBIAN = "/usr/lib/postgresql"
 REQUIRED = "RIFFLE_REQUIRE_POSTGRES"
 START_SECONDS = 30
-OPTIONS = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=60")
+DURABLE = ("listen_addresses=", "max_connections=60")
+OPTIONS = ("fsync=off", "full_page_writes=off", *DURABLE)
 TEMPLATES = {"shuffler": open_shuffler, "coordinator": open_coordinator}
 
 
@@ -43,8 +45,9 @@ def programs() -> Path:
 class Cluster:
     """A running server. ``database`` makes databases that are dropped after use."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
         self.folder = folder
+        self._options = options
         self._numbers = count()
         self._bin = programs()
         self._as_user = _unprivileged(folder)
@@ -88,7 +91,7 @@ class Cluster:
 
     def _start(self) -> subprocess.Popen[bytes]:
         settings = [
-            f"-c{option}" for option in (*OPTIONS, f"unix_socket_directories={self.folder}")
+            f"-c{option}" for option in (*self._options, f"unix_socket_directories={self.folder}")
         ]
         process = self._run("postgres", f"-D{self.folder / 'data'}", *settings)
         deadline = time.monotonic() + START_SECONDS
@@ -126,10 +129,10 @@ def _unprivileged(folder: Path) -> list[str]:
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(options: tuple[str, ...] = OPTIONS) -> Iterator[Cluster]:
     """A server in a folder of its own: pytest's folders are closed to other users."""
     with tempfile.TemporaryDirectory(prefix="riffle-pg-") as folder:
-        running = Cluster(Path(folder))
+        running = Cluster(Path(folder), options)
         try:
             yield running
         finally:

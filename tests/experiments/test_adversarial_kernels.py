@@ -12,7 +12,9 @@ from coordinator.learning.adversarial.confidence import everything
 from coordinator.learning.adversarial.layered import Layers
 from coordinator.learning.adversarial.occupancy import uniform
 from coordinator.learning.learner import LearnerError
-from experiments import adversarial, adversarial_kernels
+from experiments import adversarial
+from experiments.log_barrier_kernels import log_barrier_step
+from experiments.omd_kernels import ftrl_step
 from tests.coordinator.learning.adversarial.worlds import SHAPES, random_box
 
 
@@ -33,10 +35,10 @@ def test_ftrl_step_is_the_reference(case: int) -> None:
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
     cost = generator.uniform(0, (1, 4, 30)[case % 3], layers.pairs.shape) * layers.pairs
     cold = omd.ftrl_step(layers, box, cost)
-    _same(adversarial_kernels.ftrl_step(layers, box, cost), cold)
+    _same(ftrl_step(layers, box, cost), cold)
     start = cold.v.copy()
     _same(
-        adversarial_kernels.ftrl_step(layers, box, 1.1 * cost, cold.v),
+        ftrl_step(layers, box, 1.1 * cost, cold.v),
         omd.ftrl_step(layers, box, 1.1 * cost, cold.v),
     )
     assert np.array_equal(start, cold.v)  # the last step's dual values are only read
@@ -50,7 +52,7 @@ def test_log_barrier_step_is_the_reference(case: int) -> None:
     q = uniform(layers)
     cost = generator.uniform(0, 2, layers.pairs.shape) * layers.pairs
     expected = log_barrier.log_barrier_step(layers, box, cost, q)
-    step = adversarial_kernels.log_barrier_step(layers, box, cost, q)
+    step = log_barrier_step(layers, box, cost, q)
     _same(step, expected)
     assert step.gap <= log_barrier.GAP
 
@@ -59,9 +61,9 @@ def test_what_the_references_refuse_is_refused() -> None:
     layers = Layers((1, 2, 2, 1), 2)
     q, none = uniform(layers), np.full(layers.pairs.shape, np.nan)
     with pytest.raises(LearnerError, match="FTRL"):
-        adversarial_kernels.ftrl_step(layers, everything(layers), none)
+        ftrl_step(layers, everything(layers), none)
     with pytest.raises(LearnerError, match="log-barrier"):
-        adversarial_kernels.log_barrier_step(layers, everything(layers), none, q)
+        log_barrier_step(layers, everything(layers), none, q)
 
 
 @pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])

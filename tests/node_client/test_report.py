@@ -14,7 +14,7 @@ from node_client.environments.registry import make
 from node_client.report import BatchPlan, slot_randomness, slot_report
 from node_client.trust import accept
 from tests.node_client import world
-from tests.node_client.test_runner import Failing
+from tests.node_client.running import Failing
 
 PLAN = BatchPlan.of(world.descriptor())
 SEEDED = BatchPlan.of(world.descriptor(test_seed=7))

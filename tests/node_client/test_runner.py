@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,101 +14,13 @@ from common.counters import Ints
 from common.errors import LocalError
 from common.pins import pinned
 from node_client.environments.registry import make
-from node_client.pace import Pace
-from node_client.pipeline import Pipeline, Totals
+from node_client.pipeline import Totals
 from node_client.report import BatchPlan, slot_report
-from node_client.runner import NodeState, Runner, portion
-from node_client.sealing import SealKeys, pack, seal_reports
-from node_client.settings import Credential
-from node_client.shuffler_api import Backoff, ShufflerApi
+from node_client.runner import portion
+from node_client.sealing import SealKeys
 from node_client.users import Users
 from tests.node_client import world
-from tests.node_client.fake_shuffler import FakeShuffler
-
-QUICK = Backoff(base=0.001, cap=0.01, attempts=4, clock=lambda: world.NOW)
-
-
-class Failing:
-    """An environment that raises at every step."""
-
-    sizes = world.SIZES
-    reward_range = (0.0, 1.0)
-    absorbing = None
-
-    def reset(self, randomness: Any) -> int:
-        return 0
-
-    def step(self, action: int, randomness: Any) -> tuple[int, float, bool]:
-        raise RuntimeError("SECRET-OF-A-USER")
-
-
-def node_ids(count: int) -> list[str]:
-    return [f"{i:032x}" for i in range(count)]
-
-
-def shuffler(nodes: int = 4, **settings: Any) -> FakeShuffler:
-    return FakeShuffler({f"token-{name}": name for name in node_ids(nodes)}, **settings)
-
-
-async def in_thread(keys: SealKeys, messages: Ints) -> bytes:
-    return await asyncio.to_thread(seal_reports, keys, pack(messages))
-
-
-async def serve(
-    fake: FakeShuffler,
-    state: Path,
-    *,
-    nodes: int = 4,
-    until: Callable[[], bool] | None = None,
-    environment: Any = None,
-    people: dict[str, list[str]] | None = None,
-    seal: Any = in_thread,
-    clock: Callable[[], float] = lambda: world.NOW,
-    pins: Callable[[], frozenset[str] | None] = lambda: None,
-    **changes: Any,
-) -> tuple[Totals, Runner]:
-    """Run nodes until every batch is full, or ``until`` holds."""
-    totals, stop, users = Totals(), asyncio.Event(), Users(state, people)
-    demands = world.demands(**changes)
-    api = ShufflerApi(fake.client(), QUICK)
-    pipeline = Pipeline(
-        environment=environment or make("RiverSwim-v0", states=4, horizon=2),
-        seal=seal,
-        api=api,
-        users=users,
-        totals=totals,
-        room=asyncio.Semaphore(3),
-        test_entry=demands.test_entry,
-        pace=Pace(),
-        clock=lambda: world.NOW,
-    )
-    credentials = [Credential(node_id=name, token=f"token-{name}") for name in node_ids(nodes)]
-    runner = Runner(
-        nodes=deque(map(NodeState, credentials)),
-        demands=demands,
-        api=api,
-        users=users,
-        pipeline=pipeline,
-        users_a_request=8,
-        pins=pins,
-        clock=clock,
-        pause=0.01,
-    )
-
-    async def watch() -> None:
-        while not (until or fake.full)():
-            await asyncio.sleep(0.01)
-        stop.set()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        async with asyncio.timeout(30):
-            await runner.run(stop)
-    finally:
-        watcher.cancel()
-        users.close()
-        await api.client.aclose()
-    return totals, runner
+from tests.node_client.running import Failing, in_thread, node_ids, serve, shuffler
 
 
 def test_batches_fill_and_every_node_takes_part(tmp_path: Path) -> None:

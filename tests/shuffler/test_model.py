@@ -6,17 +6,14 @@ or lost shows in what is handed over. The model knows the rules and nothing of h
 """
 
 import asyncio
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -36,42 +33,12 @@ from shuffler.core import Shuffler
 from shuffler.vault import Vault
 from tests.postgres import Cluster
 from tests.shuffler import world
+from tests.shuffler.model import EXAMPLES, MEMORY, Killed, ModelBatch, Sent, bounded
 from tests.shuffler.world import NOW, Batch, FakeClock, descriptor_bytes, signature, user
 
 T = TypeVar("T")
 N, USERS, BATCHES = 4, 14, 3
-# Crashes here are of the process, not of the disk, so syncs may be free.
-MEMORY = Path("/dev/shm")  # noqa: S108
 STRANGER = hpke.KeyPair.from_private(bytes(range(3, 35)))
-
-
-class Killed(Exception):  # noqa: N818
-    """The process ends here."""
-
-
-@dataclass
-class Sent:
-    """A frame that was sent once, and what it carried."""
-
-    batch: int
-    node: int
-    lease: Lease
-    sealed: bytes
-    messages: bytes
-
-
-@dataclass
-class ModelBatch:
-    """What must be true of a batch."""
-
-    batch: Batch
-    state: str = "open"
-    accepted: dict[str, Sent] = field(default_factory=dict)
-    episodes: int = 0
-    replayed: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    holders: dict[int, Lease] = field(default_factory=dict)
-    released: bytes | None = None
 
 
 class Shuffling(RuleBasedStateMachine):
@@ -426,19 +393,6 @@ class ShufflingOnPostgres(Shuffling):
 @pytest.fixture
 def server(cluster: Cluster) -> None:
     ShufflingOnPostgres.cluster = cluster
-
-
-EXAMPLES = int(os.environ.get("RIFFLE_MODEL_EXAMPLES", "15"))
-
-
-def bounded(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=50,
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes of real syncs
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 TestShuffling = Shuffling.TestCase

@@ -1,0 +1,165 @@
+"""Uploads and opened messages a second, with one and with two replicas of each service.
+
+    python -m benchmarks.bench_replicas [reports of a batch, default 300]
+
+Live processes on loopback: one of each service on SQLite, one of each on PostgreSQL, two of each on
+PostgreSQL, both engines syncing every commit to the disk; `ROUNDS` rounds, each set once a round.
+Two runs have a batch open; where there are two coordinators, each drives the run made at it.
+Reports are sealed before the clock starts. Uploading ends with the last answer; opening lasts from
+then until the coordinators have counted both batches. Beside it the processor seconds of each role
+and of this process, which sends: where they add up to the cores' wall time, no replica can add
+anything.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from common.descriptor import SignedDescriptor, batch_id, parse
+from common.wire import LeaseReply, frame
+from coordinator.specs import RunSpec
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.network import enrol
+from deploy.operator import Operator
+from node_client.environments.registry import make
+from node_client.report import BatchPlan, slot_report
+from node_client.sealing import SealKeys, pack, seal_reports
+from tests import postgres
+
+NODES, SENDERS, ROUNDS = 16, 8, 2
+PARAMETERS: dict[str, Any] = {"states": 4, "horizon": 6}
+SETS = {"SQLite, one": ("", 1), "PostgreSQL, one": ("pg", 1), "PostgreSQL, two": ("pg", 2)}
+RUNS = ("1b" * 16, "2c" * 16)
+Upload = tuple[str, str, bytes]
+"""URL's path, token, body."""
+
+
+def spec(run_id: str, n: int) -> RunSpec:
+    return RunSpec(
+        run_id=run_id,
+        name="bench",
+        learner="manual",
+        environment="RiverSwim-v0",
+        states=4,
+        actions=2,
+        horizon=6,
+        episodes=n,
+        epsilon=1.0,
+        beta=1e-5,
+    )
+
+
+@contextmanager
+def running(cluster: postgres.Cluster, engine: str, replicas: int) -> Iterator[LocalNetwork]:
+    with ExitStack() as stack:
+        shuffler, coordinator = (
+            stack.enter_context(cluster.database(store)) if engine else ""
+            for store in ("shuffler", "coordinator")
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cluster.folder.parent)))
+        config = LocalConfig(
+            folder,
+            "RiverSwim-v0",
+            PARAMETERS,
+            nodes=0,
+            replicas=replicas,
+            shuffler_store=shuffler,
+            coordinator_store=coordinator,
+        )
+        yield stack.enter_context(LocalNetwork(config))
+
+
+def uploads(network: LocalNetwork, run_id: str, n: int, tokens: list[str]) -> Iterator[Upload]:
+    """One sealed report a body, for every slot of a run's first batch."""
+    path = f"/v1/batches/{batch_id(run_id, 0)}"
+    with httpx.Client(base_url=next(iter(network.shufflers.values())), timeout=60) as client:
+        deadline = time.monotonic() + 60
+        while not (answer := client.get(path, headers=bearer(tokens[0]))).is_success:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.05)
+        signed = SignedDescriptor.model_validate_json(answer.content)
+        context = parse(signed.descriptor.encode())
+        keys = SealKeys.of(context, bytes.fromhex(signed.batch_key))
+        plan, environment = BatchPlan.of(context.descriptor), make("RiverSwim-v0", **PARAMETERS)
+        for token, users in zip(tokens, np.array_split(np.arange(n), len(tokens)), strict=True):
+            names = [f"{run_id[:8]}{user:024x}" for user in users.tolist()]
+            answer = client.post(f"{path}/leases", json={"users": names}, headers=bearer(token))
+            for lease in LeaseReply.model_validate_json(answer.content).leases:
+                symbols = slot_report(plan, environment, lease.slot)[1]
+                sealed = seal_reports(keys, pack(symbols))
+                yield f"{path}/reports", token, frame(lease.lease, sealed)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def send(url: str, mine: list[Upload]) -> None:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for path, token, body in mine:
+            answer = client.post(path, content=body, headers=bearer(token))
+            assert answer.is_success and b'"accepted"' in answer.content, answer.text
+
+
+def measure(network: LocalNetwork, n: int) -> dict[str, float]:
+    """Reports and messages a second, and processor seconds by role while uploading."""
+    enrol(network.secrets, network.shuffler_url, NODES, 1 << 30)
+    credentials = json.loads((network.secrets / "nodes" / "credentials.json").read_text())
+    tokens = [credential["token"] for credential in credentials]
+    with ExitStack() as stack:
+        desks = [
+            stack.enter_context(Operator.of(network.secrets, url))
+            for url in network.coordinators.values()
+        ]
+        for run_id, operator in zip(RUNS, cycle(desks)):
+            operator.create_run(spec(run_id, n))
+            operator.deploy(run_id, {"policy": [[1] * 4] * 6, "episodes": n})
+        ready = [one for run_id in RUNS for one in uploads(network, run_id, n, tokens)]
+        before, own, began = network.usage(), time.process_time(), time.perf_counter()
+        urls = list(network.shufflers.values())
+        with ThreadPoolExecutor(SENDERS) as pool:
+            sent = [
+                pool.submit(send, urls[i % len(urls)], ready[i::SENDERS]) for i in range(SENDERS)
+            ]
+            for future in sent:
+                future.result()
+        uploaded, own = time.perf_counter() - began, time.process_time() - own
+        use = network.usage()
+        found = {"uploads/s": len(ready) / uploaded, "sender cpu": own}
+        for role in use:
+            found[f"{role} cpu"] = use[role].since(before[role]).total
+        found["cpu of wall"] = (own + sum(found[f"{role} cpu"] for role in use)) / uploaded
+        began, states = time.perf_counter(), [""]
+        while any(state != "counted" for state in states):
+            states = [operator.deployments(run_id)[0]["state"] for run_id in RUNS]
+            time.sleep(0.02)
+        messages = sum(operator.result(run_id)["messages_counted"] for run_id in RUNS)
+        found["opened/s"] = messages / (time.perf_counter() - began)
+    return found
+
+
+def main() -> None:
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, 2 batches of {n} reports")
+    with postgres.cluster(postgres.DURABLE) as cluster:
+        for _ in range(ROUNDS):
+            for name, (engine, replicas) in SETS.items():
+                with running(cluster, engine, replicas) as network:
+                    found = measure(network, n)
+                told = ", ".join(f"{what} {value:.1f}" for what, value in found.items())
+                print(f"{name}: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
