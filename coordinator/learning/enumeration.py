@@ -87,7 +87,7 @@ class ActivePolicies:
     def values(self, model: Model) -> FloatArray:
         """Values of all classes, active or not: (prefixes, suffixes)."""
         D, R = self._prefixes(model, self.cut)
-        values: FloatArray = D @ self._suffixes(model, len(self.step_actions)).T
+        values: FloatArray = D @ self._suffixes(model).T
         values += R[:, None]
         return values
 
@@ -107,19 +107,23 @@ class ActivePolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """For every (x, a) the active policy that visits (h, x, a) most under P: (X, A, H, X).
 
-        What a policy does after step h does not matter for that; among the active continuations the
-        one of largest value under `then` is taken. `value` holds the visitation, shape (X, A).
+        What a policy does after step h does not matter for that; it goes on as `_continued` says.
+        Where no active policy visits the tuple, it is any of them. `value` holds the visitation,
+        shape (X, A).
         """
-        _, X, A, _ = P.shape
-        wanted = np.zeros((X, A, *P.shape[:3]))
-        x, a = np.meshgrid(np.arange(X), np.arange(A), indexing="ij")
-        wanted[x, a, h, x, a] = 1.0
         if self.active is None:
-            return self._best_visits_of_all(P, wanted, h, then)
+            return self._best_visits_of_all(P, h, then)
+        _, X, A, _ = P.shape
+        reach, _ = self._prefixes(Model(P, np.zeros(P.shape[:3])), h)
+        takes = (self.step_actions[h][..., None] == np.arange(A)).reshape(-1, X * A)
         alive = self._alive_until(h)
-        found = [self._most_visits(P, wanted[i], h, alive, then) for i in np.ndindex(X, A)]
-        policies = np.stack([policy for policy, _ in found]).reshape(X, A, *self._policy_shape)
-        return Plan(policies, np.array([visits for _, visits in found]).reshape(X, A))
+        able = alive.astype(np.float32) @ takes.astype(np.float32) > 0
+        visits = np.where(able, np.repeat(reach, A, axis=1), 0.0)
+        most, before = visits.max(axis=0), visits.argmax(axis=0)
+        choice = [int((alive[b] & takes[:, i]).argmax()) for i, b in enumerate(before)]
+        chosen = np.where(most > 0, before * alive.shape[1] + choice, alive.argmax())
+        policies = np.stack(self._continued(chosen.tolist(), alive.size, then))
+        return Plan(policies.reshape(X, A, *self._policy_shape), most.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ActivePolicies, float]:
         """Drop every active policy whose value is `radius` or more below the best (Algorithm 1, 9).
@@ -167,37 +171,43 @@ class ActivePolicies:
     def _policy_shape(self) -> tuple[int, int]:
         return len(self.step_actions), self.step_actions[0].shape[1]
 
-    def _best_visits_of_all(self, P: FloatArray, wanted: FloatArray, h: int, then: Model) -> Plan:
+    def _best_visits_of_all(self, P: FloatArray, h: int, then: Model) -> Plan:
+        _, X, A, _ = P.shape
+        wanted = np.zeros((X, A, *P.shape[:3]))
+        x, a = np.meshgrid(np.arange(X), np.arange(A), indexing="ij")
+        wanted[x, a, h, x, a] = 1.0
         found = plan(P, wanted, self.d1)
         found.policy[..., h + 1 :, :] = plan(then.P, then.r, self.d1).policy[h + 1 :]
         return found
 
     def _alive_until(self, h: int) -> BoolArray:
-        """Which classes of the steps 0..h have an active continuation: (prefixes, choices)."""
+        """Which classes of the steps 0..h have an active continuation: (classes before h, choices
+        at h).
+        """
         assert self.active is not None  # noqa: S101 -- narrowed by the only caller
-        until = _product([len(s) for s in self.step_actions[self.cut : h + 1]])
-        alive: BoolArray = np.any(self.active.reshape(self.shape[0], until, -1), axis=-1)
+        counts = [len(step) for step in self.step_actions]
+        rest = _product(counts[h + 1 :])
+        alive: BoolArray = np.any(self.active.reshape(-1, counts[h], rest), axis=-1)
         return alive
 
-    def _most_visits(
-        self, P: FloatArray, wanted: FloatArray, h: int, alive: BoolArray, then: Model
-    ) -> tuple[PolicyArray, float]:
-        model = Model(P, wanted)
-        D, R = self._prefixes(model, self.cut)
-        visits = R[:, None] + D @ self._suffixes(model, max(h + 1, self.cut)).T
-        np.copyto(visits, -np.inf, where=~alive)
-        prefix, choice = divmod(int(visits.argmax()), visits.shape[1])
-        return self._continue(prefix, choice, visits.shape[1], then), float(visits.max())
+    def _continued(self, chosen: Sequence[int], among: int, then: Model) -> list[PolicyArray]:
+        """Active policies that begin as the chosen ones of `among` classes do.
 
-    def _continue(self, prefix: int, choice: int, choices: int, then: Model) -> PolicyArray:
-        """The best active continuation, by `then`, of a class of steps 0..h."""
+        Each goes on as its first active class does up to the cut, and by `then` as well as it can
+        after it.
+        """
         assert self.active is not None  # noqa: S101 -- narrowed by the only caller
-        block = self.shape[1] // choices
-        rows = slice(choice * block, (choice + 1) * block)
-        D, _ = self._prefixes(then, self.cut)
-        values = self._suffixes(then, len(self.step_actions))[rows] @ D[prefix]
-        values = np.where(self.active[prefix, rows], values, -np.inf)
-        return self.policy(prefix * self.shape[1] + choice * block + int(values.argmax()))
+        (D, _), V = self._prefixes(then, self.cut), self._suffixes(then)
+        rest, S = self.active.size // among, self.shape[1]
+        found = []
+        for begin in chosen:
+            block = self.active.reshape(-1)[begin * rest : (begin + 1) * rest]
+            prefix = (begin * rest + int(block.argmax())) // S
+            low = max(begin * rest, prefix * S)
+            rows = slice(low - prefix * S, min((begin + 1) * rest, (prefix + 1) * S) - prefix * S)
+            values = np.where(self.active[prefix, rows], V[rows] @ D[prefix], -np.inf)
+            found.append(self.policy(low + int(values.argmax())))
+        return found
 
     def _prefixes(self, model: Model, until: int) -> tuple[FloatArray, FloatArray]:
         """D (prefixes, X) at step `until` and R (prefixes,) earned before it."""
@@ -208,10 +218,10 @@ class ActivePolicies:
             D = np.einsum("px,kxy->pky", D, rows).reshape(-1, D.shape[1])
         return D, R
 
-    def _suffixes(self, model: Model, until: int) -> FloatArray:
-        """Value (choices, X) of the steps cut..until-1, for all their action vectors."""
+    def _suffixes(self, model: Model) -> FloatArray:
+        """Value (suffixes, X) from the cut on."""
         V = np.zeros((1, self._policy_shape[1]))
-        for h in reversed(range(self.cut, until)):
+        for h in reversed(range(self.cut, len(self.step_actions))):
             rows, rewards = _chosen(model, h, self.step_actions[h])
             V = rewards[:, None] + np.einsum("kxy,sy->ksx", rows, V)
             V = V.reshape(-1, V.shape[-1])
