@@ -3,7 +3,8 @@
 SQLAlchemy compiles a statement once where the statement is one object: keep those that are run
 often as constants. Two things it does anew every time are avoided here: `is_one_of` takes all
 names as one parameter, where ``in_`` makes one of each; `execute_rows` hands tuples to the driver,
-where an ``executemany`` of its own goes through every value of every row.
+where an ``executemany`` of its own goes through every value of every row. That no statement of a
+request reads a whole table or batch is tested (tests/shuffler/test_plans.py).
 """
 
 import json
@@ -13,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
-    Boolean,
     ColumnElement,
     Connection,
     Delete,
@@ -24,11 +24,12 @@ from sqlalchemy import (
     TypeDecorator,
     Update,
     bindparam,
+    literal_column,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 
 
 class _Names(TypeDecorator[Sequence[str]]):
@@ -44,8 +45,10 @@ class _Names(TypeDecorator[Sequence[str]]):
         return value if value is None or _has_arrays(dialect) else json.dumps(value)
 
 
-class _IsOneOf(FunctionElement[bool]):
-    type = Boolean()
+class _IsOneOf(FunctionElement[Any]):
+    # Not Boolean: for a database without booleans SQLAlchemy would add ``= 1``, and no index serves
+    # that: every row of the table would be read.
+    type = NullType()
     inherit_cache = True
 
 
@@ -60,6 +63,15 @@ def _compile_is_one_of(element: _IsOneOf, compiler: SQLCompiler, **options: obje
 def is_one_of(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
     """Whether a column is one of the texts that the statement is given as ``parameter``, a list."""
     return _IsOneOf(column, bindparam(parameter, type_=_Names()))
+
+
+def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
+    """The same text, for a condition that no index shall serve.
+
+    SQLite, which keeps no statistics here, would take an index of this column for a better one than
+    that of the names asked for, and read all rows of a batch.
+    """
+    return column.concat(literal_column("''"))
 
 
 def execute_rows(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, insert, null, select, update
 
 from common.errors import LocalError
-from common.statements import execute_rows, is_one_of
+from common.statements import execute_rows, is_one_of, unindexed
 from common.wire import Lease, LeaseReply, Refusal
 from shuffler import nodes as enrolled
 from shuffler import store
@@ -43,7 +43,7 @@ _LIVE = (
         leases.c.slot.is_not(None),
         leases.c.report_sha256.is_(None),
         leases.c.expires_at > bindparam("now"),
-        batches.c.state == "open",
+        unindexed(batches.c.state) == "open",
     )
 )
 _EXPIRED = (

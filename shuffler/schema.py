@@ -90,6 +90,7 @@ leases = Table(
     Column("report_sha256", String(64)),
     UniqueConstraint("batch_id", "slot"),
 )
+Index("shares", leases.c.batch_id, leases.c.node_id)
 Index(
     "pending",
     leases.c.batch_id,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, bindparam, distinct, func, insert, select, update
 
 from common.errors import LocalError
-from common.statements import execute_rows, is_one_of
+from common.statements import execute_rows, is_one_of, unindexed
 from common.wire import UploadReply, UploadResult
 from shuffler import leasing, store
 from shuffler import nodes as enrolled
@@ -21,7 +21,7 @@ from shuffler.schema import batches, leases, reports, users
 
 _HELD = select(*leasing.VIEW).where(
     is_one_of(leases.c.lease, "sent"),
-    leases.c.batch_id == bindparam("batch"),
+    unindexed(leases.c.batch_id) == bindparam("batch"),
     leases.c.node_id == bindparam("node"),
 )
 _REPORTED = (

@@ -121,6 +121,7 @@ def _leases() -> None:
         sa.UniqueConstraint("batch_id", "slot"),
     )
     op.create_index("ix_leases_user", "leases", ["user"])
+    op.create_index("shares", "leases", ["batch_id", "node_id"])
     op.create_index(
         "pending",
         "leases",
