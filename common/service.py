@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.endpoint import Tls, hash_token, is_loopback
 from common.errors import (
@@ -25,6 +25,7 @@ from common.errors import (
     RemoteError,
     RiffleError,
 )
+from common.journal import Journal
 from common.metrics import note_problem
 
 MAX_JSON_BYTES = 1 << 20
@@ -68,7 +69,7 @@ def problem_response(error: RiffleError) -> JSONResponse:
     )
 
 
-def install_problem_handlers(app: FastAPI, log: logging.Logger) -> None:
+def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
     """Answer every error with a problem document; nothing of ours leaks a traceback."""
 
     def answer(request: Request, error: RiffleError) -> JSONResponse:
@@ -92,7 +93,8 @@ def install_problem_handlers(app: FastAPI, log: logging.Logger) -> None:
         return answer(request, RemoteError(slug, detail))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        log.exception("unexpected error at %s %s", request.method, request.url.path)
+        route = getattr(request.scope.get("route"), "path", "none")  # never the path asked for
+        journal.failed("unexpected-error", error, method=request.method, route=route)
         return problem_response(LocalError("internal", "unexpected error; see the service's log"))
 
     app.add_exception_handler(RiffleError, riffle)
@@ -185,14 +187,16 @@ def serve(
 
     Raises:
         LocalError: ``unavailable``, when the port is in use; ``invalid-spec``, when the address is
-            not loopback and there is no TLS, or its files cannot be used.
+            not loopback and there is no TLS, or its files cannot be used; what the app raises when
+            it cannot start.
     """
     if tls is None and not is_loopback(host):
         raise LocalError(
             "invalid-spec",
             f"TLS is mandatory off loopback: give a certificate and key to listen on {host}",
         )
-    config = _config(app, tls)
+    lifespan = _Lifespan(app)
+    config = _config(lifespan, tls)
     with _listen(host, port, config.backlog) as listener:
         server = _Server(config, on_stop)
         # uvicorn drains on both signals and then raises them again; the drain is all we want. One
@@ -200,10 +204,32 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         on_start()
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        except SystemExit:  # how uvicorn says that the app did not start
+            if lifespan.error is None:
+                raise
+    if lifespan.error is not None:
+        raise lifespan.error
 
 
-def _config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
+class _Lifespan:
+    """An app and why it could not start: uvicorn logs that as text and then leaves with code 0."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] == "lifespan":
+                self.error = error
+            raise
+
+
+def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         log_config=None,  # it would replace the handlers of the whole process

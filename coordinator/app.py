@@ -3,7 +3,6 @@
 All routes under /v1 need the operator's token; nobody else calls the coordinator.
 """
 
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from coordinator.access import OPERATOR
 from coordinator.analyzer import Analyzer
 from coordinator.desk import Desk
 from coordinator.events import Bell
+from coordinator.journal import JOURNAL
 from coordinator.keys import KeyRing
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.registry import Registry
@@ -30,8 +30,6 @@ from coordinator.runs import Coordinator, prepare_directory
 from coordinator.settings import Settings
 from coordinator.shuffler_api import Shuffler, ShufflerApi
 from coordinator.store import Store
-
-log = logging.getLogger("riffle.coordinator")
 
 
 def create_app(
@@ -112,12 +110,12 @@ def _guard(app: FastAPI, metrics: CoordinatorMetrics) -> None:
     app.add_middleware(AtMost, limit=2 * OPERATOR.at_once)
     app.add_middleware(Traced)
     app.add_middleware(Measured, metrics=metrics.requests)
-    install_problem_handlers(app, log)
+    install_problem_handlers(app, JOURNAL)
     app.add_exception_handler(SQLAlchemyError, _store_down)
 
 
 async def _store_down(_: Request, error: Exception) -> Response:
-    log.error("the store cannot be used: %r", error)
+    JOURNAL.failed("store-failed", error)
     return problem_response(LocalError("unavailable", "the store cannot be used; see the log"))
 
 

@@ -20,7 +20,6 @@ the shuffler says no more, as numbers that grow are a clock of single reports.
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -36,6 +35,7 @@ from coordinator.counts import private_counts
 from coordinator.desk import Desk
 from coordinator.estimate import value_estimate
 from coordinator.events import wait
+from coordinator.journal import JOURNAL
 from coordinator.laps import Laps
 from coordinator.learning.learner import Learner
 from coordinator.leases import LeaseLostError, RunLease
@@ -54,8 +54,6 @@ EXPIRED = "expired or was abandoned"
 CLOCKS = "the shuffler says that a new batch has expired: set its clock or this one right"
 FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
 LOST = ("late", "unknown-batch")
-
-log = logging.getLogger("riffle.coordinator")
 
 
 class Driver:
@@ -106,7 +104,7 @@ class Driver:
         except SQLAlchemyError as error:
             await self._after(run, _store_trouble(error))
         except Exception as error:
-            log.exception("run %s: unexpected error", self._run_id)
+            JOURNAL.failed("step-failed", error, run_id=self._run_id)
             name = type(error).__name__
             await self._after(run, LocalError("internal", f"unexpected {name}; see the log"))
         else:
@@ -133,7 +131,7 @@ class Driver:
         if error.slug == "unavailable" or run.state != "running":
             await self._pause(error)
             return
-        log.warning("run %s failed: %s", self._run_id, error.detail)
+        JOURNAL.problem("run-failed", error, run_id=self._run_id)
         try:
             await in_thread(self._desk.store.fail, self.lease, error.detail, self._now)
         except SQLAlchemyError as again:
@@ -362,7 +360,7 @@ class Driver:
             await self._desk.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "")
         except RemoteError as error:
             # The counts are safe here; a shuffler that has nothing to erase must not end the run.
-            log.warning("run %s, batch %s: not acknowledged: %s", run.id, row.index, error.detail)
+            JOURNAL.problem("not-acknowledged", error, run_id=run.id, deployment=row.index)
         if self._storing is not None:
             timings["storing"] = self._storing
         timings["acknowledging"], self._storing = laps.lap(), None

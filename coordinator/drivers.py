@@ -6,20 +6,18 @@ time is over, and then whichever replica looks first goes on, by the same replay
 
 import asyncio
 import contextlib
-import logging
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.desk import Desk
 from coordinator.driver import Driver
 from coordinator.events import STOPPED
+from coordinator.journal import JOURNAL
 from coordinator.learning.learner import Learner
 from coordinator.leases import Replica, RunLease
 from coordinator.threads import in_thread
 
 RENEWALS = 3  # within the time of a lease
-
-log = logging.getLogger("riffle.coordinator")
 
 
 class Drivers:
@@ -91,7 +89,7 @@ class Drivers:
                 await self._renew()
                 await self._seek(start=False)
             except SQLAlchemyError as error:
-                log.warning("leases cannot be renewed: %s", type(error).__name__)
+                JOURNAL.failed("leases-not-renewed", error)
 
     async def _renew(self) -> None:
         held = [driver.lease for driver, _ in self._driven.values()]
@@ -109,4 +107,4 @@ class Drivers:
         if driven is not None and driven[1] is task:
             del self._driven[run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the driver of run %s ended: %r", run_id, error)
+            JOURNAL.failed("driver-ended", error, run_id=run_id)

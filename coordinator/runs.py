@@ -1,7 +1,6 @@
 """The coordinator as an object: what its routes ask for."""
 
 import asyncio
-import logging
 import secrets
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from coordinator.threads import in_thread
 
 LONGEST_WAIT_SECONDS = 30.0
 RECHECK_SECONDS = 5.0
-
-log = logging.getLogger("riffle.coordinator")
 
 
 class Coordinator:

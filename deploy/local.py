@@ -175,9 +175,13 @@ class LocalNetwork:
                 )
 
     def last_line(self, role: str) -> str:
-        """Last line of a role's log."""
+        """Last line of a role's log: the sentence in it, where there is one."""
         lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
-        return lines[-1] if lines else "no output"
+        try:
+            said = json.loads(lines[-1])
+            return str(said.get("detail", said["event"]))
+        except (ValueError, LookupError, TypeError, AttributeError):  # it is none of ours
+            return lines[-1] if lines else "no output"
 
     def wait_ready(self, name: str) -> None:
         """Wait for ``/readyz``.

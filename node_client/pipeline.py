@@ -21,9 +21,10 @@ import numpy as np
 
 from common.counters import Ints
 from common.descriptor import key_id
-from common.errors import RemoteError, RiffleError, one_line
+from common.errors import RemoteError, RiffleError
 from common.wire import Lease, UploadReply, frame
 from node_client.environments.environment import Environment
+from node_client.journal import JOURNAL, note
 from node_client.pace import Pace
 from node_client.report import BatchPlan, slot_report
 from node_client.sealing import CHUNK_MESSAGES, SealKeys, whole_reports
@@ -33,7 +34,6 @@ from node_client.trust import Accepted
 from node_client.users import Users
 
 Seal = Callable[[SealKeys, Ints], Awaitable[bytes]]
-_log = logging.getLogger("riffle.node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +125,15 @@ class Pipeline:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         if self.totals.failed:  # a number, and never whose
-            _log.warning("%d of %d episodes failed", self.totals.failed, self.totals.episodes)
+            failed, episodes = self.totals.failed, self.totals.episodes
+            note("episodes-failed", logging.WARNING, failed=failed, episodes=episodes)
 
     def _in_time(self, leases: Sequence[Lease]) -> list[Lease]:
         """Leases that can be met; decided before anybody is marked as asked."""
         kept = self.pace.in_time(leases, self.clock())
         if len(kept) < len(leases) and not self._told_too_late:
             self._told_too_late = True
-            _log.warning(
-                "leases end before their episodes could be run; their users are not asked; "
-                "are episodes slow, or this machine's clock wrong?"
-            )
+            note("leases-end-too-soon", logging.WARNING)
         return kept
 
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> Ints:
@@ -163,7 +161,7 @@ class Pipeline:
 
     def _count(self, run: _Run) -> int:
         if run.failed and not self.totals.failed:
-            _log.warning("an environment failed; its report carries noise only")
+            note("environment-failed", logging.WARNING)  # its report carries noise only
         episodes = len(run.rows)
         self.totals.failed += run.failed
         self.totals.episodes += episodes
@@ -175,13 +173,13 @@ class Pipeline:
         try:
             self._settle(await self._seal_and_upload(job, credential, chunk, messages))
         except RiffleError as error:
-            _log.warning("batch %s: reports refused: %s", job.batch_id, one_line(error.detail))
+            JOURNAL.problem("reports-refused", error, batch_id=job.batch_id)
             self.totals.refused[error.slug] += len(chunk)
         except asyncio.CancelledError:
             self.totals.refused["unsent"] += len(chunk)
             raise
-        except Exception as error:  # the type only: an exception's text could hold a report
-            _log.error("batch %s: reports lost: %s", job.batch_id, type(error).__name__)
+        except Exception as error:  # not its text, which could hold a report
+            JOURNAL.failed("reports-lost", error, batch_id=job.batch_id)
             self.totals.refused["internal"] += len(chunk)
         finally:
             self.room.release()

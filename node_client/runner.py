@@ -15,8 +15,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common.errors import LocalError, RemoteError, RiffleError, one_line
+from common.errors import LocalError, RemoteError, RiffleError
 from common.wire import Lease, LeaseReply, OpenBatch
+from node_client.journal import JOURNAL, note
 from node_client.pipeline import Job, Pipeline
 from node_client.sealing import CHUNK_MESSAGES, whole_reports
 from node_client.settings import Credential
@@ -32,7 +33,6 @@ LATER_SECONDS = 10.0  # a node that holds its share of a batch asks again after 
 # About two seconds of sealing: a lease of one minute never runs out while its users wait.
 LEASED_MESSAGES = 20_000
 _REVOKED = frozenset({"unauthorized", "forbidden"})
-_log = logging.getLogger("riffle.node")
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Runner:
         self._jobs[batch_id] = job
         while len(self._jobs) > KEPT_JOBS:
             self._jobs.popitem(last=False)
-        _log.info("batch %s accepted: L=%d messages a report", batch_id, job.keys.messages)
+        note("batch-accepted", batch_id=batch_id, messages=job.keys.messages)
         return job
 
     async def _lease_and_submit(self, job: Job, free: int) -> int | None:
@@ -186,7 +186,7 @@ class Runner:
         if over_quota := by_problem.get("quota-exceeded"):
             self.users.forget(over_quota)
             if not node.full:
-                _log.warning("node %s serves all users it may", node.credential.node_id)
+                note("users-exhausted", logging.WARNING, node_id=node.credential.node_id)
             node.full = True
         return [lease for lease in reply.leases if lease.slot < job.plan.descriptor.n]
 
@@ -228,17 +228,18 @@ class Runner:
         self._refused[batch_id] = self.clock() + LATER_SECONDS if again else math.inf
         self._jobs.pop(batch_id, None)
         if not told:
-            _log.warning("batch %s refused (%s): %s", batch_id, error.slug, one_line(error.detail))
+            JOURNAL.problem("batch-refused", error, batch_id=batch_id)
 
     def _note(self, node: NodeState, error: RiffleError) -> None:
         if error.slug in _REVOKED and not node.revoked:
             node.revoked = True
-            _log.error("node %s is refused: %s", node.credential.node_id, one_line(error.detail))
+            name = node.credential.node_id
+            JOURNAL.problem("node-refused", error, logging.ERROR, node_id=name)
             return
         first_loss = error.slug == "unavailable" and not self._away
         self._away = self._away or first_loss
         level = logging.WARNING if first_loss else logging.INFO
-        _log.log(level, "%s (%s)", one_line(error.detail), error.slug)
+        JOURNAL.problem("waiting", error, level)
 
 
 def portion(free: int, nodes: int, messages: int, users_a_request: int) -> int:

@@ -8,7 +8,6 @@ a lost answer costs nothing but another request.
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -27,13 +26,13 @@ from common.endpoint import trusted
 from common.errors import LocalError, RemoteError, one_line, problem_document, slug_of
 from common.failover import AsyncFailover, split_urls
 from common.wire import BATCH_KEY_HEADER, OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
+from node_client.journal import note
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
 LONGEST_WAIT_SECONDS = 300.0
 CONNECTIONS = 4
 
 D = TypeVar("D", bound=Document)
-_log = logging.getLogger("riffle.node")
 
 
 class _TryAgain(Exception):  # noqa: N818
@@ -152,7 +151,11 @@ class ShufflerApi:
                 delay = self.backoff.delay(retry, failure.after)
                 self._give_up(str(failure), retry, delay, deadline)
                 if retry == 0:  # method and path name no user and no lease
-                    _log.info("%s %s: %s; retrying", request.method, request.url.path, failure)
+                    note(
+                        "retrying",
+                        request=f"{request.method} {request.url.path}",
+                        detail=str(failure),
+                    )
             await self.backoff.sleep(delay)
             retry += 1
 

@@ -48,7 +48,7 @@ from common.wire import (
     UploadReply,
 )
 from shuffler.core import Clock, Shuffler
-from shuffler.journal import LOG
+from shuffler.journal import JOURNAL
 from shuffler.metrics import ShufflerMetrics
 from shuffler.rules import check_batch_key, for_coordinator
 from shuffler.settings import Settings
@@ -136,7 +136,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         redoc_url=None,
         responses=PROBLEM_RESPONSES,
     )
-    install_problem_handlers(app, LOG)
+    install_problem_handlers(app, JOURNAL)
     app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
     app.add_middleware(Traced)
     app.add_middleware(Measured, metrics=metrics.requests)

@@ -111,7 +111,7 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except RiffleError as error:
-            fail(error.detail, Exit.UNAVAILABLE if error.slug in _UNAVAILABLE else Exit.REFUSED)
+            fail(error.detail, exit_code(error))
         except (ValueError, FileExistsError) as error:
             fail(str(error), Exit.REFUSED)
         except OSError as error:
@@ -120,6 +120,11 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             fail("interrupted", Exit.INTERRUPTED)
 
     return run
+
+
+def exit_code(error: RiffleError) -> Exit:
+    """What a command ends with that an error ends."""
+    return Exit.UNAVAILABLE if error.slug in _UNAVAILABLE else Exit.REFUSED
 
 
 def fail(message: str, code: Exit) -> NoReturn:

@@ -1,47 +1,62 @@
 """``riffle shuffler | coordinator | node``: one role as a process.
 
-Everything a role needs is in environment variables, ``RIFFLE_SHUFFLER_*`` and so on.
+Everything a role needs is in environment variables, ``RIFFLE_SHUFFLER_*`` and so on. What it
+has to say is in its log, JSON lines on stderr (`common.journal`), its last words too.
 """
 
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from deploy.cli.output import one_line_errors, progress
+import typer
 
-
-def log_to_stderr() -> None:
-    """Show Riffle's own log lines, which name batches and counts, never a user, lease or episode.
-
-    Libraries log at WARNING only: an HTTP client's INFO lines would tell who sent when.
-    """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("riffle").setLevel(logging.INFO)
+from common.errors import LocalError, RiffleError
+from common.journal import Journal, log_to_stderr
+from deploy.cli.output import Exit, exit_code
 
 
-@one_line_errors
+@contextmanager
+def _as(journal: Journal) -> Iterator[None]:
+    """Log as this role; an error that ends it is its last line and its exit code."""
+    log_to_stderr(journal.role)
+    try:
+        yield
+    except RiffleError as error:
+        journal.ended(error)
+        raise typer.Exit(exit_code(error)) from error
+    except OSError as error:
+        detail = f"{error.strerror or type(error).__name__} {error.filename or ''}".strip()
+        journal.ended(LocalError("unavailable", detail))
+        raise typer.Exit(Exit.UNAVAILABLE) from error
+    except Exception as error:
+        journal.failed("ended", error)
+        raise typer.Exit(Exit.UNAVAILABLE) from error
+
+
 def shuffler_command() -> None:
     """Run the shuffler. Settings: RIFFLE_SHUFFLER_* variables."""
-    from shuffler.main import run  # noqa: PLC0415  (each process loads its own role only)
+    from shuffler.journal import JOURNAL, note  # noqa: PLC0415  (each process loads its own role)
+    from shuffler.main import run  # noqa: PLC0415
     from shuffler.settings import Settings  # noqa: PLC0415
 
-    log_to_stderr()
-    run(Settings.load(), on_start=lambda: progress.print("shuffler: serving"))
+    with _as(JOURNAL):
+        run(Settings.load(), on_start=lambda: note("serving"))
 
 
-@one_line_errors
 def coordinator_command() -> None:
     """Run the coordinator. Settings: RIFFLE_COORDINATOR_* variables."""
+    from coordinator.journal import JOURNAL, note  # noqa: PLC0415
     from coordinator.main import run  # noqa: PLC0415
     from coordinator.settings import Settings  # noqa: PLC0415
 
-    log_to_stderr()
-    run(Settings.load(), on_start=lambda: progress.print("coordinator: serving"))
+    with _as(JOURNAL):
+        run(Settings.load(), on_start=lambda: note("serving"))
 
 
-@one_line_errors
 def node_command() -> None:
     """Run nodes: one for every credential. Settings: RIFFLE_NODE_* variables."""
+    from node_client.journal import JOURNAL, note  # noqa: PLC0415
     from node_client.main import run  # noqa: PLC0415
     from node_client.settings import Settings  # noqa: PLC0415
 
-    log_to_stderr()
-    run(Settings.load(), on_start=lambda: progress.print("nodes: serving"))
+    with _as(JOURNAL):
+        run(Settings.load(), on_start=lambda: note("serving"))

@@ -1,7 +1,6 @@
 """Rates and concurrency: what passes, what waits, and for how long."""
 
 import asyncio
-import logging
 
 import httpx
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import LocalError
+from common.journal import Journal
 from common.limits import Allowance, AtMost, Bucket, Callers
 from common.service import install_problem_handlers
 
@@ -72,7 +72,7 @@ def test_a_failed_request_is_no_longer_under_way() -> None:
 
 def test_one_more_than_fits_is_told_to_come_back() -> None:
     app, inside, go = FastAPI(), asyncio.Event(), asyncio.Event()
-    install_problem_handlers(app, logging.getLogger("test"))
+    install_problem_handlers(app, Journal("test"))
     app.add_middleware(AtMost, limit=1)
 
     @app.get("/")

@@ -1,13 +1,12 @@
 """Requests as Prometheus sees them."""
 
-import logging
-
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
 from common.errors import RemoteError
+from common.journal import Journal
 from common.metrics import Measured, RequestMetrics, exposition
 from common.service import install_problem_handlers
 
@@ -20,7 +19,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def client(registry: CollectorRegistry) -> TestClient:
     app = FastAPI()
-    install_problem_handlers(app, logging.getLogger("test"))
+    install_problem_handlers(app, Journal("test"))
     app.add_middleware(Measured, metrics=RequestMetrics(registry))
 
     @app.post("/users/{user}")

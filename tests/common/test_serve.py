@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -120,6 +120,19 @@ def test_work_is_finished_before_leaving() -> None:
 def test_an_interrupt_is_a_drain_too_even_before_the_first_request() -> None:
     with served("127.0.0.1", free_port(), by=signal.SIGINT):
         pass
+
+
+def test_a_service_that_cannot_start_says_why() -> None:
+    port = free_port()
+
+    @asynccontextmanager
+    async def broken(_: FastAPI) -> AsyncIterator[None]:
+        if port:
+            raise LocalError("unavailable", "the store is of a newer Riffle")
+        yield
+
+    with pytest.raises(LocalError, match="newer Riffle"):
+        serve(FastAPI(lifespan=broken), "127.0.0.1", port)
 
 
 def test_a_silent_connection_outlives_every_client_of_ours() -> None:

@@ -1,6 +1,6 @@
 """What a service answers when something is wrong."""
 
-import logging
+import json
 import pickle
 
 import pytest
@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from common.endpoint import hash_token
 from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
+from common.journal import Journal
 from common.service import Token, install_problem_handlers, read_body, require_token
 
 
@@ -19,7 +20,7 @@ class Item(BaseModel):
 
 def application() -> FastAPI:
     app = FastAPI()
-    install_problem_handlers(app, logging.getLogger("test"))
+    install_problem_handlers(app, Journal("test"))
 
     @app.post("/items")
     def items(item: Item) -> int:
@@ -39,7 +40,8 @@ def application() -> FastAPI:
         raise LocalError("unavailable", "the store is full", retry_after=7)
 
     @app.get("/bug")
-    def bug() -> None:
+    @app.get("/bugs/{name}")
+    def bug(name: str = "") -> None:
         raise ZeroDivisionError("private detail")
 
     return app
@@ -75,6 +77,23 @@ def test_every_fault_is_a_problem_document(
     assert document["status"] == answer.status_code == PROBLEMS[slug][0]
     assert "private detail" not in answer.text
     assert slug_of(document) == slug
+
+
+def test_an_unexpected_error_is_logged_by_its_type_and_route(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.get("/bugs/somebody").status_code == 500
+    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == "riffle.test"]
+    place = line.pop("where").split()[-1]
+    assert line == {
+        "event": "unexpected-error",
+        "error": "ZeroDivisionError",
+        "method": "GET",
+        "route": "/bugs/{name}",
+    }
+    assert place.startswith("common/test_service.py:")
+    assert "somebody" not in caplog.text
+    assert "private detail" not in caplog.text
 
 
 def test_good_requests_pass(client: TestClient) -> None:

@@ -1,6 +1,7 @@
 """The loop of many nodes against a shuffler in memory: faults, restarts, refusals, totals."""
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
@@ -180,10 +181,10 @@ def test_a_failing_environment_still_sends_noise_and_logs_nothing(
     assert (totals.accepted, failed) == (world.N, 0)
     assert 0 < histogram[:-1].sum() < histogram.sum()
     assert totals.failed == totals.episodes == world.N
-    said = [r.getMessage() for r in caplog.records if "failed" in r.getMessage()]
+    said = [json.loads(r.getMessage()) for r in caplog.records if "failed" in r.getMessage()]
     assert said == [
-        "an environment failed; its report carries noise only",
-        f"{world.N} of {world.N} episodes failed",
+        {"event": "environment-failed"},
+        {"event": "episodes-failed", "failed": world.N, "episodes": world.N},
     ]
     assert "SECRET" not in caplog.text
     assert "Traceback" not in caplog.text
@@ -260,7 +261,7 @@ def test_leases_that_end_too_soon_ask_nobody(
     totals, _ = asyncio.run(serve(fake, tmp_path, until=until))
     assert (totals, batch.reports) == (Totals(), {})
     assert fake.requests["leases"] <= fake.requests["batches"], "no lease after lease in vain"
-    assert caplog.text.count("leases end before") == 1
+    assert caplog.text.count("leases-end-too-soon") == 1
     users = Users(tmp_path, None)
     assert not any(users.asked(name) for name in node_ids(4))
     users.close()

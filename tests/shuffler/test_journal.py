@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from shuffler.journal import ALLOWED, note
+from shuffler.journal import JOURNAL, note
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import NOW, user
 
@@ -16,7 +16,7 @@ def test_only_listed_fields_are_logged(caplog: pytest.LogCaptureFixture) -> None
     assert json.loads(caplog.messages[0]) == {"event": "sealed", "batch_id": "ab", "reports": 3}
     with pytest.raises(ValueError, match="lease"):
         note("sealed", batch_id="ab", lease="cd")
-    assert ALLOWED.isdisjoint({"node", "node_id", "user", "lease", "slot", "token"})
+    assert JOURNAL.allowed.isdisjoint({"node", "node_id", "user", "lease", "slot", "token"})
 
 
 def test_no_line_names_node_user_lease_or_slot(api: Api, caplog: pytest.LogCaptureFixture) -> None:
