@@ -54,9 +54,10 @@ export function apply(run, event) {
 /** Whether a deployment's batch is settled. */
 export const isSettled = (deployment) => SETTLED.includes(deployment.state);
 
-/** The first deployment whose batch may still change. */
-export function firstOpen(run) {
-  const index = run.deployments.findIndex((one) => !isSettled(one));
+/** The first deployment, from `least` on, whose record may still change; else the last. */
+export function firstOpen(run, books, least) {
+  const open = (_, index) => index >= least && !isSettled(books.get(index) ?? {});
+  const index = run.deployments.findIndex(open);
   return index < 0 ? Math.max(0, run.deployments.length - 1) : index;
 }
 

@@ -73,14 +73,13 @@ class RunView {
   async books() {
     const finished = this.over && this.events.over !== null && this.events.deployments.length > 0;
     const length = this.events.deployments.length;
-    const open = firstOpen(this.events);
-    const first = this.known.books.size ? Math.min(open, length) : Math.max(0, length - WINDOW);
+    const first = firstOpen(this.events, this.known.books, length - WINDOW);
     if (length) await this.booksFrom(first);
     return !finished;
   }
 
   async booksFrom(first) {
-    const { batches } = await this.ask(`/conservation?first=${Math.max(0, first - 1)}&limit=${WINDOW + 2}`);
+    const { batches } = await this.ask(`/conservation?first=${first}&limit=${WINDOW}`);
     for (const one of batches) this.known.books.set(one.deployment, one);
     this.draw();
   }
@@ -141,7 +140,8 @@ class RunView {
     for (const event of found) apply(this.events, event);
     this.draw();
     if (!first) this.speak(found);
-    if (this.events.over !== null || found.some((event) => event.kind === "stage_finished")) this.nudge();
+    const ended = found.some((event) => event.kind === "stage_finished");
+    if (first || ended || this.events.over !== null) this.nudge();
   }
 
   /** Ask again soon: something changed. */

@@ -152,6 +152,37 @@ def test_a_deployments_policy_is_shown_beside_the_one_before(
     expect(page.locator(".policy-svg .changed")).to_have_count(changed)
 
 
+def test_a_stages_policy_marks_what_changed_since_the_last_stage(
+    opened: Open, operator: Operator
+) -> None:
+    run = seeded_id(0, "long")
+    page = opened(run)
+    events = operator.events(run, follow=False)
+    stages = [one["data"]["policy"] for one in events if one["kind"] == "stage_finished"]
+    now, before = stages[-1], stages[-2]
+    changed = {
+        (h, x): (action, before[h][x])
+        for h, row in enumerate(now)
+        for x, action in enumerate(row)
+        if action != before[h][x]
+    }
+    picture = page.locator(".policy-svg")
+    expect(picture.locator(".changed")).to_have_count(len(changed))
+    expect(picture.locator(".corner")).to_have_count(len(changed))
+    expect(page.locator("#policy-picture-text")).to_contain_text(
+        f"{len(changed)} of {len(now) * len(now[0])} choices changed since the one before"
+    )
+    titles = [text for text in picture.locator("title").all_text_contents() if ", was " in text]
+    assert sorted(titles) == sorted(
+        f"step {h}, state {x}: action {action}, was {old}"
+        for (h, x), (action, old) in changed.items()
+    )
+    assert 0 < len(changed) < len(now) * len(now[0])
+    page.get_by_label("Policy of").select_option("stage 1")
+    expect(page.locator("#policy-picture-text")).to_contain_text("none before it to compare with")
+    expect(picture.locator(".changed")).to_have_count(0)
+
+
 def test_every_chart_has_its_numbers_in_a_table_and_is_read_by_arrow_keys(
     opened: Open, operator: Operator, small: Run
 ) -> None:

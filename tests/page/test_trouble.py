@@ -1,0 +1,82 @@
+"""Batches that do not go well, on the page: every reason and every loss has its number there."""
+
+import signal
+import time
+from typing import Any
+
+from playwright.sync_api import expect
+
+from coordinator.specs import ManualDeployment, RunSpec
+from deploy.local import LocalNetwork
+from deploy.operator import Operator
+from tests.page.conftest import SMALL, Open
+from tests.page.node import HandNode
+from tests.page.test_page import cells
+
+N, SENT = 100, 25
+SECONDS = 5
+
+
+def test_losses_are_shown_by_reason(
+    opened: Open, network: LocalNetwork, operator: Operator
+) -> None:
+    """Deployment 0 stays short and expires; its second try, 1, has a report that nobody can open.
+
+    The network's own nodes stand still meanwhile, so that no report comes but those sent here.
+    """
+    spec = {**SMALL, "name": "trouble", "learner": "manual", "episodes": N}
+    spec |= {"batch_seconds": SECONDS, "reissues": 1}
+    nodes = network.processes["node"]
+    nodes.send_signal(signal.SIGSTOP)
+    try:
+        run = operator.create_run(RunSpec.model_validate(spec))
+        policy = ((1, 1, 1), (1, 1, 1))
+        row = operator.deploy(run["id"], ManualDeployment(policy=policy, episodes=N))
+        wait_for(operator, run["id"], "open", 0)
+        with HandNode(network, row["batch_id"]) as node:
+            *leases, spoiled, slow = node.lease(SENT + 2)
+            kept = [(lease, node.report()) for lease in leases]
+            assert node.send([*kept, kept[0], (spoiled, node.noise())]) == [
+                *["accepted"] * SENT,
+                "replayed",
+                "wrong-key",
+            ]
+            page = opened(run["id"])
+            fill = page.get_by_role("meter", name="Fill of the open batch, in tenths")
+            expect(fill).to_have_js_property("value", 2)
+            said = page.locator("#batches").get_by_role("status")
+            expect(said).to_have_text(f"Batch 0 of {N} reports: at least 2 tenths full.")
+            detail = operator.deployment(run["id"], 0)
+            time.sleep(max(0.0, detail["expires_at"] + 0.05 - time.time()))
+            assert node.send([(slow, node.report())]) == ["late"]
+        wait_for(operator, run["id"], "open", 1)
+        again = operator.deployments(run["id"])[1]
+        with HandNode(network, again["batch_id"]) as node:
+            assert node.send([(node.lease(1)[0], node.garbled())]) == ["accepted"]
+    finally:
+        nodes.send_signal(signal.SIGCONT)
+    expect(page.locator("#run-state")).to_have_text("failed", timeout=15_000)
+    rows = page.locator("#batches-table tbody tr")
+    expect(rows.nth(0)).to_contain_text("rejected")
+    expect(rows.nth(1).locator("td").last).to_have_text("yes")
+    messages = operator.conservation(run["id"])["batches"][1]["shuffler"]["messages_a_report"]
+    rejected, abandoned = cells(page.locator("#batches-table"))
+    assert abandoned[2:] == [
+        "abandoned", "100", "25", "1", "1", "wrong-key 1", "expire 25", "\u2013", "\u2013", "yes",
+    ]  # fmt: skip
+    assert rejected[2:] == [
+        "rejected", "100", "100", "0", "0", "0", "0",
+        f"{(N - 1) * messages:,}", str(messages), "yes",
+    ]  # fmt: skip
+    expect(page.locator("#run")).to_contain_text("deployment 1 (n=100) had 1 dishonest reports")
+
+
+def wait_for(operator: Operator, run: str, state: str, index: int) -> dict[str, Any]:
+    """A run's deployment, once it is in this state."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        rows = operator.deployments(run)
+        if len(rows) > index and rows[index]["state"] == state:
+            return rows[index]
+        time.sleep(0.02)
+    raise AssertionError(f"deployment {index} is not {state}: {rows}")
