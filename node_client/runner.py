@@ -29,6 +29,7 @@ POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 KEPT_JOBS = 16
+UNWRITABLE_SECONDS = 5.0
 LATER_SECONDS = 10.0  # a node that holds its share of a batch asks again after this
 # About two seconds of sealing: a lease of one minute never runs out while its users wait.
 LEASED_MESSAGES = 20_000
@@ -113,7 +114,15 @@ class Runner:
         granted = 0
         while waiting and not stop.is_set():
             job, free = waiting.popleft()
-            leases = await self._lease_and_submit(job, free)
+            try:
+                leases = await self._lease_and_submit(job, free)
+            except LocalError as error:
+                if error.slug != "unavailable":
+                    raise
+                # The disk is full: nobody is asked who cannot be marked as asked.
+                self._note(node, error)
+                await asyncio.sleep(UNWRITABLE_SECONDS)
+                return False
             granted += leases or 0
             if leases is None or 0 < leases < free:
                 waiting.append((job, free - (leases or 0)))
