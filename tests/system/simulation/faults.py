@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
+from coordinator import leases
+from coordinator.driver import Driver
+from coordinator.records import DeploymentRecord, RunRecord
+from coordinator.store import Store
 from node_client.users import Users
 from shuffler import store, uploads
 from shuffler.committer import Committer, Job
@@ -98,6 +102,31 @@ def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Users, "_prepare", forgetful)
 
 
+def acknowledged_before_it_is_settled(patch: pytest.MonkeyPatch) -> None:
+    """The shuffler is told to erase a batch as soon as it is opened."""
+    released = Driver._released
+
+    async def early(driver: Driver, run: RunRecord, row: DeploymentRecord, *rest: Any) -> Any:
+        found = await released(driver, run, row, *rest)
+        if found is not None:
+            await driver._desk.shuffler.acknowledge(row.batch_id, found.messages_sha256)
+        return found
+
+    patch.setattr(Driver, "_released", early)
+
+
+def settled_without_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """A coordinator settles a batch without a look at who drives the run by now."""
+    settle = Store.settle
+
+    def unfenced(*settlement: Any) -> None:
+        with pytest.MonkeyPatch.context() as unchecked:
+            unchecked.setattr(leases, "check", lambda *_: None)
+            settle(*settlement)
+
+    patch.setattr(Store, "settle", unfenced)
+
+
 FAULTS = {
     fault.__name__.replace("_", "-"): fault
     for fault in (
@@ -105,5 +134,7 @@ FAULTS = {
         replays_fill_the_batch,
         handed_over_in_another_order,
         asked_again_after_a_crash,
+        acknowledged_before_it_is_settled,
+        settled_without_the_fence,
     )
 }

@@ -6,12 +6,16 @@ decide everything that happens but the bytes that come from the system's CSPRNG.
 
 A step is a commit (one before it, one after), a sync of a file or a directory, or a message that
 leaves or arrives. A process whose fuse has burnt down dies at its next step: its tasks are
-cancelled, and whatever of it still runs can neither commit, nor write, nor send.
+cancelled, and whatever of it still runs can neither commit, nor write, nor send. A paused process
+takes no turn of the loop until it goes on. One whose disk is full has its commits and syncs fail,
+and of the file that was to be synced half is there.
 """
 
 import asyncio
+import errno
 import os
 import selectors
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,6 +28,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import Pool
 
 from common.database import writer
+from common.errors import LocalError
 from node_client.users import Users
 from shuffler import access
 from shuffler.committer import Committer, Job
@@ -41,11 +46,12 @@ class Process:
 
     def __init__(self, name: str, died: Callable[["Process"], None]) -> None:
         self.name = name
-        self.dead = False
+        self.dead = self.full = self.paused = False
         self.fuse: int | None = None
         self.steps = 0
         self.tasks: set[asyncio.Task[Any]] = set()
         self.connections: list[Any] = []
+        self.held: list[asyncio.Handle] = []
         self._died = died
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
@@ -69,9 +75,17 @@ class Process:
         if self.dead:
             return
         self.dead = True
+        self.go_on()
         for task in list(self.tasks):
             task.cancel()
         self._died(self)
+
+    def go_on(self) -> None:
+        """After a pause: what became due in it is done now."""
+        held, self.held, self.paused = self.held, [], False
+        loop: Any = asyncio.get_running_loop()
+        for handle in held:
+            loop._add_callback(handle)
 
     async def buried(self) -> None:
         """Wait until nothing of a dead process is left, then close its database connections."""
@@ -86,6 +100,12 @@ def step() -> None:
     process = CURRENT.get()
     if process is not None:
         process.step()
+
+
+def full() -> bool:
+    """Whether the disk of whichever process this runs in is full."""
+    process = CURRENT.get()
+    return process is not None and process.full
 
 
 class Inline(ThreadPoolExecutor):
@@ -177,20 +197,48 @@ def _task(loop: Any, work: Any, *, context: Any = None) -> asyncio.Task[Any]:
     return task
 
 
+def _stepping(work: Callable[..., Any], refuse: Callable[..., None]) -> Callable[..., Any]:
+    """Work with a step before it and after it; a full disk has it refused."""
+
+    def both(*args: Any) -> Any:
+        step()
+        result = refuse(*args) if full() else work(*args)
+        step()
+        return result
+
+    return both
+
+
+def _no_commit(*_: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def _no_sync(descriptor: int) -> None:
+    with suppress(OSError):  # a directory has no length
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _no_users(*_: object) -> None:
+    raise LocalError("unavailable", "cannot write users: database or disk is full")
+
+
+def _unless_paused(run: Callable[[asyncio.Handle], None]) -> Callable[[asyncio.Handle], None]:
+    def turn(handle: Any) -> None:
+        process = handle._context.get(CURRENT)
+        if process is not None and process.paused:
+            process.held.append(handle)
+        else:
+            run(handle)
+
+    return turn
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """What uses threads or syncs does it here and now, with a step before it and after it."""
+    """What uses threads or syncs does it here and now, in steps."""
     with pytest.MonkeyPatch.context() as patch:
-        commit, write = DefaultDialect.do_commit, Users._all
-
-        def stepping(work: Callable[..., Any]) -> Callable[..., Any]:
-            def both(*args: Any) -> Any:
-                step()
-                result = work(*args)
-                step()
-                return result
-
-            return both
+        commit = _stepping(DefaultDialect.do_commit, _no_commit)
 
         async def here(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return work(*args, **kwargs)
@@ -204,9 +252,10 @@ def one_thread() -> Iterator[None]:
             if process is not None:
                 process.connections.append(connection)
 
-        patch.setattr(DefaultDialect, "do_commit", stepping(commit))
-        patch.setattr(os, "fsync", stepping(lambda _: None))
-        patch.setattr(Users, "_all", stepping(write))
+        patch.setattr(DefaultDialect, "do_commit", commit)
+        patch.setattr(os, "fsync", _stepping(lambda _: None, _no_sync))
+        patch.setattr(Users, "_all", _stepping(Users._all, _no_users))
+        patch.setattr(asyncio.Handle, "_run", _unless_paused(vars(asyncio.Handle)["_run"]))
         patch.setattr(access, "Committer", GroupCommitter)
         patch.setattr("fastapi.routing.run_in_threadpool", here)
         patch.setattr("fastapi.dependencies.utils.run_in_threadpool", here)

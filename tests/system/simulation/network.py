@@ -25,6 +25,7 @@ from tests.system.simulation.machine import Process, step
 FAULTS = ("lost", "unanswered", "twice", "late")
 LATENCY_SECONDS = 0.4
 TIMEOUT_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Network:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         wire = _Wire(self, target)
         return httpx.AsyncClient(
-            transport=wire, base_url="http://127.0.0.1", headers=headers, timeout=60
+            transport=wire, base_url="http://127.0.0.1", headers=headers, timeout=PATIENCE_SECONDS
         )
 
     async def deliver(self, sent: Sent) -> httpx.Response:
@@ -65,7 +66,9 @@ class Network:
             raise httpx.ConnectError("nobody listens (simulated)")
         server, app = found
         task = server.spawn(_serve(app, sent))
-        await asyncio.wait([task])
+        await asyncio.wait([task], timeout=PATIENCE_SECONDS)
+        if not task.done():
+            raise httpx.ReadTimeout("no answer (simulated)")
         if server.dead or task.cancelled() or task.exception() is not None:
             raise httpx.ReadError("the server died (simulated)")
         response: httpx.Response = task.result()

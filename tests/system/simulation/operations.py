@@ -7,6 +7,7 @@ shorter, kept as a file and played again.
 import json
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from common.wire import frame
@@ -26,6 +27,8 @@ def draw(draws: random.Random) -> Operation:
         (1, lambda: ["advance", 70]),
         (14, lambda: ["kill", draws.choice(PROCESSES), draws.randrange(40), _downtime(draws)]),
         (2, lambda: ["kill-all", _downtime(draws)]),
+        (4, lambda: ["pause", draws.choice(PROCESSES), draws.choice([1, 5, 20, 80])]),
+        (4, lambda: ["full", draws.choice(PROCESSES), draws.choice([0.5, 2, 10, 80])]),
         (14, lambda: ["fault", draws.choice(FAULTS), draws.choice(PLACES)]),
         (8, lambda: ["replay", draws.randrange(1000)]),
         (4, lambda: ["jump", draws.choice(ROLES), draws.choice([-100, -20, -2, 2, 20, 100])]),
@@ -66,6 +69,17 @@ async def kill_all(world: World, downtime: float) -> None:
     """The machine stops: nobody has one step more."""
     for name in PROCESSES:
         world.kill(name, 0, downtime)
+
+
+async def pause(world: World, name: str, seconds: float) -> None:
+    """A process does nothing for a while, then goes on, unless it is killed before."""
+    world.pause(name, seconds)
+
+
+async def full(world: World, name: str, seconds: float) -> None:
+    """A process can write nothing for a while."""
+    world.fill(name, full=True)
+    world.loop.call_later(seconds, partial(world.fill, name, full=False))
 
 
 async def fault(world: World, kind: str, place: str) -> None:
@@ -143,6 +157,8 @@ ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "advance": advance,
     "kill": kill,
     "kill-all": kill_all,
+    "pause": pause,
+    "full": full,
     "fault": fault,
     "replay": replay,
     "jump": jump,

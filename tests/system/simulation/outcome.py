@@ -15,6 +15,7 @@ from common.descriptor import BatchDescriptor
 from coordinator.counts import private_counts
 from coordinator.planning import same_deployment
 from coordinator.records import DeploymentRecord, RunRecord
+from coordinator.states import TO_ACKNOWLEDGE
 from coordinator.store import Store
 from experiments.per_user import batch_histogram
 from node_client.environments.registry import make
@@ -30,6 +31,12 @@ def check(world: World) -> None:
     store, shuffler = world.core("coordinator").desk.store, world.core("shuffler")
     for run in store.runs():
         _check_run(world, store, run)
+    settled = {
+        row.batch_id
+        for run in store.runs()
+        for row in store.deployments(run.id)
+        if row.state in TO_ACKNOWLEDGE
+    }
     with shuffler._access.engine.connect() as connection:
         world.watch.look(connection)
         query = select(schema.batches.c.batch_id, schema.batches.c.state)
@@ -37,6 +44,8 @@ def check(world: World) -> None:
     expect = world.watch.expect
     for batch_id, state in found.items():
         expect(state in OVER, f"batch {batch_id} is {state} for ever")
+        kept = state != "erased" or batch_id in settled
+        expect(kept, f"batch {batch_id} was erased, and never settled")
     folder = world.folder / "shuffler" / "secrets"
     # What a kill leaves of a batch that no commit ever knew stays: nothing was sealed to it.
     left = [file.name for file in folder.iterdir() if file.name.split(".")[0] in found]

@@ -72,7 +72,9 @@ async def heal(world: World) -> None:
     world.offsets = dict.fromkeys(world.offsets, max(world.offsets.values()))
     for role in world.roles.values():
         role.process.fuse = None
+        role.process.go_on()
     for name in PROCESSES:
+        world.fill(name, full=False)
         world.start(name)
     end = world.loop.time() + HEALING_SECONDS
     while not _settled(world):

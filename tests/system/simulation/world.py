@@ -124,6 +124,7 @@ class Role:
 
     process: Process
     app: FastAPI | None = None
+    ready: bool = False
 
 
 class World:
@@ -138,6 +139,7 @@ class World:
         self.roles: dict[str, Role] = {}
         self.apps: dict[str, FastAPI] = {}
         self.graves: list[Process] = []
+        self.full: set[str] = set()
         self.healing = self.ending = False
         self.strangers = 0
         self.watch = Watch()
@@ -168,6 +170,7 @@ class World:
         if role is not None and not role.process.dead:
             return
         process = Process(name, self._died)
+        process.full = name in self.full
         self.roles[name] = role = Role(process)
         process.spawn(self._main(role))
 
@@ -180,6 +183,18 @@ class World:
         process.fuse = fuse
         if fuse == 0:
             process.kill()
+
+    def fill(self, name: str, *, full: bool) -> None:
+        """The disk of a process, and of those that are started after it, is full or is not."""
+        (self.full.add if full else self.full.discard)(name)
+        self.roles[name].process.full = full
+
+    def pause(self, name: str, seconds: float) -> None:
+        """A process stands still for a while."""
+        process = self.roles[name].process
+        if not process.dead and not process.paused:
+            process.paused = True
+            self.loop.call_later(seconds, process.go_on)
 
     def _died(self, process: Process) -> None:
         self.graves.append(process)
@@ -202,14 +217,15 @@ class World:
         kind, _, replica = role.process.name.partition("-")
         try:
             if kind == "node":
-                await self._node(role.process)
+                await self._node(role)
             else:
                 app = self._app(kind, replica)
                 async with app.router.lifespan_context(app):
-                    role.app = app
+                    role.app, role.ready = app, True
                     await asyncio.Event().wait()
         except Exception as error:
-            if not role.process.dead:
+            # On a full disk a process may fail to start, but one that runs goes on.
+            if not role.process.dead and (role.ready or not role.process.full):
                 self.watch.problems.append(f"{role.process.name} ended: {error!r}")
         role.process.kill()
 
@@ -240,7 +256,7 @@ class World:
     def _time(self, role: str) -> Any:
         return lambda: self.clock(role)
 
-    async def _node(self, process: Process) -> None:
+    async def _node(self, role: Role) -> None:
         settings = node_settings(self.folder)
         environment, now = settings.make_environment(), self._time("node")
         users = Users(settings.state_dir, settings.users())
@@ -266,6 +282,7 @@ class World:
             pins=lambda: pinned(settings.analyzer_keys_file),
             clock=now,
         )
+        role.ready = True
         try:
             await runner.run(asyncio.Event())
         finally:
