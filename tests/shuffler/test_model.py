@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import strategies as st
@@ -31,7 +31,6 @@ from common.wire import EnrolRequest, Lease
 from shuffler import store
 from shuffler.core import Shuffler
 from shuffler.vault import Vault
-from tests.postgres import Cluster
 from tests.shuffler import world
 from tests.shuffler.model import EXAMPLES, MEMORY, Killed, ModelBatch, Sent, bounded
 from tests.shuffler.world import NOW, Batch, FakeClock, descriptor_bytes, signature, user
@@ -368,34 +367,5 @@ class Shuffling(RuleBasedStateMachine):
         }
 
 
-class ShufflingOnPostgres(Shuffling):
-    """The same with two replicas over PostgreSQL; one of them crashes, the other does not."""
-
-    cluster: ClassVar[Cluster]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = self.open_core()
-
-    def make_store(self) -> str | None:
-        return self.closing.enter_context(self.cluster.database("shuffler"))
-
-    @rule()
-    def switch(self) -> None:
-        """From here on everybody talks to the other replica."""
-        self.core, self.other = self.other, self.core
-
-    def teardown(self) -> None:
-        self.other.close()
-        super().teardown()
-
-
-@pytest.fixture
-def server(cluster: Cluster) -> None:
-    ShufflingOnPostgres.cluster = cluster
-
-
 TestShuffling = Shuffling.TestCase
 TestShuffling.settings = bounded(EXAMPLES)
-TestShufflingOnPostgres = pytest.mark.usefixtures("server")(ShufflingOnPostgres.TestCase)
-TestShufflingOnPostgres.settings = bounded(max(1, EXAMPLES // 5))
