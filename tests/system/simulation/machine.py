@@ -197,7 +197,7 @@ def _task(loop: Any, work: Any, *, context: Any = None) -> asyncio.Task[Any]:
     return task
 
 
-def _stepping(work: Callable[..., Any], refuse: Callable[..., None]) -> Callable[..., Any]:
+def _stepping(work: Callable[..., Any], refuse: Callable[..., Any]) -> Callable[..., Any]:
     """Work with a step before it and after it; a full disk has it refused."""
 
     def both(*args: Any) -> Any:
