@@ -30,6 +30,7 @@ from node_client.environments.bandit import BanditEnvironment, global_means
 from node_client.environments.environment import Environment, Modelled
 from node_client.environments.file import load
 from node_client.environments.gymnasium_adapter import make_gymnasium
+from node_client.environments.layered import layered_mdp
 from node_client.environments.random_mdp import random_mdp
 from node_client.environments.spectrum import spectrum_access
 from node_client.environments.tabular import TabularEnvironment, TabularMDP, riverswim
@@ -107,6 +108,11 @@ def _random(states: int = 4, actions: int = 2, horizon: int = 6, seed: int = 0) 
     return TabularEnvironment(random_mdp(Sizes(states, actions, horizon), seed))
 
 
+def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Environment:
+    """A loop-free MDP of layers of the given sizes, drawn from its seed (`004`)."""
+    return TabularEnvironment(layered_mdp(tuple(map(int, widths.split("-"))), actions, seed))
+
+
 def _file(path: str) -> Environment:
     """An MDP from a JSON file."""
     return TabularEnvironment(load(path))
@@ -117,6 +123,7 @@ BUILDERS: dict[str, Callable[..., Environment]] = {
     "Bandit-v0": _bandit,
     "SpectrumAccess-v0": _spectrum,
     "RandomMDP-v0": _random,
+    "LayeredMDP-v0": _layered,
     "File-v0": _file,
 }
 

@@ -14,6 +14,7 @@ from common.counters import Sizes
 from common.errors import LocalError
 from common.randomness import SeededRandomness, SystemRandomness
 from node_client.environments.gymnasium_adapter import GymnasiumEnvironment
+from node_client.environments.layered import layered_mdp
 from node_client.environments.registry import exact_mdp, make, names
 from node_client.environments.tabular import riverswim
 from node_client.episode import run_episode
@@ -43,6 +44,9 @@ def test_every_environment_runs_with_its_defaults(name: str) -> None:
         ("Bandit-v0", {"sigma": -1.0}, "sigma >= 0"),
         ("Bandit-v0", {"means": []}, "arms"),
         ("RandomMDP-v0", {"states": 0}, "at least 1"),
+        ("LayeredMDP-v0", {"widths": "1-3"}, "layers must have sizes such as"),
+        ("LayeredMDP-v0", {"widths": "one-3-1"}, "invalid literal"),
+        ("LayeredMDP-v0", {"horizon": 6}, "has 4 horizon here"),
         ("RiverSwim-v0", {"states": "four"}, "RiverSwim-v0"),
         ("File-v0", {}, "path"),
         ("gymnasium:Nothing-v0", {}, "gymnasium"),
@@ -64,6 +68,12 @@ def test_random_mdps_are_their_seeds() -> None:
     one, same, other = (exact_mdp(make("RandomMDP-v0", seed=seed)) for seed in (1, 1, 2))
     assert np.array_equal(one.P, same.P)
     assert not np.array_equal(one.P, other.P)
+
+
+def test_layered_mdps_have_the_layers_asked_for() -> None:
+    assert make("LayeredMDP-v0").sizes == Sizes(3, 2, 4)
+    one = exact_mdp(make("LayeredMDP-v0", widths="1-2-4-1", actions=3, seed=5))
+    assert np.array_equal(one.P, layered_mdp((1, 2, 4, 1), 3, 5).P)
 
 
 def test_an_mdp_from_a_file(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""What each departure of SDP-PE from 000 is worth, and the bars: the tables of docs/ablation.md.
+
+    python -m benchmarks.bench_ablation bars        # the bars, beside private UCBVI
+    python -m benchmarks.bench_ablation epsilons    # five environments, five epsilons
+    python -m benchmarks.bench_ablation departures  # every field where practical is not paper
+    python -m benchmarks.bench_ablation constants   # the schedule's three numbers, moved by a third
+
+``--first`` and ``--seeds`` name the seeds; by default 7000 to 7019, which chose nothing. One
+process. Pseudo-regret, mean with half the width of its 95 % Student t band over seeds; the shares
+are of runs: pi* survives to the end, some policy is eliminated, the learned policy is within 5 % of
+V*. RandomMDP-v0 is another MDP with every seed, the other environments are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+from common.descriptor import MAX_MESSAGES
+from common.errors import RiffleError
+from coordinator.learning.presets import PAPER, PRACTICAL
+from coordinator.specs import Option, RunSpec
+from experiments.study import SeedResult, band, run_seed, share
+from node_client.environments.registry import Parameter, exact_mdp, make
+
+Options = dict[str, Option]
+WORLDS: dict[str, dict[str, Parameter]] = {
+    "RiverSwim-v0": {"states": 4, "horizon": 6},
+    "Bandit-v0": {"actions": 20},
+    "SpectrumAccess-v0": {"channels": 2, "horizon": 3},
+    "RandomMDP-v0": {"states": 3, "actions": 2, "horizon": 4},
+    "LayeredMDP-v0": {"widths": "1-3-3-3-1"},
+}
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
+CHOSEN = ("growth", "visits_per_noise", "exploit_share")
+FACTORS = (0.75, 1.33)
+
+# What a field at its paper value cannot do without; `None` is the paper's value too.
+NEEDED: dict[str, Options] = {
+    "memory": {"crude_every_stage": True},
+    "radius": {"likely_share": 0.0, "radius_scale": 1.0},
+    "schedule": {"first_stage": 2},
+}
+TOGETHER: dict[str, tuple[str, ...]] = {
+    "levels, threshold_scale": ("levels", "threshold_scale"),
+    "pool, memory, crude_every_stage": ("pool", "memory", "crude_every_stage"),
+    "schedule, growth, first_stage": ("schedule", "growth", "first_stage"),
+    "best_share, likely_share": ("best_share", "likely_share"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row: a learner with its options in one world."""
+
+    world: str = "RiverSwim-v0"
+    K: int = 20_000
+    epsilon: float = 1.0
+    learner: str = "sdp-pe"
+    trust: str = "shuffle"
+    families: str = "joint"
+    options: Options = field(default_factory=dict)
+
+    def run(self, seed: int) -> SeedResult:
+        """One seed, on the path that `riffle simulate` takes."""
+        world = WORLDS[self.world] | ({"seed": seed} if self.world == "RandomMDP-v0" else {})
+        mdp = exact_mdp(make(self.world, **world))
+        spec = RunSpec.model_validate(
+            {
+                "name": "ablation",
+                "learner": self.learner,
+                "environment": self.world,
+                "states": mdp.sizes.X,
+                "actions": mdp.sizes.A,
+                "horizon": mdp.sizes.H,
+                "start": tuple(mdp.d1.tolist()),
+                "episodes": self.K,
+                "epsilon": self.epsilon,
+                "beta": 1e-5,
+                "trust": self.trust,
+                "families": self.families,
+                "options": self.options,
+                "max_messages": MAX_MESSAGES,
+            }
+        )
+        return run_seed(spec, world, seed)
+
+
+def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
+    """Regret, share of pi* surviving, of runs that eliminate, of good ends; or why not."""
+    try:
+        runs = [setting.run(seed) for seed in seeds]
+    except RiffleError as error:
+        return (f"refused: {error}", "", "", "")
+    mean, low, _ = band([run.regret for run in runs])
+    shares = (
+        share([run.optimal_survives for run in runs]),
+        share([run.eliminated for run in runs]),
+        share([run.within_5_percent for run in runs]),
+    )
+    percent = ("-" if value is None else f"{100 * value:.0f} %" for value in shares)
+    return (f"{mean:,.0f} +- {mean - low:,.0f}", *percent)
+
+
+def departures() -> dict[str, Options]:
+    """Options that undo each departure: every field that differs alone, then what belongs together.
+
+    `name` is no departure; `first_stage` means something with the paper's schedule only.
+    """
+    differing = [f.name for f in fields(PAPER) if getattr(PAPER, f.name) != _value(f.name)]
+    alone = {
+        name: {name: getattr(PAPER, name), **NEEDED.get(name, {})}
+        for name in differing
+        if name not in {"name", "first_stage"}
+    }
+    groups = {label: {n: getattr(PAPER, n) for n in names} for label, names in TOGETHER.items()}
+    return {"practical": {}, **alone, **groups, "homogeneous (declared)": {"homogeneous": True}}
+
+
+def _value(name: str) -> Option:
+    value: Option = getattr(PRACTICAL, name)
+    return value
+
+
+def bars() -> Iterator[tuple[str, Setting]]:
+    for K in (20_000, 200_000, 2_000_000):
+        for learner in ("sdp-pe", "pe", "ucbvi-jdp", "ucbvi-ldp"):
+            if K <= 200_000 or learner in {"sdp-pe", "pe"}:
+                yield f"RiverSwim-v0 | {K:,} | {learner}", Setting(K=K, learner=learner)
+    bandit = "Bandit-v0"
+    for learner in ("sdp-pe", "pe", "ucbvi-jdp", "ucbvi-ldp"):
+        yield f"{bandit} | 20,000 | {learner}", Setting(bandit, learner=learner)
+    yield f"{bandit} | 20,000 | sdp-pe, trust local", Setting(bandit, trust="local")
+
+
+def bars_large() -> Iterator[tuple[str, Setting]]:
+    for learner in ("ucbvi-jdp", "ucbvi-ldp"):
+        yield f"RiverSwim-v0 | 2,000,000 | {learner}", Setting(K=2_000_000, learner=learner)
+
+
+def epsilons() -> Iterator[tuple[str, Setting]]:
+    for world in WORLDS:
+        for epsilon in EPSILONS:
+            yield f"{world} | {epsilon:g}", Setting(world, epsilon=epsilon)
+
+
+def ablation() -> Iterator[tuple[str, Setting]]:
+    for world in ("RiverSwim-v0", "Bandit-v0"):
+        for label, options in departures().items():
+            for share_kept in (PRACTICAL.exploit_share, 0.0):
+                given = {"exploit_share": share_kept, **options}
+                yield (
+                    f"{world} | {label} {sorted(options.items())} | exploit {share_kept:g}",
+                    Setting(world, options=given),
+                )
+        for families in ("lean", "paper"):
+            yield f"{world} | families {families} | exploit 0.35", Setting(world, families=families)
+
+
+def constants() -> Iterator[tuple[str, Setting]]:
+    for world in WORLDS:
+        yield f"{world} | practical", Setting(world)
+        for name in CHOSEN:
+            for factor in FACTORS:
+                value = round(factor * float(_value(name)), 3)
+                yield f"{world} | {name} {value:g}", Setting(world, options={name: value})
+
+
+TABLES = {
+    "bars": bars,
+    "bars-large": bars_large,
+    "epsilons": epsilons,
+    "departures": ablation,
+    "constants": constants,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--first", type=int, default=7000, help="first seed")
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    given = parser.parse_args()
+    seeds = range(given.first, given.first + given.seeds)
+    for label, setting in TABLES[given.table]():
+        print("|", label, "|", " | ".join(cells(setting, seeds)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
