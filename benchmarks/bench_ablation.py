@@ -36,17 +36,32 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 CHOSEN = ("growth", "visits_per_noise", "exploit_share")
 FACTORS = (0.75, 1.33)
 
-# What a field at its paper value cannot do without; `None` is the paper's value too.
+# What a field at its paper value cannot do without.
 NEEDED: dict[str, Options] = {
     "memory": {"crude_every_stage": True},
     "radius": {"likely_share": 0.0, "radius_scale": 1.0},
     "schedule": {"first_stage": 2},
+    "visits_per_noise": {"first_stage": 2},
 }
 TOGETHER: dict[str, tuple[str, ...]] = {
     "levels, threshold_scale": ("levels", "threshold_scale"),
     "pool, memory, crude_every_stage": ("pool", "memory", "crude_every_stage"),
     "schedule, growth, first_stage": ("schedule", "growth", "first_stage"),
     "best_share, likely_share": ("best_share", "likely_share"),
+}
+# One state and one step: these change nothing there, or no more than a field beside them does.
+IDLE_ON_BANDIT = {
+    "auxiliary_share",
+    "smallest_n",
+    "threshold_scale",
+    "least_visits",
+    "add_on",
+    "crude_add_on",
+    "pool",
+    "crude_share",
+    "levels, threshold_scale",
+    "pool, memory, crude_every_stage",
+    "homogeneous",
 }
 
 
@@ -87,6 +102,9 @@ class Setting:
         return run_seed(spec, world, seed)
 
 
+Row = tuple[str, tuple[Setting, ...]]
+
+
 def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
     """Regret, share of pi* surviving, of runs that eliminate, of good ends; or why not."""
     try:
@@ -115,7 +133,8 @@ def departures() -> dict[str, Options]:
         if name not in {"name", "first_stage"}
     }
     groups = {label: {n: getattr(PAPER, n) for n in names} for label, names in TOGETHER.items()}
-    return {"practical": {}, **alone, **groups, "homogeneous (declared)": {"homogeneous": True}}
+    del alone["exploit_share"]  # every row is also run without it
+    return {"practical": {}, **alone, **groups, "homogeneous": {"homogeneous": True}}
 
 
 def _value(name: str) -> Option:
@@ -123,48 +142,55 @@ def _value(name: str) -> Option:
     return value
 
 
-def bars() -> Iterator[tuple[str, Setting]]:
+def bars() -> Iterator[Row]:
     for K in (20_000, 200_000, 2_000_000):
         for learner in ("sdp-pe", "pe", "ucbvi-jdp", "ucbvi-ldp"):
             if K <= 200_000 or learner in {"sdp-pe", "pe"}:
-                yield f"RiverSwim-v0 | {K:,} | {learner}", Setting(K=K, learner=learner)
+                yield f"RiverSwim-v0 | {K:,} | {learner}", (Setting(K=K, learner=learner),)
     bandit = "Bandit-v0"
     for learner in ("sdp-pe", "pe", "ucbvi-jdp", "ucbvi-ldp"):
-        yield f"{bandit} | 20,000 | {learner}", Setting(bandit, learner=learner)
-    yield f"{bandit} | 20,000 | sdp-pe, trust local", Setting(bandit, trust="local")
+        yield f"{bandit} | 20,000 | {learner}", (Setting(bandit, learner=learner),)
+    yield f"{bandit} | 20,000 | sdp-pe, trust local", (Setting(bandit, trust="local"),)
 
 
-def bars_large() -> Iterator[tuple[str, Setting]]:
+def bars_large() -> Iterator[Row]:
     for learner in ("ucbvi-jdp", "ucbvi-ldp"):
-        yield f"RiverSwim-v0 | 2,000,000 | {learner}", Setting(K=2_000_000, learner=learner)
+        yield f"RiverSwim-v0 | 2,000,000 | {learner}", (Setting(K=2_000_000, learner=learner),)
 
 
-def epsilons() -> Iterator[tuple[str, Setting]]:
+def epsilons() -> Iterator[Row]:
     for world in WORLDS:
         for epsilon in EPSILONS:
-            yield f"{world} | {epsilon:g}", Setting(world, epsilon=epsilon)
+            yield f"{world} | {epsilon:g}", (Setting(world, epsilon=epsilon),)
 
 
-def ablation() -> Iterator[tuple[str, Setting]]:
+def ablation() -> Iterator[Row]:
     for world in ("RiverSwim-v0", "Bandit-v0"):
         for label, options in departures().items():
-            for share_kept in (PRACTICAL.exploit_share, 0.0):
-                given = {"exploit_share": share_kept, **options}
-                yield (
-                    f"{world} | {label} {sorted(options.items())} | exploit {share_kept:g}",
-                    Setting(world, options=given),
-                )
+            if world == "Bandit-v0" and label in IDLE_ON_BANDIT:
+                continue
+            kept = Setting(world, options=options)
+            without = Setting(world, options={**options, "exploit_share": 0.0})
+            yield f"{world} | {_shown(label, options)}", (kept, without)
         for families in ("lean", "paper"):
-            yield f"{world} | families {families} | exploit 0.35", Setting(world, families=families)
+            yield f"{world} | families {families}", (Setting(world, families=families),)
 
 
-def constants() -> Iterator[tuple[str, Setting]]:
+def _shown(label: str, options: Options) -> str:
+    """`label` with the values set, those of the fields it names first."""
+    given = ", ".join(
+        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in options.items()
+    )
+    return given or label
+
+
+def constants() -> Iterator[Row]:
     for world in WORLDS:
-        yield f"{world} | practical", Setting(world)
+        yield f"{world} | practical", (Setting(world),)
         for name in CHOSEN:
             for factor in FACTORS:
                 value = round(factor * float(_value(name)), 3)
-                yield f"{world} | {name} {value:g}", Setting(world, options={name: value})
+                yield f"{world} | {name} {value:g}", (Setting(world, options={name: value}),)
 
 
 TABLES = {
@@ -183,8 +209,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
-    for label, setting in TABLES[given.table]():
-        print("|", label, "|", " | ".join(cells(setting, seeds)), "|", flush=True)
+    for label, settings in TABLES[given.table]():
+        found = [cell for setting in settings for cell in cells(setting, seeds)]
+        print("|", label, "|", " | ".join(found), "|", flush=True)
 
 
 if __name__ == "__main__":

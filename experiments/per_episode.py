@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from common.counters import CounterLayout, Episode
-from common.descriptor import first_fault
+from common.descriptor import MAX_MESSAGES, first_fault
 from common.errors import LocalError
 from common.noise import Padding
 from common.randomness import generator_for
@@ -195,6 +195,8 @@ def _spec(
                 "preset": preset,
                 "options": dict(options),
                 "seed": seed,
+                # A report's length is a matter of the wire: nothing is sent here.
+                "max_messages": MAX_MESSAGES,
             }
         )
     except ValidationError as error:

@@ -73,8 +73,13 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int =
 
     A stage has 1 + `fine` times L_b episodes: 3 L_b in 000, 2 L_b in 003.
 
-    Raises LearnerError when K is too small for one stage.
+    Raises LearnerError when K is too small for one stage, or the stages would never fill it.
     """
+    if first_stage < 1 or not constants.growth >= 1:
+        raise LearnerError(
+            f"stages from L_1={first_stage} that grow by {constants.growth:g} never fill K: set "
+            "first_stage or visits_per_noise above 0, and growth to at least 1"
+        )
     least = (H + 1) * constants.smallest_n
     exploit = int(K * constants.exploit_share)
     if K - exploit < least:

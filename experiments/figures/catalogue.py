@@ -128,7 +128,7 @@ LINES = (
     Line("UCBVI-LDP, papers' noise", "ucbvi-ldp", 1, "paper", dashes="--"),
     SDP_PE,
     replace(SDP_PE, label="SDP-PE, papers' noise", calibration="paper", dashes="--"),
-    # The paper's first stages have fewer users than steps; 32 is what a report's length allows.
+    # The paper's first stages have fewer users than steps; 32 fit a report's usual length.
     replace(
         SDP_PE,
         label="SDP-PE, papers' constants, n >= 32",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.learning.learner import LearnerError
-from coordinator.learning.presets import PAPER, PRACTICAL
+from coordinator.learning.presets import PAPER, PRACTICAL, Constants
 from coordinator.learning.schedule import schedule
 
 sizes = st.tuples(st.integers(1, 200_000), st.integers(1, 20), st.integers(1, 40))
@@ -43,6 +43,13 @@ def test_stages_use_exactly_K_episodes_in_allowed_batches(
         crude = H if stage.b == 1 or constants.crude_every_stage else 0
         assert len(stage.crude) == crude
         assert min([*stage.crude, stage.fine]) >= smallest
+
+
+@pytest.mark.parametrize("base", [PAPER, PRACTICAL])
+@pytest.mark.parametrize(("first", "growth"), [(0, 2.0), (2, 0.9), (2, float("nan"))])
+def test_stages_that_never_fill_K_are_refused(base: Constants, first: int, growth: float) -> None:
+    with pytest.raises(LearnerError, match="never fill K"):
+        schedule(20_000, 6, replace(base, growth=growth), first)
 
 
 def test_the_papers_stages_are_powers_of_two() -> None:
