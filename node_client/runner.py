@@ -27,6 +27,7 @@ from node_client.users import Users
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
+MOST_DOUBLINGS = 7  # of it, while the users' file fails: half a minute
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 KEPT_JOBS = 16
 UNWRITABLE_SECONDS = 5.0
@@ -75,6 +76,7 @@ class Runner:
     _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
     _refused: dict[str, float] = field(default_factory=dict)  # until when
     _away: bool = False
+    _failures: int = 0  # of the users' file, since it last worked
 
     def __post_init__(self) -> None:
         self.pipeline.refetch = self._refetched
@@ -95,7 +97,8 @@ class Runner:
                     turn.cancel()
                     await asyncio.gather(turn, return_exceptions=True)
                 elif not turn.result():
-                    await asyncio.wait({stopping}, timeout=self.pause)
+                    pause = self.pause * 2 ** min(self._failures, MOST_DOUBLINGS)
+                    await asyncio.wait({stopping}, timeout=pause)
         finally:
             stopping.cancel()
             await self.pipeline.drain(DRAIN_SECONDS)
@@ -126,7 +129,7 @@ class Runner:
             granted += leases or 0
             if leases is None or 0 < leases < free:
                 waiting.append((job, free - (leases or 0)))
-        return granted > 0
+        return granted > 0 and not self._failures
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
         """The checked batch, from memory when it was checked before; None when it is refused."""
@@ -164,6 +167,23 @@ class Runner:
         node = self._node_for(job.batch_id)
         if node is None:
             return 0
+        try:
+            left = await self._ask(node, job, free)
+        except LocalError as error:  # of the users' file; who was not marked is not asked
+            self._failures += 1
+            JOURNAL.problem("users-file", error)
+            return 0
+        self._failures = 0
+        return left
+
+    async def _ask(self, node: NodeState, job: Job, free: int) -> int | None:
+        """As `_lease_and_submit`, of this node.
+
+        Raises:
+            LocalError: the users' file fails; leases that were not used run out.
+        """
+        if self._failures:  # no slot is taken from others before users can be marked again
+            await asyncio.to_thread(self.users.check)
         most = min(self.users_a_request, self.pipeline.pace.most_users())
         count = portion(free, len(self.nodes), job.keys.messages, most)
         name = node.credential.node_id

@@ -8,6 +8,9 @@ Who the users are, the node's owner says: a list of ids a node, each of one pers
 simulated users are ids made when they are needed (16 bytes from the system's CSPRNG): nothing then
 keeps a person from being asked under many ids, which is for simulations and tests.
 
+Every method that reads or writes raises LocalError ``unavailable`` when the file cannot be used: a
+full disk, for one. Then nothing was changed.
+
 One SQLite file per process; it is locked, so that two processes never share users. A commit waits
 for the disk, so an event loop calls these methods in a thread.
 """
@@ -73,8 +76,7 @@ class Users:
     def waiting(self, node: str, count: int, *, make: bool = True) -> list[str]:
         """Up to ``count`` users of a node that were never asked; simulated ones are made."""
         query = "SELECT user FROM users WHERE node = ? AND asked = 0 LIMIT ?"
-        with self._turn:
-            rows = self._database.execute(query, (node, count + len(self._aside))).fetchall()
+        rows = self._rows(query, (node, count + len(self._aside)))
         found = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
         missing = count - len(found) if make and self._invents else 0
         fresh = [secrets.token_hex(16) for _ in range(missing)]
@@ -93,11 +95,14 @@ class Users:
         """Drop users that the node may not serve; they were never asked."""
         self._all("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
 
+    def check(self) -> None:
+        """Raise LocalError ``unavailable`` while nobody could be marked as asked."""
+        self._all(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
+
     def asked(self, node: str) -> int:
         """How many users of a node have been asked."""
         query = "SELECT COUNT(*) FROM users WHERE node = ? AND asked = 1"
-        with self._turn:
-            return int(self._database.execute(query, (node,)).fetchone()[0])
+        return int(str(self._rows(query, (node,))[0][0]))
 
     def _take(self, given: Mapping[str, Iterable[str]]) -> None:
         """Have these users and no others; who was asked stays asked, whichever node it was."""
@@ -105,8 +110,15 @@ class Users:
             (user, node) for node, users in given.items() for user in users
         ]
         unasked = "SELECT user FROM users WHERE asked = 0"
-        self.forget([str(row[0]) for row in self._database.execute(unasked).fetchall()])
+        self.forget([str(row[0]) for row in self._rows(unasked, ())])
         self._all("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
+
+    def _rows(self, query: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
+        with self._turn:
+            try:
+                return self._database.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
 
     def _all(self, statement: str, rows: list[tuple[str, ...]]) -> None:
         if not rows:

@@ -41,6 +41,13 @@ class FakeBatch:
     def free(self) -> int:
         return self.descriptor.n - len(self.leases)
 
+    def lease_of(self, user: str) -> dict[str, str | int] | None:
+        """A lease of a user that has not reported yet: asked for again, it is the same."""
+        for lease, (holder, slot, _) in self.leases.items():
+            if holder == user and lease not in self.reports:
+                return {"user": user, "slot": slot, "lease": lease}
+        return None
+
     def counts(self) -> tuple[np.typing.NDArray[np.int64], int]:
         """What the analyzer counts: histogram with dummies last, and messages that failed."""
         layout = self.descriptor.layout
@@ -114,6 +121,9 @@ class FakeShuffler:
         batch = self.batches[request.path_params["id"]]
         granted, refused = [], []
         for user in json.loads(await request.body())["users"]:
+            if kept := batch.lease_of(user):
+                granted.append(kept | {"expires_at": self.lease_ends})
+                continue
             problem = self._refusal(node, batch, user)
             if problem is not None:
                 refused.append({"user": user, "problem": problem})

@@ -58,10 +58,11 @@ async def serve(
     seal: Any = in_thread,
     clock: Callable[[], float] = lambda: world.NOW,
     pins: Callable[[], frozenset[str] | None] = lambda: None,
+    users: Users | None = None,
     **changes: Any,
 ) -> tuple[Totals, Runner]:
     """Run nodes until every batch is full, or ``until`` holds."""
-    totals, stop, users = Totals(), asyncio.Event(), Users(state, people)
+    totals, stop, users = Totals(), asyncio.Event(), users or Users(state, people)
     demands = world.demands(**changes)
     api = ShufflerApi(fake.client(), QUICK)
     pipeline = Pipeline(

@@ -291,6 +291,34 @@ def test_leases_that_end_too_soon_ask_nobody(
     users.close()
 
 
+PEOPLE = {name: [f"{name[2:]}{i:02x}" for i in range(9)] for name in node_ids(4)}
+
+
+@pytest.mark.parametrize("people", [None, PEOPLE], ids=["invented", "given"])
+def test_a_full_disk_is_waited_for_and_nobody_is_asked_twice(
+    people: dict[str, list[str]] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invented users fail where they are written, given ones where they are marked as asked."""
+    users, fake = Users(tmp_path, people), shuffler()
+    batch = fake.deposit(world.signed())
+
+    def told() -> int:
+        return sum('"users-file"' in line for line in caplog.messages)
+
+    def until() -> bool:
+        full = told() < 3
+        with users._turn:
+            users._database.execute(f"PRAGMA query_only = {'ON' if full else 'OFF'}")
+        return fake.full()
+
+    users._database.execute("PRAGMA query_only = ON")
+    totals, _ = asyncio.run(serve(fake, tmp_path, users=users, until=until))
+    reported = [batch.leases[lease][0] for lease in batch.reports]
+    assert totals.accepted == totals.episodes == world.N == len(set(reported))
+    assert told() >= 3
+    assert fake.requests["leases"] < 30, "a node that cannot mark its users takes no slots"
+
+
 def test_episodes_leave_the_event_loop_free(tmp_path: Path) -> None:
     class Slow(Failing):
         def reset(self, randomness: Any) -> int:

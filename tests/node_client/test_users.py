@@ -108,6 +108,14 @@ def test_an_unusable_directory_or_file_is_explained(tmp_path: Path) -> None:
         Users(tmp_path, None)
 
 
+def test_a_failed_read_is_an_error(tmp_path: Path) -> None:
+    users = Users(tmp_path, None)
+    users.close()
+    for read in (lambda: users.waiting(NODE, 1), lambda: users.asked(NODE)):
+        with pytest.raises(LocalError, match="cannot read"):
+            read()
+
+
 def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
     known = users.waiting(NODE, 2)
