@@ -43,6 +43,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "wrong-key": (HTTPStatus.UNPROCESSABLE_ENTITY, "The report does not open"),
     "outdated-key": (HTTPStatus.CONFLICT, "The key is not the one in use here; fetch it again"),
     "too-large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large"),
+    "too-slow": (HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time; send it again"),
     "too-many-requests": (HTTPStatus.TOO_MANY_REQUESTS, "Slow down"),
     "not-found": (HTTPStatus.NOT_FOUND, "There is nothing at this address"),
     "method-not-allowed": (HTTPStatus.METHOD_NOT_ALLOWED, "Not possible at this address"),
@@ -96,6 +97,12 @@ class LocalError(RiffleError):
 
 class RemoteError(RiffleError):
     """The peer's mistake: what it sent is malformed, unsigned, late, repeated or not allowed."""
+
+
+def may_pass(status: int) -> bool:
+    """Whether an answer's status means that the same request may be answered otherwise later."""
+    asked = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+    return status in asked or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def problem_document(body: bytes) -> dict[str, Any]:

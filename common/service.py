@@ -107,14 +107,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, refused as soon as it exceeds ``limit`` bytes or takes BODY_SECONDS.
 
     Raises:
-        RemoteError: ``too-large``; ``malformed``: it did not arrive in time.
+        RemoteError: ``too-large``; ``too-slow``, which is to be tried again.
     """
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await _read(request, limit)
     except TimeoutError as error:
         raise RemoteError(
-            "malformed", f"the body did not arrive within {BODY_SECONDS} seconds"
+            "too-slow", f"the body did not arrive within {BODY_SECONDS} seconds"
         ) from error
 
 

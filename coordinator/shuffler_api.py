@@ -16,7 +16,7 @@ import httpx
 from pydantic import ValidationError
 
 from common.descriptor import Document, SignedDescriptor
-from common.errors import LocalError, RemoteError, RiffleError, problem_document, slug_of
+from common.errors import LocalError, RemoteError, RiffleError, may_pass, problem_document, slug_of
 from common.failover import AsyncFailover, split_urls
 from common.readiness import skew
 from common.tracing import traced
@@ -194,7 +194,7 @@ def _refusal(response: httpx.Response) -> RiffleError:
     document = problem_document(response.content)
     detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
     status, slug = response.status_code, slug_of(document)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
+    if may_pass(status):
         seconds = response.headers.get("Retry-After", "")
         retry_after = int(seconds) if seconds.isdecimal() and len(seconds) < 6 else None
         return LocalError("unavailable", detail, retry_after=retry_after)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
 from common.endpoint import trusted
-from common.errors import LocalError, RemoteError, one_line, problem_document, slug_of
+from common.errors import LocalError, RemoteError, may_pass, one_line, problem_document, slug_of
 from common.failover import AsyncFailover, split_urls
 from common.wire import BATCH_KEY_HEADER, OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
 from node_client.journal import note
@@ -225,7 +225,7 @@ def _problem(response: httpx.Response, body: bytes) -> Exception:
     document = problem_document(body)
     slug = slug_of(document)
     detail = one_line(str(document.get("detail", "no problem document")))
-    if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if may_pass(status):
         after = retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         return _TryAgain(f"status {status}, {detail}", after)
     if status < HTTPStatus.BAD_REQUEST:

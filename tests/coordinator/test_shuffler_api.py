@@ -49,6 +49,7 @@ def unreachable(request: httpx.Request) -> httpx.Response:
         (refusal(503, "unavailable"), LocalError, "unavailable"),
         (refusal(500, "internal"), LocalError, "unavailable"),
         (refusal(429, "too-many-requests"), LocalError, "unavailable"),
+        (refusal(408, "too-slow"), LocalError, "unavailable"),
         (refusal(401, "unauthorized"), LocalError, "unavailable"),
         (unreachable, LocalError, "unavailable"),
         (lambda _: httpx.Response(502, text="<html>"), LocalError, "unavailable"),

@@ -198,7 +198,7 @@ def test_a_body_that_drips_is_given_up(live: Network, monkeypatch: pytest.Monkey
     with raw(live, head(live, batch, 1_000)) as connection:
         connection.sendall(b"a")
         answer = connection.recv(1 << 16)
-    assert b" 400 " in answer.splitlines()[0]
-    assert json.loads(answer.partition(b"\r\n\r\n")[2] or "{}").get("status", 400) == 400
+    assert b" 408 " in answer.splitlines()[0]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2] or "{}").get("status", 408) == 408
     assert 0.4 < time.monotonic() - began < 9
     assert live.ask("shuffler", "GET", f"/batches/{batch.id}/status")["dropped"] == {}

@@ -2,7 +2,7 @@
 
 It keeps the protocol's rules (leases, one report a user, both seals, sizes), and counts what the
 analyzer would count when a batch is full. ``faults`` is a list of what happens to the next
-requests: "lost" (done, but the answer is lost), "refused" (no connection), "503", "429",
+requests: "lost" (done, but the answer is lost), "refused" (no connection), "503", "429", "408",
 "garbage" (done, but the answer is not a document), "" (nothing).
 """
 
@@ -206,7 +206,7 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         fault = shuffler.faults.pop(0) if faulty else ""
         if fault == "refused":
             raise httpx.ConnectError("no", request=request)
-        if fault in {"503", "429"}:
+        if fault in {"503", "429", "408"}:
             return httpx.Response(int(fault), headers={"Retry-After": "0"}, request=request)
         response = await self._inner.handle_async_request(request)
         if fault == "lost":

@@ -39,7 +39,7 @@ def test_batches_fill_and_every_node_takes_part(tmp_path: Path) -> None:
     assert len(fake.served) == 4
 
 
-@pytest.mark.parametrize("fault", ["lost", "refused", "503", "429", "garbage"])
+@pytest.mark.parametrize("fault", ["lost", "refused", "503", "429", "408", "garbage"])
 def test_a_report_survives_faults_and_counts_once(fault: str, tmp_path: Path) -> None:
     fake = shuffler(faults=[fault] * 7 + [""] + [fault] * 3)
     batch = fake.deposit(world.signed())
