@@ -75,3 +75,18 @@ def assert_equal_to_simulator(
     assert result["episodes"] == result["reports"] == spec.episodes
     assert result["messages_forwarded"] == result["messages_counted"]
     assert result["failed"] == 0
+
+
+def assert_whole(operator: Operator, spec: RunSpec) -> None:
+    """Every batch counted once, no accepted message missing or there twice, as the simulator."""
+    run_id = spec.run_id or ""
+    events = [event["kind"] for event in operator.events(run_id)]
+    deployments = operator.deployments(run_id)
+    assert events[-1] == "run_finished", events
+    assert events.count("batch_counted") == events.count("batch_sealed") == len(deployments)
+    flow = operator.conservation(run_id)
+    assert flow["balanced"] is True, flow
+    expected = sum(batch["expected"] for batch in flow["batches"])
+    assert flow["accepted"] == flow["forwarded"] == flow["opened"] == expected
+    assert flow["held"] == flow["dropped"] == flow["failed"] == 0
+    assert_equal_to_simulator(operator, spec)

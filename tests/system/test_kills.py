@@ -16,7 +16,7 @@ from common.errors import LocalError
 from deploy.local import LocalNetwork
 from deploy.network import operator_client
 from deploy.operator import Operator
-from tests.system.agreement import assert_equal_to_simulator, seeded_network, seeded_spec
+from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 
 KILLS = int(os.environ.get("RIFFLE_KILLS", "2"))
 SEED = int(os.environ.get("RIFFLE_KILLS_SEED", str(time.time_ns() % 10**6)))
@@ -56,20 +56,6 @@ def disturb(network: LocalNetwork, operator: Operator, run_id: str, most: int) -
     return killed
 
 
-def check(operator: Operator, run_id: str) -> None:
-    """Every batch is counted once, and nothing that was accepted is missing or there twice."""
-    events = [event["kind"] for event in operator.events(run_id)]
-    deployments = operator.deployments(run_id)
-    assert events[-1] == "run_finished", events
-    assert events.count("batch_counted") == events.count("batch_sealed") == len(deployments)
-    flow = operator.conservation(run_id)
-    assert flow["balanced"] is True, flow
-    expected = sum(batch["expected"] for batch in flow["batches"])
-    assert flow["accepted"] == flow["forwarded"] == flow["opened"] == expected
-    assert flow["held"] == flow["dropped"] == flow["failed"] == 0
-    assert_equal_to_simulator(operator, seeded_spec(EPISODES, run_id=run_id))
-
-
 def test_kills_at_random_instants_change_no_count(tmp_path: Path) -> None:
     print(f"RIFFLE_KILLS_SEED={SEED}")
     killed = runs = 0
@@ -81,6 +67,6 @@ def test_kills_at_random_instants_change_no_count(tmp_path: Path) -> None:
                 operator.create_run(seeded_spec(EPISODES, run_id=run_id))
                 disturbed = disturb(network, operator, run_id, KILLS - killed)
                 network.wait_ready("coordinator")
-                check(operator, run_id)
+                assert_whole(operator, seeded_spec(EPISODES, run_id=run_id))
                 killed, runs = killed + disturbed, runs + 1
                 print(f"run {runs}: {disturbed} kills, {killed} in all", flush=True)

@@ -1,0 +1,111 @@
+"""A proxy in front of a live shuffler, in a thread of its own: what befalls requests on their way.
+
+- lost: the connection is dropped, and the request never arrives;
+- unanswered: it arrives, and the connection is dropped before the answer;
+- twice: it arrives twice at the same time, and the second answer is the one that comes back;
+- late: the connection is dropped, and the request arrives after newer ones;
+- slow: it arrives after newer ones, and is answered.
+
+Every request has a connection of its own to the shuffler, so an answer is whatever comes until the
+end. Of ten requests in a row each fault befalls one, in an order drawn from the seed.
+"""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+FAULTS = ("lost", "unanswered", "twice", "late", "slow")
+LATE_SECONDS = 0.5
+
+
+class Proxy:
+    """Context manager; ``url`` is where it listens, ``befell`` how often each fault came."""
+
+    def __init__(self, upstream: str, seed: object) -> None:
+        host, port = upstream.removeprefix("http://").split(":")
+        self._upstream = host, int(port)
+        self._plan = _plan(random.Random(str(seed)))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._strays: set[asyncio.Task[bytes]] = set()
+        self.befell: Counter[str] = Counter()
+        self.faulty = False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        listening = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await _request(reader)
+            fault = next(self._plan) if self.faulty else ""
+            self.befell[fault] += 1
+            answer = await self._befall(fault, request)
+            writer.write(answer)
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # somebody was killed or gave up
+        finally:
+            writer.close()
+
+    async def _befall(self, fault: str, request: bytes) -> bytes:
+        if fault == "lost":
+            return b""
+        if fault == "late":
+            stray = asyncio.create_task(self._deliver(request, LATE_SECONDS))
+            self._strays.add(stray)
+            stray.add_done_callback(self._strays.discard)
+            return b""
+        if fault == "twice":
+            return (await asyncio.gather(self._deliver(request), self._deliver(request)))[1]
+        answer = await self._deliver(request, LATE_SECONDS * (fault == "slow"))
+        return b"" if fault == "unanswered" else answer
+
+    async def _deliver(self, request: bytes, later: float = 0.0) -> bytes:
+        await asyncio.sleep(later)
+        reader, writer = await asyncio.open_connection(*self._upstream)
+        try:
+            writer.write(request)
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+def _plan(draws: random.Random) -> Iterator[str]:
+    while True:
+        yield from draws.sample([*FAULTS, *[""] * (10 - len(FAULTS))], 10)
+
+
+async def _request(reader: asyncio.StreamReader) -> bytes:
+    """One request with its body, made to ask for the end of its connection."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *fields = head[:-4].split(b"\r\n")
+    named = {name.lower(): value for name, _, value in (line.partition(b":") for line in fields)}
+    body = await reader.readexactly(int(named.get(b"content-length", b"0")))
+    kept = [line for line in fields if not line.lower().startswith(b"connection:")]
+    return b"\r\n".join([first, *kept, b"Connection: close", b"", body])
