@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from node_client.environments.tabular import TabularMDP
 
 Files = Mapping[str, str]
 NO_FILES: Files = {}
+
+Result = TypeVar("Result")
 
 # The same choice under two names: a run's spec speaks of the shuffle model's accountant only.
 CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper": "paper"}
@@ -212,13 +214,14 @@ def study(
     """
     one = partial(run_seed, spec, environment, learners=learners)
     results: list[SeedResult] = []
-    for result in _results(one, seeds, workers):
+    for result in each_seed(one, seeds, workers):
         on_result(result)
         results.append(result)
     return Study(spec, tuple(results))
 
 
-def _results(one: Callable[[int], SeedResult], seeds: int, workers: int) -> Iterator[SeedResult]:
+def each_seed(one: Callable[[int], Result], seeds: int, workers: int) -> Iterator[Result]:
+    """``one`` of seeds 0..seeds-1 in their order, in ``workers`` processes."""
     if min(workers, seeds) <= 1:
         yield from map(one, range(seeds))
         return

@@ -7,13 +7,14 @@ import typer
 from common.plugins import nearest
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
-from deploy.cli import specs
+from deploy.cli import adversarial, specs
 from deploy.cli.output import Format, bar, emit, one_line_errors, table
 from deploy.presets import Preset
 from experiments.per_episode import PER_EPISODE
 from experiments.study import CALIBRATIONS, SeedResult, Study, study
 
 Calibration = Literal["tight", "paper"]
+OF_004 = (None, adversarial.ENVIRONMENT)
 SPEC_NAMES = {name: spec_name for spec_name, name in CALIBRATIONS.items()}
 
 
@@ -39,6 +40,14 @@ def simulate_command(
     output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
 ) -> None:
     """Simulate a run over several seeds and report exact regret with its confidence band."""
+    if learner in adversarial.ALGORITHMS:
+        if any(v is not None for v in (trust, families, constants, horizon)) or env not in OF_004:
+            raise ValueError(adversarial.ADVICE.format(learner))
+        changes = {"K": episodes, "epsilon": epsilon, "beta": beta, "calibration": calibration}
+        given = {key: value for key, value in changes.items() if value is not None}
+        options = specs.pairs(param) | specs.pairs(option)
+        _show(adversarial.document({**given, "name": learner}, options, seeds, workers), output)
+        return
     chosen = specs.resolve(
         preset,
         env,
@@ -61,14 +70,13 @@ def simulate_command(
             raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
     else:
         _refuse_early(chosen)
-    document = _study(chosen, seeds, workers).document()
-    emit(document, output, lambda: table(("quantity", "value"), _rows(document)))
+    _show(_study(chosen, seeds, workers).document(), output)
 
 
 def _refuse_early(chosen: Preset) -> None:
     """Refuse an unknown learner or a wrong option before any work is done."""
     registry, name = Registry(files=chosen.learners), chosen.spec.learner
-    known = sorted({*registry.names, *PER_EPISODE} - {MANUAL})
+    known = sorted({*registry.names, *PER_EPISODE, *adversarial.ALGORITHMS} - {MANUAL})
     if name not in known:
         hint = nearest(name, known) or ";"
         raise ValueError(f"there is no learner {name!r} here{hint} known are {', '.join(known)}")
@@ -90,6 +98,10 @@ def _study(chosen: Preset, seeds: int, workers: int) -> Study:
             on_result=on_result,
             learners=chosen.learners,
         )
+
+
+def _show(document: dict[str, Any], output: Format) -> None:
+    emit(document, output, lambda: table(("quantity", "value"), _rows(document)))
 
 
 def _rows(document: dict[str, Any]) -> list[tuple[str, object]]:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from deploy.cli.main import build, main
 from deploy.cli.runs import ended_by_signal
 from deploy.cli.specs import resolve
+from experiments.adversarial import Algorithm, run
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
 
@@ -86,6 +87,12 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["simulate", "--learner", "ucbvi", "--families", "lean"], 3, "--calibration decides"),
         (["simulate", "--learner", "q-learning"], 3, "known are pe, sdp-pe"),
         (["simulate", "--learner", "ucbvi-jpd"], 3, "did you mean 'ucbvi-jdp'"),
+        (["simulate", "--learner", "uob-lbps", "--trust", "local"], 3, "--option privacy"),
+        (["simulate", "--learner", "uob-lbps", "--option", "width=1-2-1"], 3, "mean 'widths'"),
+        (["simulate", "--learner", "uob-lbps", "--option", "seed=1"], 3, "known are widths"),
+        (["simulate", "--learner", "uob-lbps", "--option", "eta=x"], 3, "eta"),
+        (["simulate", "--learner", "uob-lbps", "--param", "widths=1-x-1"], 3, "widths"),
+        (["simulate", "--learner", "uob-lbps", "--option", "privacy=both"], 3, "privacy"),
         (["simulate", "--learner", "manual"], 3, "there is no learner 'manual' here"),
         (["simulate", "--learner", "no/such.py:Mine"], 3, "there is no Python file"),
         (["simulate", "--env", "no/such.py:make"], 3, "no Python file"),
@@ -160,6 +167,22 @@ def test_simulate_any_learner(learner: str) -> None:
     assert found["learner"] == learner
     assert found["calibration"] == "tight"
     assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+
+
+@pytest.mark.parametrize("learner", ["uc-o-reps", "uob-lbps"])
+def test_simulate_against_an_adversary(learner: Algorithm) -> None:
+    found = document(
+        riffle("simulate", "--learner", learner, "--episodes", "60", "--seeds", "2", "--workers",
+               "1", "--calibration", "paper", "--env", "LayeredMDP-v0", "--param", "widths=1-2-2-1",
+               "--param", "adversary=drifting", "--option", "privacy=local", "--format", "json")
+    )  # fmt: skip
+    one, two = (
+        run(learner, 60, 1.0, 1e-5, "local", "paper", seed, adversary="drifting",
+            widths=(1, 2, 2, 1)) for seed in (0, 1)
+    )  # fmt: skip
+    assert found["regret_mean"] == pytest.approx((one.total + two.total) / 2)
+    assert found["regret_uniform_mean"] > 0
+    assert found["seconds"] > 0
 
 
 def test_simulate_prints_constants_in_the_papers_calibration() -> None:
