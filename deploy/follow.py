@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import LocalError
 from coordinator.specs import MANUAL, TrueValue, Truth
-from deploy.cli.output import bar, progress
+from deploy.cli.output import bar, line, progress
 from deploy.operator import Answer, Operator
 from deploy.presets import Preset
 from deploy.report import Finished, mixture_of, write
@@ -78,8 +78,11 @@ class TrueValues:
 def follow(
     operator: Operator, run_id: str, episodes: int, folder: Path, watch: Callable[[Answer], None]
 ) -> None:
-    """Show a bar of counted episodes, with the stage, and let the CSV files grow to the end."""
-    files = Growing(folder, operator, run_id)
+    """Show a bar of counted episodes, with the stage, and let the CSV files grow to the end.
+
+    Off a terminal: a line for every settled batch and finished stage.
+    """
+    files, began = Growing(folder, operator, run_id), time.monotonic()
     with bar("{task.completed:.0f}/{task.total:.0f} episodes") as shown:
         task = shown.add_task("run", total=episodes)
         for event in operator.events(run_id):
@@ -88,5 +91,19 @@ def follow(
                 now = event["data"]
                 shown.update(task, description=f"stage {now['stage']} {now['purpose']}")
             if event["kind"] in SETTLED:
-                shown.update(task, completed=operator.run(run_id)["episodes"])
+                counted = operator.run(run_id)["episodes"]
+                shown.update(task, completed=counted)
+                what = event["kind"].replace("_", f" {event['data']['index']} ")
+                line(f"{what}: {counted} of {episodes} episodes{_left(began, counted, episodes)}")
                 files.grow()
+            if event["kind"] == "stage_finished":
+                done = event["data"]
+                active = done.get("active_after")
+                left = "" if active is None else f", active policies: {active}"
+                line(f"stage {done['stage']} finished{left}")
+
+
+def _left(began: float, counted: int, episodes: int) -> str:
+    """About how long the rest takes, at the mean rate so far."""
+    seconds = (time.monotonic() - began) * (episodes - counted) / max(counted, 1)
+    return f", about {seconds:.0f} s left" if 0 < counted < episodes else ""

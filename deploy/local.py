@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from common.at_rest import replace_file
 from common.errors import LocalError
 from common.noise import Trust
 from deploy.certificates import LOOPBACK
+from deploy.cli.output import bar
 from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
 from deploy.presets import Preset
 from deploy.probe import get
@@ -94,17 +96,10 @@ class LocalNetwork:
         (self.config.folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
             replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
-            for name in self.shufflers:
-                self.start(name)
-            for name in self.shufflers:
-                self.wait_ready(name)
-            for name in self.coordinators:
-                self.start(name)
-            if self.config.nodes:
-                enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS)
-                self.start("node")
-            for name in self.coordinators:
-                self.wait_ready(name)
+            with bar() as shown:
+                total = 2 * self.config.replicas + self.config.nodes
+                task = shown.add_task("starting the network", total=total)
+                self._start_all(lambda: shown.advance(task))
         except BaseException:
             self.stop()
             raise
@@ -128,10 +123,21 @@ class LocalNetwork:
         """The operator's token at the coordinator."""
         return (self.secrets / "operator" / TOKEN_FILE).read_text()
 
-    @property
-    def shuffler_operator_token(self) -> str:
-        """The operator's token at the shuffler."""
-        return (self.secrets / "operator" / "shuffler_token").read_text()
+    def _start_all(self, step: Callable[[], None]) -> None:
+        """Start everything; ``step`` is called at every service that is ready and every node."""
+        for name in self.shufflers:
+            self.start(name)
+        for name in self.shufflers:
+            self.wait_ready(name)
+            step()
+        for name in self.coordinators:
+            self.start(name)
+        if self.config.nodes:
+            enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS, step)
+            self.start("node")
+        for name in self.coordinators:
+            self.wait_ready(name)
+            step()
 
     def start(self, name: str) -> None:
         """Start one process, ``shuffler`` or ``shuffler-2``; its log is ``logs/<name>.log``."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from coordinator.settings import Settings as CoordinatorSettings
@@ -39,12 +39,14 @@ def settings_page() -> str:
 
 
 def commands_page() -> str:
-    """Every command with its options, as Markdown."""
+    """Every command with its usage, arguments, options and defaults, as Markdown."""
     parts = ["# Commands", "Made from the code by `make docs`."]
     for name, command in commands():
-        parts += [f"## {name}", " ".join((command.help or "").split())]
-        if rows := _options(command):
-            parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
+        parts += [f"## {name}", " ".join((command.help or "").split()), _usage(name, command)]
+        for kind, rows in (("argument", _arguments(command)), ("option", _options(command))):
+            if rows:
+                head = [f"| {kind} | default | meaning |", "|---|---|---|"]
+                parts.append("\n".join([*head, *rows]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,9 +87,39 @@ def _leaves(command: object, name: str) -> list[tuple[str, TyperCommand]]:
     return [(name, command)] if isinstance(command, TyperCommand) else []
 
 
+def _usage(name: str, command: TyperCommand) -> str:
+    names = [(_name(p), p.required) for p in command.params if isinstance(p, TyperArgument)]
+    words = [word if required else f"[{word}]" for word, required in names]
+    return f"`{' '.join([name, '[OPTIONS]', *words])}`"
+
+
+def _arguments(command: TyperCommand) -> list[str]:
+    return [_line(_name(p), p) for p in command.params if isinstance(p, TyperArgument)]
+
+
+def _name(argument: TyperArgument) -> str:
+    return str(argument.name).upper()
+
+
 def _options(command: TyperCommand) -> list[str]:
-    options = [p for p in command.params if isinstance(p, TyperOption) and "--help" not in p.opts]
-    return [f"| `{o.opts[-1]}` | {(o.help or '').replace('|', '/')} |" for o in options]
+    found = [p for p in command.params if isinstance(p, TyperOption) and "--help" not in p.opts]
+    return [_line(" / ".join(o.opts[-1:] + o.secondary_opts[-1:]), o) for o in found]
+
+
+def _line(name: str, parameter: TyperArgument | TyperOption) -> str:
+    meaning = (parameter.help or "").replace("|", "/")
+    return f"| `{name}` | {_default(parameter)} | {meaning} |"
+
+
+def _default(parameter: TyperArgument | TyperOption) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "must be given"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None or value in ("", (), []):
+        return "none"
+    return f"`{getattr(value, 'value', value)}`"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import typer
 from common.accounting import Account, account, calibrate, gaussian_variance
 from common.counters import CounterLayout, Families, Sizes
 from common.noise import Noise, Padding
-from deploy.cli.output import Format, emit, one_line_errors, table
+from deploy.cli.output import Format, Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
 CalibrationName = Literal["exact", "paper"]
@@ -35,7 +35,7 @@ def account_command(
     noise_slots: Annotated[
         int | None, typer.Option(help="with --bits: slots for noise in a report")
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+    output: Output = Format.text,
 ) -> None:
     """Say what privacy costs: bits, messages and variance for a guarantee, or the inverse.
 

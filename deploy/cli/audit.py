@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from common.counters import Families
-from deploy.cli.output import Exit, Format, bar, emit, one_line_errors, progress, table
+from deploy.cli.output import Exit, Format, Output, bar, emit, one_line_errors, progress, table
 from experiments.audit.report import TRIALS, Effort, Encoding, run
 from experiments.audit.world import Setting
 
@@ -27,7 +27,7 @@ def audit_command(
     seed: Annotated[
         int | None, typer.Option(help="repeat an audit: noise then protects nobody")
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+    output: Output = Format.text,
 ) -> None:
     """Run the real code on two neighbouring populations and bound epsilon and beta from below.
 

@@ -8,8 +8,8 @@ import typer
 
 from coordinator.registry import Registry
 from deploy.cli import specs
-from deploy.cli.output import Format, emit, one_line_errors, table
-from deploy.cli.runs import Force, Output
+from deploy.cli.output import Format, Output, emit, one_line_errors, table
+from deploy.cli.runs import Force
 from deploy.comparison import TRUST_MODELS, compare
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
@@ -35,7 +35,10 @@ def compare_command(
     force: Force = False,
     output: Output = Format.text,
 ) -> None:
-    """Run shuffle, local and central trust on one network of loopback, and print the table."""
+    """Run shuffle, local and central trust on one network of loopback, and print the table.
+
+    The three run one after another, each with users of its own.
+    """
     chosen = specs.resolve(
         preset,
         env,

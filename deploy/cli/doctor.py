@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.output import Exit, Format, emit, one_line_errors, table
+from deploy.cli.output import Exit, Format, Output, emit, one_line_errors, table
 from deploy.doctor import examine
 
 
@@ -16,7 +16,7 @@ def doctor_command(
     port: Annotated[list[int] | None, typer.Option(help="port to be used; repeatable")] = None,
     network: Annotated[Path | None, typer.Option(help="folder of a network's secrets")] = None,
     url: Annotated[list[str] | None, typer.Option(help="service to ask; repeatable")] = None,
-    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+    output: Output = Format.text,
 ) -> None:
     """Check this machine and, where given, a network. Exit code 1 when something is wrong."""
     findings = examine(out, port or [], network, url or [])

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deploy.cli.output import Format, emit, one_line_errors, progress, table
+from deploy.cli.output import Format, Output, bar, emit, one_line_errors, table
 from experiments.figures.make import Order, chosen, make
 from experiments.figures.sweep import Backend
 
@@ -33,7 +32,7 @@ def figures_command(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a tenth of K: does it work?")] = False,
     force: Annotated[bool, typer.Option("--force", help="compute again, write over")] = False,
-    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+    output: Output = Format.text,
 ) -> None:
     """Compute figures of the papers: CSV, PNG, SVG, a table and a manifest for each.
 
@@ -53,10 +52,13 @@ def figures_command(
 
 
 def _make(order: Order) -> list[dict[str, Any]]:
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress) as bar:
-        task = bar.add_task("runs", total=None)
-        return make(order, lambda _: bar.advance(task), lambda total: bar.update(task, total=total))
+    with bar() as shown:
+        task = shown.add_task("runs", total=0)  # told by the first call of the second function
+
+        def begun(total: int) -> None:
+            shown.update(task, total=total)
+
+        return make(order, lambda _: shown.advance(task), begun)
 
 
 def _rows(made: list[dict[str, Any]]) -> list[tuple[str, int, str]]:

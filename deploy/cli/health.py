@@ -7,7 +7,7 @@ import httpx
 import typer
 
 from common.errors import LocalError
-from deploy.cli.output import Exit, fail, one_line_errors
+from deploy.cli.output import Exit, Format, Output, emit, fail, one_line_errors
 from deploy.probe import get
 
 
@@ -15,11 +15,14 @@ from deploy.probe import get
 def health_command(
     url: Annotated[str, typer.Argument(help="as http://host:port/readyz")],
     ca: Annotated[Path | None, typer.Option(help="PEM of a private CA, for https")] = None,
+    output: Output = Format.text,
 ) -> None:
     """Ask a service whether it is ready: exit code 0 yes, 1 no, 4 no answer."""
     try:
         answer = get(url, ca)
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"{url} does not answer: {error}") from error
+    document = {"url": url, "ready": answer.is_success, "status": answer.status_code}
+    emit(document, output, lambda: None)
     if answer.is_error:
         fail(f"{url} answers {answer.status_code}: {answer.text}", Exit.NO)

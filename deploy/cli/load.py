@@ -1,15 +1,28 @@
 """``riffle load``: how much a network carries, and what breaks first."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.live import Live
+from rich.progress import TaskID
 from rich.table import Table
 
-from deploy.cli.output import Exit, Format, emit, one_line_errors, progress, table
-from deploy.cli.runs import Force, Out, Output, prepare
+from deploy.cli.output import (
+    Exit,
+    Format,
+    Output,
+    bar,
+    emit,
+    line,
+    one_line_errors,
+    progress,
+    table,
+)
+from deploy.cli.runs import Force, Out, prepare
 from deploy.load.crew import Sample
 from deploy.load.page import write_report
 from deploy.load.run import LoadConfig, Target, own_network, run
@@ -68,19 +81,58 @@ def load_command(
     )
     prepare(out, force=force)
     progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
-    with Live(console=progress, refresh_per_second=2, transient=True) as live:
-
-        def show(now: Sample, before: Sample) -> None:
-            live.update(snapshot(now, before))
-
-        if network is not None:
-            found = run(config, Target(network, shuffler_url, coordinator_url), show)
-        else:
-            with own_network(config) as target:
-                found = run(config, target, show)
+    loaded = None if network is None else Target(network, shuffler_url, coordinator_url)
+    found = measured(config, loaded)
     write_report(out, found)
     emit(found, output, lambda: table(("quantity", "value"), rows(found), f"written to {out}"))
     raise typer.Exit(exit_code(found))
+
+
+def measured(config: LoadConfig, target: Target | None) -> dict[str, Any]:
+    """Load the target, or a network of its own, with a live table; the report's document."""
+    with ExitStack() as stack:
+        target = target or stack.enter_context(own_network(config))
+        screen = LiveScreen()
+        stack.enter_context(
+            Live(
+                get_renderable=screen.picture,
+                console=progress,
+                refresh_per_second=2,
+                transient=True,
+            )
+        )
+        return run(config, target, screen)
+
+
+class LiveScreen:
+    """The newest sample as a table, above a bar of what is under way."""
+
+    def __init__(self) -> None:
+        self._bar = bar("")
+        self._table: Table | str = ""
+        self._task: TaskID | None = None
+
+    def phase(self, text: str, total: float | None) -> None:
+        """Begin a bar."""
+        line(text)
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(text, total=total)
+
+    def advance(self) -> None:
+        """A step of the bar."""
+        if self._task is not None:
+            self._bar.advance(self._task)
+
+    def show(self, now: Sample, before: Sample) -> None:
+        """Replace the table."""
+        self._table = snapshot(now, before)
+        if self._task is not None:
+            self._bar.update(self._task, completed=now.at)
+
+    def picture(self) -> Group:
+        """What a terminal shows now."""
+        return Group(self._table, self._bar.get_renderable())
 
 
 def exit_code(found: dict[str, object]) -> Exit:
@@ -96,12 +148,15 @@ def cores(text: str | None) -> frozenset[int]:
     """Processors from a list as 0,1; empty for all.
 
     Raises:
-        ValueError: one of them is not this process's to use.
+        ValueError: it is no such list, or one of them is not this process's to use.
     """
     if text is None:
         return frozenset()
     allowed = os.sched_getaffinity(0)
-    found = frozenset(int(part) for part in text.split(","))
+    try:
+        found = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"processors are a list as 0,1, not {text!r}") from None
     if not found <= allowed:
         raise ValueError(f"processors {text!r}: this machine has {sorted(allowed)}")
     return found

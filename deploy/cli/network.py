@@ -1,11 +1,11 @@
-"""``riffle network init | enrol``: the secrets of a network."""
+"""``riffle network init | enrol | rotate-key``: the secrets of a network."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deploy.cli.output import bar, one_line_errors, progress
+from deploy.cli.output import Format, Output, bar, emit, one_line_errors, progress
 from deploy.network import enrol, init_network, pin
 
 network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
@@ -20,10 +20,12 @@ def init_command(
     replicas: Annotated[
         int, typer.Option(min=1, help="hosts that a server's certificate names: shuffler-2, ...")
     ] = 1,
+    output: Output = Format.text,
 ) -> None:
     """Write the keys, tokens and certificates that are missing; never replace one."""
     init_network(folder, replicas)
-    progress.print(f"the network's secrets are in {folder}")
+    document = {"folder": str(folder), "replicas": replicas}
+    emit(document, output, lambda: progress.print(f"the network's secrets are in {folder}"))
 
 
 @network_app.command("enrol")
@@ -33,12 +35,14 @@ def enrol_command(
     shuffler_url: Annotated[str, typer.Option(help="where the shuffler answers")],
     users: Annotated[int, typer.Option(min=1, help="most people that each node may serve, ever")],
     nodes: Annotated[int, typer.Option(min=1, help="credentials the network shall have")] = 20,
+    output: Output = Format.text,
 ) -> None:
     """Enrol nodes at the shuffler, as its operator, and write their credentials."""
     with bar() as shown:
         task = shown.add_task("enrolling", total=nodes)
         enrol(folder, shuffler_url, nodes, users, lambda: shown.advance(task))
-    progress.print(f"{nodes} nodes are enrolled")
+    document = {"folder": str(folder), "nodes": nodes}
+    emit(document, output, lambda: progress.print(f"{nodes} nodes are enrolled"))
 
 
 @network_app.command("rotate-key")
@@ -49,6 +53,7 @@ def rotate_key_command(
     activate: Annotated[
         bool, typer.Option(help="seal new batches to the new key, once it is pinned")
     ] = True,
+    output: Output = Format.text,
 ) -> None:
     """Give the analyzer a new key: make it, pin it at nodes and shuffler, then activate it.
 
@@ -60,9 +65,10 @@ def rotate_key_command(
     with Operator.of(folder, coordinator_url) as operator:
         made = operator.make_key()
         pin(folder, operator.keys())
-        if not activate:
-            progress.print(f"key {made['id']} is pending, and pinned in {folder}")
-            return
-        operator.activate_key(made["id"])
-        pin(folder, operator.keys())
-    progress.print(f"key {made['id']} is active; the one before opens what was issued under it")
+        if activate:
+            operator.activate_key(made["id"])
+            pin(folder, operator.keys())
+    after = "active; the one before opens what was issued under it"
+    said = after if activate else f"pending, and pinned in {folder}"
+    document = {"id": made["id"], "state": "active" if activate else "pending"}
+    emit(document, output, lambda: progress.print(f"key {made['id']} is {said}"))

@@ -18,6 +18,7 @@ from common.tables import flat
 from deploy.cli.output import (
     Exit,
     Format,
+    Output,
     TableFormat,
     bar,
     emit,
@@ -45,7 +46,6 @@ Run = Annotated[
     str,
     typer.Argument(help="id of a run, how it begins, or the run's name", autocompletion=_run_ids),
 ]
-Output = Annotated[Format, typer.Option("--format", help="text or json")]
 Rows = Annotated[TableFormat, typer.Option("--format", help="text, json or csv")]
 LISTED = ("id", "name", "state", "learner", "environment", "episodes", "of", "stage", "trouble")
 ACCOUNTED = (

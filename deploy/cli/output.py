@@ -6,10 +6,12 @@ was refused; 4 a service or file that is needed is not available; 130 interrupte
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from functools import wraps
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,6 +27,9 @@ class Format(StrEnum):
 
     text = "text"
     json = "json"
+
+
+Output = Annotated[Format, typer.Option("--format", help="text or json")]
 
 
 class TableFormat(StrEnum):
@@ -49,6 +54,7 @@ class Exit(IntEnum):
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TICK_SECONDS = 0.5
 PIPE_WIDTH = 1_000
 """Columns of a table that is not for a terminal: nothing is cut off that a program may read."""
 
@@ -91,6 +97,36 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
         console=progress,
         disable=not progress.is_terminal,
     )
+
+
+@contextmanager
+def expected(what: str, seconds: float) -> Iterator[None]:
+    """A bar while something runs that takes about so long and does not tell how far it is.
+
+    Off a terminal it is one line.
+    """
+    line(f"{what}: about {seconds:.0f} s")
+    over = threading.Event()
+    with bar("of about {task.total:.0f} s") as shown:
+        task = shown.add_task(what, total=seconds)
+
+        def tick() -> None:
+            while not over.wait(TICK_SECONDS):
+                shown.update(task, completed=min(shown.tasks[0].elapsed or 0.0, seconds))
+
+        clock = threading.Thread(target=tick)
+        clock.start()
+        try:
+            yield
+        finally:
+            over.set()
+            clock.join()
+
+
+def line(text: str) -> None:
+    """A line of progress where there is no terminal for a bar."""
+    if not progress.is_terminal:
+        progress.print(text, highlight=False, soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:

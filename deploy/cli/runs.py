@@ -14,15 +14,15 @@ import typer
 from common.counters import CounterLayout
 from coordinator.registry import Registry
 from deploy.cli import specs
-from deploy.cli.output import Format, emit, one_line_errors, progress, table
+from deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
 from deploy.follow import run_to_end
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
+from deploy.presets import Preset
 from deploy.report import FILES
 from deploy.wire import run_split
 
-Output = Annotated[Format, typer.Option("--format", help="text or json")]
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
 
@@ -52,7 +52,10 @@ def up_command(
     ] = False,
     output: Output = Format.text,
 ) -> None:
-    """Start shuffler, coordinator and nodes on loopback, run to the end, write the results."""
+    """Start shuffler, coordinator and nodes on loopback, run to the end, write the results.
+
+    An earlier run of the same folder that was left unfinished is stopped first.
+    """
     started = time.monotonic()
     chosen = specs.resolve(
         preset,
@@ -76,25 +79,31 @@ def up_command(
         coordinator_port=coordinator_port,
     )
     with ended_by_signal(), LocalNetwork(config) as network:
-        progress.print(
-            f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "
-            f"{nodes} nodes; logs in {out / 'logs'}"
-        )
-        with Operator.of(network.secrets) as operator:
-            stop_earlier(operator)
-            before = network.usage()
-            document = run_to_end(operator, chosen, out, started)
-            rows = operator.deployments(document["run_id"])
-        width = CounterLayout(chosen.spec.sizes, chosen.spec.families).width
-        used = {role: now.since(before[role]) for role, now in network.usage().items()}
-        split = asdict(run_split(used, rows, width))
-        times = {"wall_seconds": document["timings"], "core_seconds": split}
-        (out / "timings.json").write_text(json.dumps(times, indent=2) + "\n")
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in split.items())
-        progress.print(f"seconds of one core: {parts}")
-        show(document, output, out)
+        show(_carried_out(network, chosen, started), output, out)
         if keep:
             stay(network)
+
+
+def _carried_out(network: LocalNetwork, chosen: Preset, started: float) -> dict[str, object]:
+    """Run to the end on a network that was just started; writes files, returns the summary."""
+    out = network.config.folder
+    progress.print(
+        f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "
+        f"{network.config.nodes} nodes; logs in {out / 'logs'}"
+    )
+    with Operator.of(network.secrets) as operator:
+        stop_earlier(operator)
+        before = network.usage()
+        document = run_to_end(operator, chosen, out, started)
+        rows = operator.deployments(document["run_id"])
+    width = CounterLayout(chosen.spec.sizes, chosen.spec.families).width
+    used = {role: now.since(before[role]) for role, now in network.usage().items()}
+    split = asdict(run_split(used, rows, width))
+    times = {"wall_seconds": document["timings"], "core_seconds": split}
+    (out / "timings.json").write_text(json.dumps(times, indent=2) + "\n")
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in split.items())
+    progress.print(f"seconds of one core: {parts}")
+    return document
 
 
 @one_line_errors

@@ -8,7 +8,7 @@ from common.plugins import nearest
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
 from deploy.cli import adversarial, specs
-from deploy.cli.output import Format, bar, emit, one_line_errors, table
+from deploy.cli.output import Format, Output, bar, emit, one_line_errors, table
 from deploy.presets import Preset
 from experiments.per_episode import PER_EPISODE
 from experiments.study import CALIBRATIONS, SeedResult, Study, study
@@ -37,7 +37,7 @@ def simulate_command(
     option: specs.Option = None,
     seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10,
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
-    output: Annotated[Format, typer.Option("--format", help="text or json")] = Format.text,
+    output: Output = Format.text,
 ) -> None:
     """Simulate a run over several seeds and report exact regret with its confidence band."""
     if learner in adversarial.ALGORITHMS:

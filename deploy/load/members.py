@@ -20,8 +20,10 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-def enrol_members(secrets: Path, url: str, count: int) -> list[Credential]:
-    """Credentials of ``count`` new nodes; they are kept nowhere.
+def enrol_members(
+    secrets: Path, url: str, count: int, on_node: Callable[[], None]
+) -> list[Credential]:
+    """Credentials of ``count`` new nodes; they are kept nowhere. ``on_node`` is called after each.
 
     Raises:
         RemoteError: the shuffler refused.
@@ -34,6 +36,7 @@ def enrol_members(secrets: Path, url: str, count: int) -> list[Credential]:
         if answer.is_error:
             raise refusal(answer, "the shuffler")
         enrolled = Enrolment.model_validate_json(answer.content)
+        on_node()
         return Credential(node_id=enrolled.node_id, token=enrolled.token)
 
     return _each(secrets, url, range(count), one)

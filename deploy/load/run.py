@@ -1,11 +1,11 @@
 """A load test from its parameters to its document: network, nodes, processes, measurements."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -109,9 +109,20 @@ def own_network(config: LoadConfig) -> Iterator[Target]:
         network.stop()
 
 
-def run(
-    config: LoadConfig, target: Target, show: Callable[[Sample, Sample], None]
-) -> dict[str, Any]:
+class Screen(Protocol):
+    """Who is told how far a load test is."""
+
+    def phase(self, text: str, total: float | None) -> None:
+        """Something begins that has so many steps, if that is known."""
+
+    def advance(self) -> None:
+        """A step is done."""
+
+    def show(self, now: Sample, before: Sample) -> None:
+        """A new sample of the load, and the one before it."""
+
+
+def run(config: LoadConfig, target: Target, screen: Screen) -> dict[str, Any]:
     """Load the target and say what was seen; an interrupt ends the load, not the report.
 
     Raises:
@@ -119,13 +130,16 @@ def run(
         RemoteError: the target refuses its operator.
     """
     spec = load_spec(preset("paper").spec)
-    credentials = enrol_members(target.secrets, target.shuffler_url, config.nodes)
+    screen.phase(f"enrolling {config.nodes} nodes", config.nodes)
+    credentials = enrol_members(target.secrets, target.shuffler_url, config.nodes, screen.advance)
     with ExitStack() as stack:
         if not target.pids:  # a network of our own ends with the load
             stack.callback(revoke_members, target.secrets, target.shuffler_url, credentials)
         feeder = stack.enter_context(Feeder(target.operator, spec, config.reports_a_batch))
         crew = stack.enter_context(Crew(shares(config, target, spec, credentials)))
-        samples, interrupted = crew.watch(config.seconds, target.pids, show)
+        screen.phase(f"loading for {config.seconds:g} s", config.seconds)
+        samples, interrupted = crew.watch(config.seconds, target.pids, screen.show)
+        screen.phase(f"settling, at most {SETTLE_SECONDS:g} s", None)
         feeder.settle(SETTLE_SECONDS)
         batches = feeder.batches()
     found = document(config.summary(), samples, batches, len(crew.processes))

@@ -239,6 +239,13 @@ def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> N
     assert not shuffler & tokens, "the shuffler keeps hashes of tokens only"
 
 
+def test_network_init_answers_in_json(tmp_path: Path) -> None:
+    folder = str(tmp_path / "network")
+    result = riffle("network", "init", folder, "--replicas", "2", "--format", "json")
+    assert document(result) == {"folder": folder, "replicas": 2}
+    assert result.stderr == ""
+
+
 def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     riffle("network", "init", str(tmp_path / "network"))
     well = riffle("doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"))

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import Result
 
 from coordinator.specs import RunSpec
+from deploy.follow import follow, ignore
 from deploy.operator import Operator
 from deploy.tables import Growing, replace_csv, rows_of
 from tests.coordinator.world import RUN, SMALL, FakeShuffler
@@ -66,6 +67,32 @@ def test_list_in_every_format(network: Path) -> None:
     text = riffle(network, "list").stdout
     assert "by-hand" in text
     assert "finished" in text
+
+
+def test_health_answers_in_json(network: Path) -> None:
+    url = (network / "operator" / "coordinator_url").read_text() + "/readyz"
+    result = call("health", url, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == {"url": url, "ready": True, "status": 200}
+    refused = call("health", url.replace("readyz", "nothing"), "--format", "json")
+    assert refused.exit_code == 1
+    assert json.loads(refused.stdout)["status"] == 404
+
+
+def test_off_a_terminal_a_run_is_followed_by_lines(
+    network: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Operator.of(network) as operator:
+        follow(operator, RUN, 40, tmp_path, ignore)
+        rows = operator.deployments(RUN)
+        stages = operator.stages(RUN)
+    lines = capsys.readouterr().err.splitlines()
+    settled = [one for one in lines if one.startswith("batch ")]
+    assert len(settled) == len(rows)
+    assert settled[-1] == f"batch {rows[-1]['index']} counted: 40 of 40 episodes"
+    assert [one for one in lines if one.startswith("stage ")] == [
+        f"stage {one['stage']} finished, active policies: {one['active_after']}" for one in stages
+    ]
 
 
 @pytest.mark.parametrize("words", [RUN, RUN[:5], "small"])

@@ -9,7 +9,16 @@ from coordinator.planning import calibrated
 from deploy import wire
 from deploy.presets import preset, riverswim_run
 from deploy.processes import Usage
-from deploy.wire import Primitive, Split, batch_for, bench, measure_primitive, report, run_split
+from deploy.wire import (
+    Primitive,
+    Split,
+    batch_for,
+    bench,
+    measure_primitive,
+    missed,
+    report,
+    run_split,
+)
 
 US = 1e-6
 
@@ -20,14 +29,14 @@ def test_time_is_split_by_who_used_it() -> None:
         "shuffler": Usage(1.0, main=3, threads=7),
         "coordinator": Usage(1.0, main=4, threads=5, pool=40),
     }
-    assert Split.of(used, 6.0) == Split(crypto=96, http=8, store=1, episodes=2, planning=5)
+    assert Split.of(used, 6.0) == Split(crypto=96, http=8, store=1, episodes=2, coordinator=5)
 
 
 def test_rates_are_those_of_one_batch() -> None:
     used = {
         "node": Usage(1.0, main=0.1, threads=0.1, pool=0.8),
         "shuffler": Usage(1.0, main=0.1, threads=0.2),
-        "coordinator": Usage(1.0, main=0.05, pool=0.5),
+        "coordinator": Usage(1.0, main=0.05, threads=0.02, pool=0.5),
     }
     row = {"n": 100, "messages": 100, "timings": {"waiting": 0.5}}
     before, after = (
@@ -37,9 +46,12 @@ def test_rates_are_those_of_one_batch() -> None:
     found = report(row, 0.8, used, (before, after), 2)
     assert found["messages_a_second"] == 12_500
     assert found["share_of_primitive"] == pytest.approx(12_500 / 15_000)
-    assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.85)
-    # 0.1 + 0.05 in the event loops and 0.2 less two opens of 100 reports, over 10,000 messages
-    assert found["server_us_a_message"] == pytest.approx(25.0)
+    assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.87)
+    # 0.1 + 0.05 in the event loops, 0.2 less two opens of 100 reports, 0.02: over 10,000 messages
+    assert found["server_us_a_message"] == pytest.approx(27.0)
+    assert missed(found) == ["share_of_primitive 0.833 < 0.85", "server_us_a_message 27.0 > 1.5"]
+    good = {"share_of_primitive": 0.85, "server_us_a_message": 1.5}
+    assert missed(good) == []
 
 
 def test_a_runs_split_leaves_no_time_out() -> None:

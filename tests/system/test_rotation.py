@@ -1,5 +1,6 @@
 """The analyzer's key is rotated amid a live run, by the command, and nothing is lost."""
 
+import json
 import time
 from pathlib import Path
 
@@ -20,9 +21,14 @@ def rotate(network: LocalNetwork) -> None:
         str(network.secrets),
         "--coordinator-url",
         network.coordinator_url,
+        "--format",
+        "json",
     ]
     result = CliRunner().invoke(build(arguments), arguments)
     assert result.exit_code == 0, result.stderr
+    with Operator.of(network.secrets) as operator:
+        newest = operator.keys()[-1]
+    assert json.loads(result.stdout) == {"id": newest["id"], "state": newest["state"]}
 
 
 def test_a_rotation_amid_a_live_run(tmp_path: Path) -> None:

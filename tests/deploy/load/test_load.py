@@ -79,7 +79,11 @@ def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
     [
         (["--nodes", "2", "--rate", "1", "--duration", "5", "--processes", "3"], 3, "2 nodes"),
         (["--nodes", "2", "--rate", "1e6", "--duration", "60"], 3, "more than 10000000 reports"),
-        (["--nodes", "2", "--rate", "1", "--duration", "5", "--service-cores", "x"], 3, "int"),
+        (
+            ["--nodes", "2", "--rate", "1", "--duration", "5", "--service-cores", "x"],
+            3,
+            "processors are a list as 0,1, not 'x'",
+        ),
         (["--nodes", "0", "--rate", "1", "--duration", "5"], 2, "nodes"),
     ],
 )
@@ -104,6 +108,8 @@ def test_processors_are_named_as_a_list() -> None:
     mine = sorted(os.sched_getaffinity(0))
     assert cores(None) == frozenset()
     assert cores(",".join(map(str, mine))) == frozenset(mine)
+    with pytest.raises(ValueError, match="a list as 0,1"):
+        cores("0;1")
     with pytest.raises(ValueError, match="this machine has"):
         cores("4096")
 
