@@ -38,6 +38,10 @@ class Bucket:
         self._left -= amount
         return 0.0
 
+    def give(self, amount: float) -> None:
+        """Put back what was taken for nothing."""
+        self._left = min(self.burst, self._left + amount)
+
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
@@ -74,9 +78,9 @@ class Callers:
         """
         caller = self._caller(name)
         if caller.under_way >= self._allowance.at_once:
-            raise _slower(f"{caller.under_way} requests of this caller are under way", 1)
+            raise slower(f"{caller.under_way} requests of this caller are under way", 1)
         if after := caller.requests.take(1, now):
-            raise _slower("too many requests a second", after)
+            raise slower("too many requests a second", after)
         caller.under_way += 1
         try:
             yield
@@ -90,7 +94,7 @@ class Callers:
             LocalError: ``too-many-requests``; none of them was looked at.
         """
         if after := self._caller(name).reports.take(count, now):
-            raise _slower("too many reports a second", after)
+            raise slower("too many reports a second", after)
 
     def _caller(self, name: str) -> _Caller:
         a = self._allowance
@@ -115,7 +119,7 @@ class AtMost:
             await self._app(scope, receive, send)
             return
         if self._left < 1:
-            error = _slower("too many requests are under way", 1)
+            error = slower("too many requests are under way", 1)
             scope[PROBLEM] = error.slug
             await problem_response(error)(scope, receive, send)
             return
@@ -126,5 +130,6 @@ class AtMost:
             self._left += 1
 
 
-def _slower(why: str, after: float) -> LocalError:
+def slower(why: str, after: float) -> LocalError:
+    """The answer to who exceeds a limit; ``after`` so many seconds it may come again."""
     return LocalError("too-many-requests", why, retry_after=max(1, math.ceil(after)))

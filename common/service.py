@@ -1,7 +1,6 @@
 """What every service does the same way: problem documents, bounded bodies, tokens, serving."""
 
 import asyncio
-import hmac
 import signal
 import socket
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.endpoint import Tls, hash_token, is_loopback
+from common.endpoint import Tls, is_loopback
 from common.errors import (
     MEDIA_TYPE,
     MOST_DETAIL,
@@ -148,14 +147,6 @@ def bearer(
 
 
 Token = Annotated[str, Depends(bearer)]
-
-
-def require_token(token: str, *token_hashes: str) -> None:
-    """Raise unless the token is one of these, compared in constant time by hash."""
-    given = hash_token(token)
-    matches = [hmac.compare_digest(given, known) for known in token_hashes]  # no early exit
-    if not any(matches):
-        raise RemoteError("unauthorized", "this token is not valid here")
 
 
 class _Server(uvicorn.Server):

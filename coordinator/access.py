@@ -1,14 +1,15 @@
 """What routes share: the operator's token, and the coordinator that they translate for."""
 
-import time
 from collections.abc import AsyncIterator
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from common.doors import Doors, Key, Strangers
 from common.limits import Allowance
-from common.service import Token, require_token
+from common.service import Token
 from coordinator.runs import Coordinator
+from coordinator.settings import Settings
 
 OPERATOR = Allowance(requests=200.0, reports=1.0, at_once=256)
 """Requests a second and at once under the operator's token; the coordinator takes no reports."""
@@ -16,9 +17,22 @@ OPERATOR = Allowance(requests=200.0, reports=1.0, at_once=256)
 
 async def authorized(request: Request, token: Token) -> AsyncIterator[None]:
     """Raise RemoteError ``unauthorized`` unless the operator asks, not too often."""
-    require_token(token, request.app.state.operator_hash)
-    with request.app.state.callers.request("operator", time.monotonic()):
+    with request.app.state.doors.enter(token, "operator"):
         yield
+
+
+async def metrics_reader(request: Request, token: Token) -> AsyncIterator[None]:
+    """Raise RemoteError ``unauthorized`` unless the operator asks, or who reads the metrics."""
+    with request.app.state.doors.enter(token, "operator", "metrics"):
+        yield
+
+
+def doors(settings: Settings) -> Doors:
+    """The callers that the settings know."""
+    keys = {"operator": Key(settings.operator_hash(), OPERATOR)}
+    if (reader := settings.metrics_hash()) is not None:
+        keys["metrics"] = Key(reader, OPERATOR)
+    return Doors(Strangers(), keys)
 
 
 def _coordinator(request: Request) -> Coordinator:

@@ -13,12 +13,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from common.endpoint import trusted
 from common.errors import LocalError
-from common.limits import AtMost, Callers
+from common.limits import AtMost
 from common.metrics import Measured
 from common.service import PROBLEM_RESPONSES, install_problem_handlers, problem_response
 from common.tracing import Traced
 from coordinator import health, keys_api, pages, results, runs_api
-from coordinator.access import OPERATOR
+from coordinator.access import OPERATOR, doors
 from coordinator.analyzer import Analyzer
 from coordinator.desk import Desk
 from coordinator.events import Bell
@@ -99,10 +99,8 @@ def create_app(
 
 def _know(app: FastAPI, settings: Settings) -> None:
     """What the routes check callers and the disk by."""
-    app.state.operator_hash = settings.operator_hash()
-    app.state.metrics_hashes = settings.metrics_hashes()
+    app.state.doors = doors(settings)
     app.state.data_dir = settings.data_dir
-    app.state.callers = Callers(OPERATOR)
 
 
 def _guard(app: FastAPI, metrics: CoordinatorMetrics) -> None:

@@ -2,16 +2,15 @@
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
 from common.descriptor import parse
 from common.errors import LocalError, RiffleError
 from common.metrics import exposition
 from common.readiness import clock_trouble, disk_trouble
-from common.service import Token, require_token
 from coordinator import views
-from coordinator.access import Service
+from coordinator.access import Service, metrics_reader
 from coordinator.runs import Coordinator
 from coordinator.threads import in_thread
 
@@ -20,10 +19,14 @@ READY_SECONDS = 5.0
 router = APIRouter()
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_metrics(request: Request, token: Token, service: Service) -> Response:
+@router.get(
+    "/metrics",
+    dependencies=[Depends(metrics_reader)],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def show_metrics(request: Request, service: Service) -> Response:
     """Metrics for Prometheus: the operator's token or the metrics token."""
-    require_token(token, *request.app.state.metrics_hashes)
     metrics = service.desk.metrics
     found = await in_thread(service.desk.store.census)
     metrics.show(found, request.app.state.data_dir)

@@ -104,12 +104,10 @@ class Settings(RoleSettings):
         """SHA-256 of the operator's token, hex."""
         return _hex_bytes("OPERATOR_TOKEN_HASH_FILE", self.operator_token_hash_file).hex()
 
-    def metrics_hashes(self) -> tuple[str, ...]:
-        """Hashes of the tokens that may read the metrics."""
-        if self.metrics_token_hash_file is None:
-            return (self.operator_hash(),)
-        extra = _hex_bytes("METRICS_TOKEN_HASH_FILE", self.metrics_token_hash_file).hex()
-        return (self.operator_hash(), extra)
+    def metrics_hash(self) -> str | None:
+        """Hash of a token that may read the metrics and nothing else, if there is one."""
+        file = self.metrics_token_hash_file
+        return None if file is None else _hex_bytes("METRICS_TOKEN_HASH_FILE", file).hex()
 
     def shuffler_token(self) -> str:
         """The coordinator's token at the shuffler."""

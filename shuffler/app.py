@@ -1,23 +1,21 @@
 """The shuffler's REST interface: routes that only translate.
 
-Three kinds of caller, told apart by their bearer token: nodes (by their credential in the store),
-the coordinator and the operator (by the hash of their token in the settings). Bodies are bounded
-before they are read; bulk bodies are raw frames that pydantic never sees.
+`callers` says who may call which. Bodies are bounded before they are read; bulk ones are raw frames
+that pydantic never sees.
 """
 
 import asyncio
-import hmac
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
-from common.endpoint import hash_token
+from common.doors import Strangers
 from common.errors import RemoteError
 from common.limits import AtMost
 from common.metrics import Measured, exposition
@@ -27,7 +25,6 @@ from common.service import (
     Token,
     install_problem_handlers,
     read_body,
-    require_token,
 )
 from common.tracing import Traced
 from common.wire import (
@@ -47,6 +44,17 @@ from common.wire import (
     ShufflerIdentity,
     UploadReply,
 )
+from shuffler.callers import (
+    CoordinatorOnly,
+    Core,
+    Knock,
+    MetricsOnly,
+    Node,
+    OperatorOnly,
+    Seen,
+    SeesAll,
+    doors,
+)
 from shuffler.core import Clock, Shuffler
 from shuffler.journal import JOURNAL
 from shuffler.metrics import ShufflerMetrics
@@ -59,63 +67,16 @@ MAX_REQUESTS_AT_ONCE = 8_192
 """Long polls, of which there are at most half as many, and what else is under way."""
 
 D = TypeVar("D", bound=Document)
-View = Callable[[BatchStatus], BatchStatus]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")]
 
 router = APIRouter()
-
-
-def shuffler_of(request: Request) -> Shuffler:
-    """The shuffler behind an app."""
-    core = request.app.state.shuffler
-    assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
-    return core
-
-
-Core = Annotated[Shuffler, Depends(shuffler_of)]
-
-
-async def node_of(token: Token, core: Core) -> AsyncIterator[str]:
-    """Node id of the caller, within its limits while the request lasts."""
-    node = await core.authenticate(token)
-    with core.callers.request(node, asyncio.get_running_loop().time()):
-        yield node
-
-
-def coordinator_only(token: Token, core: Core) -> None:
-    """Refuse everyone but the coordinator."""
-    require_token(token, core.coordinator_hash)
-
-
-def operator_only(token: Token, core: Core) -> None:
-    """Refuse everyone but the operator."""
-    require_token(token, core.operator_hash)
-
-
-def view_of(token: Token, core: Core) -> View:
-    """What the caller may see of a status; refuse nodes and strangers.
-
-    Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
-    """
-    return (lambda status: status) if sees_all(token, core) else for_coordinator
-
-
-def sees_all(token: Token, core: Core) -> bool:
-    """Whether the caller is the operator and not the coordinator; refuse nodes and strangers."""
-    require_token(token, core.coordinator_hash, core.operator_hash)
-    return not hmac.compare_digest(hash_token(token), core.coordinator_hash)
-
-
-Node = Annotated[str, Depends(node_of)]
-Coordinator = Depends(coordinator_only)
-Operator = Depends(operator_only)
-Seen = Annotated[View, Depends(view_of)]
 
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """The service as an ASGI app. ``clock`` returns seconds since 1970."""
 
     metrics = ShufflerMetrics()
+    strangers = Strangers()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -136,6 +97,8 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         redoc_url=None,
         responses=PROBLEM_RESPONSES,
     )
+    app.state.strangers = strangers
+    app.state.doors = doors(settings, strangers)
     install_problem_handlers(app, JOURNAL)
     app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
     app.add_middleware(Traced)
@@ -149,7 +112,7 @@ def release_polls(app: FastAPI) -> None:
     cast("Shuffler", app.state.shuffler).changes.close()
 
 
-@router.put("/v1/batches/{batch_id}", dependencies=[Coordinator], status_code=201)
+@router.put("/v1/batches/{batch_id}", dependencies=[CoordinatorOnly], status_code=201)
 async def deposit(
     batch_id: Hex16, request: Request, response: Response, core: Core
 ) -> SignedDescriptor:
@@ -194,10 +157,13 @@ async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> Re
 
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
-async def upload(batch_id: Hex16, request: Request, token: Token, core: Core) -> Response:
+async def upload(
+    batch_id: Hex16, request: Request, token: Token, core: Core, strangers: Knock
+) -> Response:
     """Upload frames; one outcome each, durable before it is answered."""
     began = asyncio.get_running_loop().time()
-    node, batch = await core.admit(token, batch_id)
+    with strangers.knock(token):
+        node, batch = await core.admit(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         body = await read_body(metered(request, meter), core.upload_limit(batch))
@@ -213,16 +179,14 @@ async def status(
 
 
 @router.get("/v1/batches/{batch_id}/conservation")
-async def conservation(
-    batch_id: Hex16, core: Core, whole: Annotated[bool, Depends(sees_all)]
-) -> Conservation:
+async def conservation(batch_id: Hex16, core: Core, whole: SeesAll) -> Conservation:
     """What became of everything sent to a batch: accepted = held + forwarded + dropped."""
     return await core.conservation(batch_id, whole=whole)
 
 
 @router.get(
     "/v1/batches/{batch_id}/messages",
-    dependencies=[Coordinator],
+    dependencies=[CoordinatorOnly],
     response_class=StreamingResponse,
     responses={200: {"content": {OCTETS: {}}}},
 )
@@ -235,7 +199,7 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
 
 @router.post(
     "/v1/batches/{batch_id}/acknowledgement",
-    dependencies=[Coordinator],
+    dependencies=[CoordinatorOnly],
     openapi_extra=_takes(Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, core: Core) -> BatchStatus:
@@ -251,14 +215,14 @@ async def abandon(batch_id: Hex16, core: Core, view: Seen) -> BatchStatus:
 
 
 @router.post(
-    "/v1/nodes", dependencies=[Operator], status_code=201, openapi_extra=_takes(EnrolRequest)
+    "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=_takes(EnrolRequest)
 )
 async def enrol(request: Request, core: Core) -> Enrolment:
     """Enrol a node; its token is shown once."""
     return await core.enrol(await _document(request, EnrolRequest))
 
 
-@router.delete("/v1/nodes/{node_id}", dependencies=[Operator], status_code=204)
+@router.delete("/v1/nodes/{node_id}", dependencies=[OperatorOnly], status_code=204)
 async def revoke(node_id: Hex16, core: Core) -> None:
     """Revoke a node's credential."""
     await core.revoke(node_id)
@@ -283,13 +247,17 @@ async def readyz(core: Core) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_metrics(token: Token, core: Core) -> Response:
+@router.get(
+    "/metrics",
+    dependencies=[MetricsOnly],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def show_metrics(core: Core) -> Response:
     """Metrics for Prometheus: the operator's token or the metrics token, never the coordinator's.
 
     They grow with single uploads, so the coordinator must not read them.
     """
-    require_token(token, *core.metrics_hashes)
     await core.measure()
     return exposition(core.metrics.registry)
 

@@ -65,9 +65,6 @@ class Shuffler:
         self, settings: Settings, clock: Clock, metrics: ShufflerMetrics | None = None
     ) -> None:
         self.settings = settings
-        self.coordinator_hash = settings.coordinator_hash()
-        self.operator_hash = settings.operator_hash()
-        self.metrics_hashes = settings.metrics_hashes()
         self.identity = ShufflerIdentity(
             shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
         )
@@ -375,7 +372,8 @@ def preflight(settings: Settings) -> None:
     settings.tls()
     settings.public_key()
     settings.coordinator_hash()
-    settings.metrics_hashes()
+    settings.operator_hash()
+    settings.metrics_hash()
     vault = Vault(settings.data_dir / "secrets", settings.at_rest())
     vault.probe()
     engine = open_store(settings.url)

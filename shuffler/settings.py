@@ -160,12 +160,10 @@ class Settings(RoleSettings):
         """What one node may ask for."""
         return Allowance(self.node_requests, self.node_reports, self.node_requests_at_once)
 
-    def metrics_hashes(self) -> tuple[str, ...]:
-        """Hashes of the tokens that may read the metrics."""
-        if self.metrics_token_hash_file is None:
-            return (self.operator_hash(),)
-        extra = _hex_bytes("metrics_token_hash", None, self.metrics_token_hash_file).hex()
-        return (self.operator_hash(), extra)
+    def metrics_hash(self) -> str | None:
+        """Hash of a token that may read the metrics and nothing else, if there is one."""
+        file = self.metrics_token_hash_file
+        return None if file is None else _hex_bytes("metrics_token_hash", None, file).hex()
 
     def demands(self) -> Demands:
         """What the owner demands of a batch.

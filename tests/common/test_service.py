@@ -8,10 +8,14 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from common.doors import Doors, Key, Strangers
 from common.endpoint import hash_token
 from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
 from common.journal import Journal
-from common.service import Token, install_problem_handlers, read_body, require_token
+from common.limits import Allowance
+from common.service import Token, install_problem_handlers, read_body
+
+OPERATOR = Allowance(requests=9.0, reports=1.0, at_once=9)
 
 
 class Item(BaseModel):
@@ -32,8 +36,8 @@ def application() -> FastAPI:
 
     @app.get("/secret")
     def secret(token: Token) -> str:
-        require_token(token, hash_token("open"), hash_token("sesame"))
-        return "in"
+        with Doors(Strangers(), {"me": Key(hash_token("sesame"), OPERATOR)}).enter(token, "me"):
+            return "in"
 
     @app.get("/busy")
     def busy() -> None:

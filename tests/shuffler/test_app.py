@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common.descriptor import SignedDescriptor, key_id, parse, verify_countersign
+from common.limits import Allowance, Bucket, Callers
 from common.wire import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import (
@@ -57,6 +58,39 @@ def test_who_may_call_what(api: Api, method: str, path: str, allowed: set[str]) 
 def test_a_token_that_is_none(api: Api, header: str) -> None:
     answer = api.call("GET", "/batches", None, headers={"Authorization": header})
     assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+
+
+def test_who_guesses_tokens_is_told_to_come_back_and_the_known_come_in(api: Api) -> None:
+    state = api.client.app.state  # type: ignore[attr-defined]
+    batch = api.deposit()
+    assert api.call("GET", "/batches", api.token).status_code == 200
+    _, fresh = api.enrol(1)
+    state.strangers._bucket = Bucket(rate=0.1, burst=2.0)
+    routes = [("GET", "/batches"), ("GET", f"/batches/{ID}/status"), ("POST", "/nodes")]
+    answers = [api.call(method, path, "guess") for method, path in routes]
+    assert [answer.status_code for answer in answers] == [401, 401, 429]
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    assert api.call("GET", "/batches", fresh).status_code == 429, "it may be a guess as well"
+    for token, path in {
+        api.token: "/batches",
+        COORDINATOR_TOKEN: f"/batches/{batch.batch_id}/status",
+        OPERATOR_TOKEN: f"/batches/{batch.batch_id}/status",
+    }.items():
+        assert api.call("GET", path, token).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("who", "token"), [("coordinator", COORDINATOR_TOKEN), ("operator", OPERATOR_TOKEN)]
+)
+def test_coordinator_and_operator_have_their_rates(api: Api, who: str, token: str) -> None:
+    batch, state = api.deposit(), api.client.app.state  # type: ignore[attr-defined]
+    state.doors._callers[who] = Callers(Allowance(requests=0.1, reports=1.0, at_once=9))
+    path = f"/batches/{batch.batch_id}/status"
+    answers = [api.call("GET", path, token) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    other = ({COORDINATOR_TOKEN, OPERATOR_TOKEN} - {token}).pop()
+    assert api.call("GET", path, other).status_code == 200
 
 
 def test_a_deposit_is_countersigned_and_served(api: Api) -> None:

@@ -1,0 +1,110 @@
+"""The shuffler's three kinds of caller, told apart by their token, and what they may ask for.
+
+Nodes are known by their credential in the store, the coordinator, the operator and who reads the
+metrics by the hash of their token in the settings.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from common.doors import Doors, Key, Strangers
+from common.limits import Allowance
+from common.service import Token
+from common.wire import BatchStatus
+from shuffler.core import Shuffler
+from shuffler.rules import for_coordinator
+from shuffler.settings import Settings
+
+COORDINATOR = Allowance(requests=500.0, reports=1.0, at_once=4_096)
+"""All replicas together; each run waits for its batch in a long poll."""
+OPERATOR = Allowance(requests=200.0, reports=1.0, at_once=256)
+
+View = Callable[[BatchStatus], BatchStatus]
+
+
+def doors(settings: Settings, strangers: Strangers) -> Doors:
+    """The callers that the settings know."""
+    keys = {
+        "coordinator": Key(settings.coordinator_hash(), COORDINATOR),
+        "operator": Key(settings.operator_hash(), OPERATOR),
+    }
+    if (reader := settings.metrics_hash()) is not None:
+        keys["metrics"] = Key(reader, OPERATOR)
+    return Doors(strangers, keys)
+
+
+def shuffler_of(request: Request) -> Shuffler:
+    """The shuffler behind an app."""
+    core = request.app.state.shuffler
+    assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
+    return core
+
+
+def strangers_of(request: Request) -> Strangers:
+    """The bucket of failed authentications of an app."""
+    strangers = request.app.state.strangers
+    assert isinstance(strangers, Strangers)  # noqa: S101
+    return strangers
+
+
+def doors_of(request: Request) -> Doors:
+    """The doors of an app."""
+    found = request.app.state.doors
+    assert isinstance(found, Doors)  # noqa: S101
+    return found
+
+
+Core = Annotated[Shuffler, Depends(shuffler_of)]
+Knock = Annotated[Strangers, Depends(strangers_of)]
+_Doors = Annotated[Doors, Depends(doors_of)]
+
+
+async def _node(token: Token, core: Core, strangers: Knock) -> AsyncIterator[str]:
+    """Node id of the caller, within its limits while the request lasts."""
+    with strangers.knock(token):
+        node = await core.authenticate(token)
+    with core.callers.request(node, asyncio.get_running_loop().time()):
+        yield node
+
+
+async def _coordinator(token: Token, doors: _Doors) -> AsyncIterator[None]:
+    """Refuse everyone but the coordinator."""
+    with doors.enter(token, "coordinator"):
+        yield
+
+
+async def _operator(token: Token, doors: _Doors) -> AsyncIterator[None]:
+    """Refuse everyone but the operator."""
+    with doors.enter(token, "operator"):
+        yield
+
+
+async def _metrics(token: Token, doors: _Doors) -> AsyncIterator[None]:
+    """Refuse everyone but the operator and who reads the metrics."""
+    with doors.enter(token, "operator", "metrics"):
+        yield
+
+
+async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
+    """Whether the caller is the operator and not the coordinator; refuse nodes and strangers.
+
+    Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
+    """
+    with doors.enter(token, "coordinator", "operator") as who:
+        yield who == "operator"
+
+
+def _view(sees_all: "SeesAll") -> View:
+    """What the caller may see of a status."""
+    return (lambda status: status) if sees_all else for_coordinator
+
+
+Node = Annotated[str, Depends(_node)]
+CoordinatorOnly = Depends(_coordinator)
+OperatorOnly = Depends(_operator)
+MetricsOnly = Depends(_metrics)
+SeesAll = Annotated[bool, Depends(_sees_all)]
+Seen = Annotated[View, Depends(_view)]
