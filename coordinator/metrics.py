@@ -4,15 +4,15 @@ Counters and histograms are this process's. Gauges read from the store (``census
 every replica: take their maximum, not their sum. No label is a run, a batch or anything smaller.
 """
 
-import math
 import shutil
+import sys
 from collections import Counter as Tally
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, case, func, select
 
 from common.metrics import SECONDS, RequestMetrics
 from coordinator import schema
@@ -34,23 +34,28 @@ class Census:
     seeded: int
 
 
+_LEDGER = schema.ledger.c
+_FINITE = _LEDGER.epsilon_upper <= sys.float_info.max
+_SPENT = select(
+    func.sum(_LEDGER.opened).label("opened"),
+    func.sum(_LEDGER.failed).label("failed"),
+    func.max(case((_FINITE, _LEDGER.epsilon_upper))).label("epsilon"),
+    func.count(case((~_FINITE, 1))).label("seeded"),
+)
+
+
 def census(connection: Connection) -> Census:
     """Count what the store holds."""
     runs = select(schema.runs.c.state, func.count()).group_by(schema.runs.c.state)
     rows = select(schema.deployments.c.state, func.count()).group_by(schema.deployments.c.state)
-    spends = [
-        (row.opened, row.failed, row.epsilon_upper)
-        for row in connection.execute(
-            select(schema.ledger.c.opened, schema.ledger.c.failed, schema.ledger.c.epsilon_upper)
-        )
-    ]
+    spent = connection.execute(_SPENT).one()
     return Census(
         runs=Tally({row[0]: row[1] for row in connection.execute(runs)}),
         batches=Tally({row[0]: row[1] for row in connection.execute(rows)}),
-        opened=sum(opened for opened, _, _ in spends),
-        failed=sum(failed for _, failed, _ in spends),
-        epsilon=max((epsilon for _, _, epsilon in spends if math.isfinite(epsilon)), default=0.0),
-        seeded=sum(not math.isfinite(epsilon) for _, _, epsilon in spends),
+        opened=int(spent.opened or 0),
+        failed=int(spent.failed or 0),
+        epsilon=spent.epsilon or 0.0,
+        seeded=spent.seeded,
     )
 
 

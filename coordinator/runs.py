@@ -143,6 +143,7 @@ class Coordinator:
         """The newest deployment, as soon as its index is not ``known``, or after ``seconds``."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)
+        await in_thread(self.desk.store.run, run_id)  # a ticket of no run would be kept for ever
         while True:
             ticket = self.desk.bell.ticket(run_id)
             run = await in_thread(self.desk.store.run, run_id)

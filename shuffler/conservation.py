@@ -147,7 +147,8 @@ class Books:
         """Latencies to write with an upload at ``clock`` (seconds, monotonic): once a second."""
         if clock - self._written.get(batch_id, -math.inf) < FLUSH_SECONDS:
             return Counter()
-        self._written = {batch_id: clock} if len(self._written) >= KEPT else self._written
+        if len(self._written) >= KEPT:
+            self._written.clear()
         self._written[batch_id] = clock
         return self._waiting.pop(batch_id, Counter())
 

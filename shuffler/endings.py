@@ -64,7 +64,7 @@ class Endings:
         needed = await self._access.read(store.holding_secrets)
         for batch_id in sorted(needed):
             try:
-                self._vault.get(batch_id)
+                await asyncio.to_thread(self._vault.get, batch_id)
             except SecretLostError:
                 await self.lose(batch_id)
                 needed.remove(batch_id)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from common.doors import Doors, Key, Strangers
+from common.endpoint import hash_token
 from common.errors import LocalError
 from common.hpke import KeyPair
-from common.limits import Allowance, Callers
+from common.limits import Allowance
 from coordinator.analyzer import Analyzer
 from coordinator.app import create_app
 from coordinator.keys import OneKey
@@ -16,6 +18,7 @@ from tests.coordinator.world import (
     RUN,
     SHUFFLER_ID,
     SMALL,
+    TOKEN,
     settings,
 )
 
@@ -46,12 +49,31 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
 def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
     statuses = [api.call("GET", "").status_code for _ in range(5)]
     assert statuses == [200] * 5
-    callers = Callers(Allowance(requests=0.1, reports=1.0, at_once=9))
-    api.client.app.state.callers = callers  # type: ignore[attr-defined]
+    key = Key(hash_token(TOKEN), Allowance(requests=0.1, reports=1.0, at_once=9))
+    doors = Doors(Strangers(), {"operator": key})
+    api.client.app.state.doors = doors  # type: ignore[attr-defined]
     assert api.call("GET", "").status_code == 200
     slower = api.call("GET", "")
     assert problem(slower)[:2] == (429, "too-many-requests")
     assert int(slower.headers["Retry-After"]) >= 1
+
+
+def test_waiting_for_a_run_that_is_none_leaves_nothing(api: Api) -> None:
+    unknown = [f"/{number:032x}/deployment?wait=1" for number in range(3)]
+    assert {api.call("GET", path).status_code for path in unknown} == {404}
+    bell = api.client.app.state.coordinator.desk.bell  # type: ignore[attr-defined]
+    assert bell._tickets == {}
+
+
+def test_who_guesses_tokens_is_told_to_come_back(api: Api) -> None:
+    doors = api.client.app.state.doors  # type: ignore[attr-defined]
+    doors._strangers = Strangers(0.2)
+    assert api.call("GET", "").status_code == 200
+    guess = {"Authorization": "Bearer guess"}
+    guesses = [api.client.get("/v1/runs", headers=guess) for _ in range(3)]
+    assert [answer.status_code for answer in guesses] == [401, 401, 429]
+    assert int(guesses[-1].headers["Retry-After"]) >= 1
+    assert api.call("GET", "").status_code == 200
 
 
 def test_a_wrong_analyzer_key_waits_for_the_right_one(api: Api) -> None:

@@ -1,5 +1,6 @@
 """The store: one count a batch, refused transitions, budget, versions, damaged files."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,20 @@ def test_a_weaker_batch_is_recorded_without_counts(store: Store) -> None:
     assert entry.spend == weaker
     assert store.histograms(RUN_ID) == {}
     assert [row.state for row in store.deployments(RUN_ID)] == ["rejected", "issued"]
+
+
+def test_the_census_tells_an_unbounded_epsilon_apart(store: Store) -> None:
+    empty = store.census()
+    assert (empty.opened, empty.failed, empty.epsilon, empty.seeded) == (0, 0, 0.0, 0)
+    for index, upper in enumerate((0.25, math.inf)):
+        if index:
+            store.issue_manual(RUN_ID, issued(index), NOW)
+        to_sealed(store, index)
+        spend = Spend(0.1, upper, 0.01, 0, True)
+        store.settle(LEASE, settlement(index, spend=spend), NOW)
+    found = store.census()
+    assert (found.opened, found.failed, found.epsilon, found.seeded) == (72, 2, 0.25, 1)
+    assert found.batches == {"counted": 2}
 
 
 def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
