@@ -10,11 +10,13 @@ import pytest
 from common.counters import CounterLayout
 from common.descriptor import MAX_POLICIES
 from common.noise import Noise, Padding
+from coordinator.learning.enumeration import ActivePolicies
 from coordinator.learning.implicit import ImplicitPolicies
 from coordinator.learning.learner import Problem
 from coordinator.learning.planning import plan
 from coordinator.learning.presets import PRACTICAL, Constants
-from coordinator.learning.sdp_pe import MOST_AUXILIARY, SDPPE
+from coordinator.learning.schedule import Stage
+from coordinator.learning.sdp_pe import MOST_AUXILIARY, SDPPE, Crude, Fine
 from coordinator.learning.sdp_pe_conference import ConferenceSDPPE
 from experiments.regret import optimal_value, suboptimality
 from experiments.simulator import Mechanism, Run, simulate
@@ -74,6 +76,40 @@ def test_runs_agree_with_enumeration(world: str) -> None:
     assert eliminated > 0
     listed_mean, kept_mean = np.mean(regrets, axis=0)
     assert kept_mean == pytest.approx(listed_mean, rel=0.25)
+
+
+class Beside(SDPPE):
+    """A run by enumeration that gives every stage's model and radius to an implicit set too."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, PRACTICAL)
+        self.implicit = ImplicitPolicies.everything(problem.sizes, problem.d1)
+        self.kept: list[int] = []
+
+    def _eliminate(self, stage: Stage, crude: Crude, fine: Fine) -> None:
+        super()._eliminate(stage, crude, fine)
+        assert isinstance(self.phi, ActivePolicies)
+        self.implicit, _ = self.implicit.eliminate(fine.model, self._results[-1].radius)
+        member = np.ones(self.phi.shape, dtype=np.bool_)
+        for constraint in self.implicit.stages:
+            member &= self.phi.values(constraint.model) >= constraint.least
+        listed = np.ones_like(member) if self.phi.active is None else self.phi.active
+        assert not (listed & ~member).any()
+        assert not (self.phi.actions & ~self.implicit.actions).any()
+        assert self.implicit.contains(self.phi.best(fine.model).policy)
+        if self.implicit.exact:
+            assert np.array_equal(listed, member)
+        self.kept.append(int(listed.sum()))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_in_every_stage_all_that_enumeration_keeps_is_kept(world: str) -> None:
+    """On the same models and radii; every class of policies is asked for, so nothing is sampled."""
+    mdp, K = WORLDS[world]
+    learner = Beside(problem(mdp, K, 0))
+    simulate(mdp, learner, "joint", honest, 0)
+    assert len(learner.kept) > 3
+    assert learner.kept[-1] < learner.kept[0] / 2
 
 
 def test_beyond_enumeration_the_optimum_is_found_and_kept() -> None:
