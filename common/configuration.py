@@ -1,28 +1,87 @@
-"""Settings of a role: environment variables under its prefix, all checked before it starts."""
+"""Settings of a role: environment variables under its prefix, all checked before it starts.
 
+They may also stand in the file that ``..._SETTINGS_FILE`` names, line by line as ``NAME=value``
+(dotenv). What is in the environment wins over the file.
+"""
+
+import difflib
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
+from dotenv.parser import Binding, parse_stream
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
 from common.descriptor import first_fault
 from common.errors import LocalError
 
+ALIKE = 0.85
+"""How alike a name must be to a setting's to be taken for it misspelt."""
+
 
 class RoleSettings(BaseSettings):
     """Base of the roles' settings. Build one with `load`, which explains what is wrong."""
 
+    settings_file: Path | None = Field(
+        default=None, description="file of lines NAME=value with these variables; they win over it"
+    )
+
+    @classmethod
+    def prefix(cls) -> str:
+        """What the names of the role's variables begin with."""
+        return str(cls.model_config.get("env_prefix", ""))
+
+    @classmethod
+    def variables(cls) -> list[str]:
+        """Names of the role's variables."""
+        return [cls.prefix() + name.upper() for name in cls.model_fields]
+
     @classmethod
     def load(cls) -> Self:
-        """Settings from the environment.
+        """Settings from the environment, and from the file that it names.
 
         Raises:
-            LocalError: ``invalid-spec``, naming the variable that is missing or wrong.
+            LocalError: ``invalid-spec``, naming the variable that is missing or wrong, or the line
+                of the file.
         """
-        prefix = cls.model_config.get("env_prefix", "")
+        prefix = cls.prefix()
+        file = os.environ.get(f"{prefix}SETTINGS_FILE")
+        if file is not None:
+            _check(Path(file), cls.variables())
         try:
-            return cls()
+            return cls(_env_file=file)
         except SettingsError as error:  # a list or an object that is not JSON
             raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
         except ValidationError as error:
             raise LocalError("invalid-spec", f"{prefix}*: {first_fault(error)}") from error
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The variable that a misspelt name is for, if one is near; names have no case."""
+    near = difflib.get_close_matches(name.upper(), list(known), 1, ALIKE)
+    return near[0] if near else None
+
+
+def _check(file: Path, variables: list[str]) -> None:
+    """Raise LocalError at the first line that sets no variable of the role."""
+    try:
+        lines = list(parse_stream(io.StringIO(file.read_text("utf-8"))))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError("invalid-spec", f"cannot read settings file {file}: {error}") from error
+    known = [name for name in variables if not name.endswith("_SETTINGS_FILE")]
+    for line in lines:
+        if (fault := _fault(line, known)) is not None:
+            number = line.original.line + line.original.string.count("\n", 0, -1)
+            raise LocalError("invalid-spec", f"settings file {file}, line {number}: {fault}")
+
+
+def _fault(line: Binding, known: list[str]) -> str | None:
+    if line.error or (line.key is not None and line.value is None):
+        return "not understood; give NAME=value"
+    if line.key is None or line.key.upper() in known:
+        return None
+    near = meant(line.key, known)
+    return f"there is no setting {line.key}" + (f"; did you mean {near}?" if near else "")

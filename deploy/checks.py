@@ -1,7 +1,6 @@
 """What is wrong with a network's files, its clocks, and the variables it is configured by."""
 
 import datetime
-import difflib
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import httpx
 from cryptography import x509
-from pydantic_settings import BaseSettings
 
 from common.at_rest import is_sealed
+from common.configuration import RoleSettings, meant
+from common.errors import LocalError
 from common.readiness import clock_trouble, skew
 from coordinator.settings import Settings as CoordinatorSettings
 from deploy.network import ROLES, STORAGE
@@ -20,13 +20,11 @@ from node_client.settings import Settings as NodeSettings
 from shuffler.settings import Settings as ShufflerSettings
 
 LEAST_DAYS = 30
-ROLE_SETTINGS: tuple[type[BaseSettings], ...] = (
+ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (
     ShufflerSettings,
     CoordinatorSettings,
     NodeSettings,
 )
-ALIKE = 0.85
-"""How alike a name must be to a setting's to be taken for it misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +100,34 @@ def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
 
 def variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Variables that are almost a setting: a typing error sets nothing, silently."""
-    prefixes = tuple(settings.model_config.get("env_prefix", "") for settings in ROLE_SETTINGS)
-    known = [
-        prefix + name.upper()
-        for prefix, settings in zip(prefixes, ROLE_SETTINGS, strict=True)
-        for name in settings.model_fields
-    ]
+    prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
+    known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):
         # Names are not told apart by case where they are read.
-        near = difflib.get_close_matches(name.upper(), known, 1, ALIKE)
+        near = meant(name, known)
         if name.upper() in known or not (near or name.upper().startswith(prefixes)):
             continue
-        meant = f"; did you mean {near[0]}?" if near else ""
-        yield Finding("variables", False, f"no role knows {name}{meant}")
+        hint = f"; did you mean {near}?" if near else ""
+        yield Finding("variables", False, f"no role knows {name}{hint}")
+
+
+def settings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Settings of each role that has variables here: whether it would take them.
+
+    ``environment`` must be the process's own: that is where settings are read.
+    """
+    for role in ROLE_SETTINGS:
+        if not any(name.upper().startswith(role.prefix()) for name in environment):
+            continue
+        try:
+            found = role.load()
+        except LocalError as error:
+            yield Finding("settings", False, error.detail)
+            continue
+        yield Finding("settings", True, f"{role.prefix()}* are understood")
+        if isinstance(found, ShufflerSettings) and found.max_node_share == 1.0:
+            detail = "RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0: one node may fill a whole batch"
+            yield Finding("share", False, f"{detail}; set the share that you trust one node with")
 
 
 def _others_can_read(file: Path) -> bool:

@@ -22,6 +22,7 @@ def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str
     findings = [_python(), _cryptography(), _processors(), _folder(folder), _space(folder)]
     findings += [_port(port) for port in ports]
     findings += checks.variables(os.environ)
+    findings += checks.settings(os.environ)
     if network is not None:
         findings += checks.secrets(network)
         findings += checks.encryption(network)

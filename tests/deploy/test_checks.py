@@ -1,6 +1,7 @@
 """What `riffle doctor` finds wrong with a network's files, clocks and variables."""
 
 import datetime
+import os
 import re
 from pathlib import Path
 
@@ -79,6 +80,34 @@ def test_a_damaged_certificate_is_told(tmp_path: Path) -> None:
 )
 def test_a_misspelt_variable_is_told(name: str, told: str) -> None:
     assert told in wrong(list(checks.variables({name: "1"})))[0]
+
+
+def shuffler_variables(**changes: str) -> dict[str, str]:
+    needed = {"DATA_DIR": "d", "SHUFFLER_ID": "s", "SIGNING_KEY_FILE": "k"} | changes
+    return {f"RIFFLE_SHUFFLER_{name}": value for name, value in needed.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"MAX_NODE_SHARE": "0.2"}, []),
+        ({}, ["RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0"]),
+        ({"PORT": "99999"}, ["RIFFLE_SHUFFLER_*: port: "]),
+        ({"TRUST_MODELS": "all"}, ["RIFFLE_SHUFFLER_*: "]),
+        ({"SETTINGS_FILE": "/nowhere"}, ["cannot read settings file /nowhere"]),
+    ],
+)
+def test_settings_are_tried_where_there_are_any(
+    changes: dict[str, str], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(checks.settings({"PATH": ""})) == []
+    for name, value in shuffler_variables(**changes).items():
+        monkeypatch.setenv(name, value)
+    found = wrong(list(checks.settings(os.environ)))
+    assert len(found) == len(told)
+    for detail, start in zip(found, told, strict=True):
+        assert detail.startswith(start)
+        assert "\n" not in detail
 
 
 def test_a_clock_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
