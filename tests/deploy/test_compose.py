@@ -20,6 +20,7 @@ from deploy.cli.main import build
 from deploy.network import ROLES, SHUFFLER_ID, init_network
 from deploy.presets import preset
 from node_client.settings import Settings as NodeSettings
+from shuffler.rules import share_slots
 from shuffler.settings import Settings as ShufflerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -113,6 +114,16 @@ def test_a_role_starts_with_its_settings(
         assert settings.tls() is not None
         assert settings.demands().shuffler_id == SHUFFLER_ID
         assert settings.coordinator_hash() != settings.operator_hash()
+
+
+def test_the_nodes_fill_every_batch_at_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment("shuffler").items():
+        monkeypatch.setenv(name, value)
+    share = ShufflerSettings.load().max_node_share
+    nodes = re.search(r"RIFFLE_NODES:-(\d+)", COMPOSE)
+    assert nodes is not None
+    for fewest in (8, int(nodes[1])):  # 8: what the README asks for
+        assert share < 1 and all(fewest * share_slots(share, n) >= n for n in range(2, 5_000))
 
 
 def test_the_nodes_have_what_the_demo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
