@@ -328,8 +328,16 @@ def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signa
 
 def _verify(public_key: bytes, message: bytes, signature: str, whose: str) -> None:
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(bytes.fromhex(signature), message)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(_digits(signature), message)
     except (InvalidSignature, ValueError) as error:
         raise RemoteError(
             "bad-signature", f"{whose} signature of the descriptor does not verify"
         ) from error
+
+
+def _digits(signature: str) -> bytes:
+    """Of lower-case digits only, as in `SignedDescriptor`; `bytes.fromhex` takes blanks as well."""
+    data = bytes.fromhex(signature)
+    if data.hex() != signature:
+        raise ValueError(signature)
+    return data

@@ -116,5 +116,6 @@ def problem_document(body: bytes) -> dict[str, Any]:
 
 def slug_of(document: dict[str, Any]) -> str:
     """The slug of a peer's problem document; ``internal`` when it is not one of ours."""
-    slug = str(document.get("type", "")).removeprefix(URN)
+    kind = document.get("type")
+    slug = kind.removeprefix(URN) if isinstance(kind, str) else ""
     return slug if slug in PROBLEMS else "internal"

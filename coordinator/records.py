@@ -11,6 +11,7 @@ from sqlalchemy import Row
 
 from common.counters import Ints
 from common.descriptor import BatchDescriptor, parse
+from common.errors import LocalError
 from coordinator.estimate import ValueEstimate
 from coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
 from coordinator.ledger import Spend
@@ -187,13 +188,24 @@ def json_float(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+HISTOGRAM_ITEM_BYTES = 8
+
+
 def pack(histogram: Ints) -> bytes:
     """A histogram as bytes: little-endian 64-bit integers."""
     return histogram.astype("<i8").tobytes()
 
 
 def unpack(data: bytes) -> Ints:
-    """The histogram of `pack`."""
+    """The histogram of `pack`.
+
+    Raises:
+        LocalError: ``unavailable``: the store is damaged.
+    """
+    if len(data) % HISTOGRAM_ITEM_BYTES:
+        raise LocalError(
+            "unavailable", f"the store is damaged: a histogram of {len(data)} bytes; restore a copy"
+        )
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
 

@@ -21,13 +21,14 @@ from typing import Any, Self
 
 import httpx
 
-from common.errors import LocalError
+from common.errors import LocalError, RemoteError
 from common.plugins import nearest
 from coordinator.specs import ManualDeployment, RunSpec, Truth
 from deploy.network import TOKEN_FILE, URL_FILE, operator_client, refusal
 
 COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5
+MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
 LAST_EVENTS = {"run_finished", "run_failed", "run_stopped"}
 
@@ -83,8 +84,7 @@ class Operator:
 
     def runs(self) -> list[Answer]:
         """All runs, oldest first."""
-        found: list[Answer] = self._ask("GET", "/v1/runs")["runs"]
-        return found
+        return self._list("/v1/runs", "runs")
 
     def run(self, run_id: str) -> Answer:
         """One run and how far it is."""
@@ -138,8 +138,7 @@ class Operator:
 
     def deployments(self, run_id: str) -> list[Answer]:
         """All deployments in order, with their mixtures, without their counts."""
-        found: list[Answer] = self._ask("GET", f"/v1/runs/{run_id}/deployments")["deployments"]
-        return found
+        return self._list(f"/v1/runs/{run_id}/deployments", "deployments")
 
     def deployment(self, run_id: str, index: int) -> Answer:
         """A deployment with its private counts and the mixture's value estimate."""
@@ -147,8 +146,7 @@ class Operator:
 
     def stages(self, run_id: str) -> list[Answer]:
         """Finished stages."""
-        found: list[Answer] = self._ask("GET", f"/v1/runs/{run_id}/stages")["stages"]
-        return found
+        return self._list(f"/v1/runs/{run_id}/stages", "stages")
 
     def ledger(self, run_id: str) -> Answer:
         """What was spent."""
@@ -173,8 +171,7 @@ class Operator:
 
     def keys(self) -> list[Answer]:
         """The analyzer's keys, oldest first, without their private halves."""
-        found: list[Answer] = self._ask("GET", "/v1/keys")["keys"]
-        return found
+        return self._list("/v1/keys", "keys")
 
     def make_key(self) -> Answer:
         """A pending analyzer key; the one that is pending already, if any."""
@@ -215,11 +212,7 @@ class Operator:
                 if line:
                     fields[name] = value.strip()
                 elif "data" in fields:
-                    yield {
-                        "id": fields.get("id", "0"),
-                        "kind": fields.get("event", ""),
-                        "data": json.loads(fields["data"]),
-                    }
+                    yield _event(fields)
                     fields = {}
 
     def _wait_alive(self, cause: httpx.HTTPError) -> None:
@@ -237,8 +230,13 @@ class Operator:
                 return
 
     def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
-        document: Answer = self._request(method, path, content).json()
-        return document
+        return _object(self._request(method, path, content).content)
+
+    def _list(self, path: str, name: str) -> list[Answer]:
+        found = self._ask("GET", path).get(name)
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise RemoteError("malformed", f"the coordinator's answer has no list of {name}")
+        return found
 
     def _request(self, method: str, path: str, content: str | None) -> httpx.Response:
         try:
@@ -251,3 +249,21 @@ class Operator:
         if answer.is_error:
             raise refusal(answer, "the coordinator")
         return answer
+
+
+def _event(fields: dict[str, str]) -> Answer:
+    number = fields.get("id", "0")
+    if not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
+        raise RemoteError("malformed", f"the coordinator numbers an event {number!r}")
+    data = _object(fields["data"].encode())
+    return {"id": number, "kind": fields.get("event", ""), "data": data}
+
+
+def _object(text: bytes) -> Answer:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RemoteError("malformed", "the coordinator's answer is not JSON") from error
+    if not isinstance(document, dict):
+        raise RemoteError("malformed", "the coordinator's answer is not a JSON object")
+    return document

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from common.descriptor import first_fault
 from common.errors import LocalError
 from experiments.figures.catalogue import Value
 
@@ -57,6 +60,9 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+_ROW = TypeAdapter(Row)
+
+
 class Rows:
     """The rows of one results folder."""
 
@@ -99,16 +105,16 @@ class Rows:
 def _read(file: Path) -> list[Row]:
     if not file.exists():
         return []
-    *lines, last = file.read_text().split("\n")
+    *lines, last = file.read_bytes().split(b"\n")
     if last:  # cut short: no newline was written after it
-        file.write_text("".join(line + "\n" for line in lines))
-    return [_row(json.loads(line)) for line in lines]
+        file.write_bytes(b"".join(line + b"\n" for line in lines))
+    return [_row(file, number, line) for number, line in enumerate(lines, 1)]
 
 
-def _row(document: dict[str, object]) -> Row:
-    known = document | {
-        name: tuple(values)
-        for name in ("episodes", "regret")
-        if isinstance(values := document[name], list)
-    }
-    return Row(**known)  # type: ignore[arg-type]  # what `append` wrote
+def _row(file: Path, number: int, line: bytes) -> Row:
+    try:
+        return _ROW.validate_json(line, strict=True)
+    except ValidationError as error:
+        raise LocalError(
+            "malformed", f"{file}, line {number}, is no result ({first_fault(error)}); remove it"
+        ) from error

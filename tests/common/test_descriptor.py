@@ -123,6 +123,8 @@ def test_signatures_verify_and_do_not_cross_protocol_steps() -> None:
         lambda: d.verify_deposit(PUBLIC, data, counter),
         lambda: d.verify_deposit(PUBLIC, data, ""),
         lambda: d.verify_deposit(PUBLIC, data, "zz"),
+        lambda: d.verify_deposit(PUBLIC, data, deposit.upper()),
+        lambda: d.verify_deposit(PUBLIC, data, f" {deposit}"),
         lambda: d.verify_deposit(bytes(32), data, deposit),
         lambda: d.verify_countersign(PUBLIC, context.digest, b"\x01" + bytes(31), counter),
         lambda: d.verify_countersign(PUBLIC, bytes(32), batch_key, counter),

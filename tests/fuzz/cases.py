@@ -1,0 +1,363 @@
+"""Decoders of all roles, each with inputs it accepts and the errors it may refuse others with."""
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_type_hints
+
+import httpx
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import TypeAdapter, ValidationError
+
+from common import wire
+from common.at_rest import AtRest
+from common.counters import CounterLayout, Sizes
+from common.descriptor import (
+    Document,
+    SignedDescriptor,
+    parse,
+    serialize,
+    sign_deposit,
+    verify_deposit,
+)
+from common.errors import LocalError, RemoteError
+from common.hpke import KeyPair, SealBroken, open_histogram, open_sealed, seal, seal_indices
+from common.noise import Padding, Trust
+from common.pins import pinned
+from common.randomness import SeededRandomness
+from common.workflow import Symbols, encode
+from coordinator import shuffler_api as coordinators
+from coordinator.analyzer import open_messages
+from coordinator.keys import KeyRing
+from coordinator.records import pack, unpack
+from coordinator.runs_api import _known_index, follow_events
+from coordinator.specs import ManualDeployment, RunSpec, Truth, read_document
+from deploy.operator import Operator
+from experiments.figures.rows import Row, Rows
+from node_client import shuffler_api as nodes
+from node_client.environments.file import load
+from node_client.settings import Settings as NodeSettings
+from shuffler.vault import BatchSecret, Vault
+from tests.common.descriptors import ONE_MESSAGE, descriptor
+from tests.coordinator.world import SMALL
+
+KEY = KeyPair.generate()
+SEALED = seal_indices(KEY.public, b"info", np.arange(3), 2)
+ID, KEY_HEX, SIGNATURE = "0" * 32, "1" * 64, "2" * 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decoder, inputs it accepts, and the errors it may refuse others with."""
+
+    decode: Callable[[bytes], object]
+    valid: tuple[bytes, ...]
+    refusals: tuple[type[Exception], ...] = (RemoteError,)
+
+
+def document(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def answered_to_a_node(kind: type[Document], valid: bytes) -> Callable[[bytes], object]:
+    """How a node reads an answer of the shuffler's, whatever its status."""
+
+    def decode(body: bytes) -> object:
+        checksum = zlib.crc32(body)
+        status = 200 if body == valid or checksum % 2 else 400 + checksum % 200
+        return nodes._read((httpx.Response(status), body), kind, lambda _: True)
+
+    return decode
+
+
+def answered_to_the_coordinator(kind: type[Document]) -> Callable[[bytes], object]:
+    def decode(body: bytes) -> object:
+        header = {"Retry-After": body[:5_000].decode("ascii", "replace").translate(PRINTABLE)}
+        return (
+            coordinators._read(kind, httpx.Response(200, content=body)),
+            coordinators._refusal(httpx.Response(503, content=body, headers=header)),
+        )
+
+    return decode
+
+
+AT_A_NODE: tuple[type[Exception], ...] = (RemoteError, nodes._TryAgain)
+PRINTABLE = dict.fromkeys([*range(32), 127, 0xFFFD], "1")
+
+
+def in_a_file(folder: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    file = folder / "input"
+
+    def decode(data: bytes) -> object:
+        file.write_bytes(data)
+        return read(file)
+
+    return decode
+
+
+def node_settings(folder: Path, **files: Path) -> NodeSettings:
+    credentials = folder / "credentials.json"
+    credentials.write_bytes(CREDENTIALS)
+    given: dict[str, object] = {"credentials_file": credentials, **files}
+    return NodeSettings.model_construct(**given)  # type: ignore[arg-type]
+
+
+CREDENTIALS = json.dumps([{"node_id": ID, "token": "t" * 43}]).encode()
+MDP = document(
+    horizon=2, P=[[[1.0, 0.0]], [[0.5, 0.5]]], r=[[0.0], [1.0]], d1=[0.25, 0.75]
+)  # fmt: skip
+SIGNED = document(
+    descriptor=serialize(descriptor()).decode(),
+    coordinator_signature=SIGNATURE,
+    batch_key=KEY_HEX,
+    shuffler_signature=SIGNATURE,
+)
+STATUS = document(batch_id=ID, state="sealed", n=8, episodes=9)
+LEASES = document(
+    leases=[{"user": ID, "slot": 1, "lease": ID, "expires_at": 2}],
+    refused=[{"user": ID, "problem": "late"}],
+)
+UPLOADED = document(results=[{"lease": ID, "outcome": "accepted"}])
+POLICY = [[[0, 1], [1, 0]]]
+TRUTH = document(
+    optimal_value=1.5, values=[{"deployment": 0, "value": 1.0}, {"deployment": 1, "value": 0}]
+)
+CONSERVATION = document(
+    batch_id=ID,
+    state="sealed",
+    n=8,
+    messages_a_report=3,
+    accepted=8,
+    held=8,
+    dropped={"expired": 0},
+    messages={"accepted": 24, "held": 24, "forwarded": 0, "dropped": 0},
+    upload_seconds={"uploads": 8, "p50": 0.1, "p95": 0.2, "p99": 0.3},
+    balanced=True,
+)
+
+
+def answered_to_the_operator(
+    status: int, ask: Callable[[Operator], object]
+) -> Callable[[bytes], object]:
+    body = b""
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, content=body)
+
+    client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://127.0.0.1")
+
+    def decode(data: bytes) -> object:
+        nonlocal body
+        body = data
+        return ask(Operator(client))
+
+    return decode
+
+
+def refused(operator: Operator) -> RemoteError:
+    with pytest.raises(RemoteError) as caught:
+        operator.run(ID)
+    return caught.value
+
+
+def in_a_header(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: read(data.decode("latin-1"))
+
+
+def signed_deposit(signature: str) -> SignedDescriptor:
+    """What the shuffler makes of a deposit's signature that verifies."""
+    verify_deposit(SIGNER.public_key().public_bytes_raw(), DEPOSIT, signature)
+    fields = json.loads(SIGNED) | {"coordinator_signature": signature}
+    return SignedDescriptor(**fields)
+
+
+SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+DEPOSIT = serialize(descriptor())
+SIGNED_DEPOSIT = sign_deposit(SIGNER.private_bytes_raw(), DEPOSIT).encode()
+PROBLEM = RemoteError("wrong-state", "the run is over")
+EVENTS = b'id: 1\nevent: run_started\ndata: {"run": "1", "at": 1.5}\n\n' + (
+    b'id: 2\nevent: run_finished\ndata: {"run": "1", "at": 2}\n\n'
+)
+RUNS = document(runs=[{"id": ID, "name": "a run"}])
+ROW = json.dumps(
+    asdict(Row("a run", 3, "0" * 16, None, (1.0,), (0.5,), constants={"c": 1}))
+).encode()
+
+
+class NotCountedError(Exception):
+    """The analyzer counted a message as failed."""
+
+
+def one_message(trust: Trust) -> Case:
+    """What is inside a report of the workflows that send one message, as the analyzer reads it."""
+    layout = CounterLayout(Sizes(3, 1, 1), "joint")
+    size = Symbols.of(trust, layout).size
+    noise = descriptor(**ONE_MESSAGE[trust]).to_noise()
+    valid = encode(layout, noise, Padding(1, 0), None, SeededRandomness.keyed(0, trust))
+
+    def decode(plaintext: bytes) -> object:
+        fitted = plaintext[:size].ljust(size, b"\xff")
+        sealed = seal(KEY.public, b"info", fitted)
+        histogram, failed = open_messages(KEY.private, b"info", sealed, trust, layout)
+        assert histogram[-1] + failed == 1
+        if failed:
+            raise NotCountedError
+        return histogram
+
+    return Case(decode, (bytes(valid.tolist()),), (NotCountedError,))
+
+
+def at_rest(folder: Path) -> dict[str, Case]:
+    """Files of keys, sealed by a storage key and in clear."""
+    sealing, vault = AtRest(bytes(32)), Vault(folder / "secrets", AtRest(None))
+    vault.put(ID, BatchSecret.generate())
+    (secret,) = (folder / "secrets").iterdir()
+    ring = KeyRing(folder / "keys", AtRest(None), lambda: 1.0)
+    ring.init()
+    private, states = sorted((folder / "keys").glob("*.*"))
+
+    def into(file: Path, read: Callable[[], object]) -> Case:
+        def decode(data: bytes) -> object:
+            file.write_bytes(data)
+            return read()
+
+        return Case(decode, (file.read_bytes(),), (LocalError,))
+
+    def check() -> None:
+        KeyRing(folder / "keys", AtRest(None), lambda: 1.0).check()
+
+    return {
+        "file at rest": Case(
+            lambda data: sealing.open(data, "key"), (sealing.seal(b"key", "key"),), (LocalError,)
+        ),
+        "batch secret": into(secret, lambda: vault.get(ID)),
+        "analyzer key": into(private, check),
+        "analyzer key states": into(states, check),
+    }
+
+
+def documents() -> dict[str, Case]:
+    """What is sent to the services."""
+    return {
+        "truth": Case(lambda body: read_document(Truth, body), (TRUTH,)),
+        "descriptor": Case(
+            parse, (serialize(descriptor()), serialize(descriptor(layer=1, data_slots=1)))
+        ),
+        "frames": Case(lambda body: list(wire.frames(body, 300)), (bytes(316), bytes(632))),
+        "run spec": Case(lambda body: read_document(RunSpec, body), (document(**SMALL),)),
+        "manual deployment": Case(
+            lambda body: read_document(ManualDeployment, body),
+            (
+                document(policy=POLICY[0], episodes=5),
+                document(policies=POLICY * 2, probabilities=[0.5, 0.5], episodes=5),
+            ),
+        ),
+        "lease request": Case(
+            lambda body: read_document(wire.LeaseRequest, body), (document(users=[ID]),)
+        ),
+        "enrolment": Case(
+            lambda body: read_document(wire.EnrolRequest, body), (document(name="n", users=3),)
+        ),
+        "acknowledgement": Case(
+            lambda body: read_document(wire.Acknowledgement, body),
+            (document(messages_sha256=KEY_HEX),),
+        ),
+    }
+
+
+def sealed() -> dict[str, Case]:
+    """What is encrypted on the wire, opened."""
+    return {
+        "local report": one_message("local"),
+        "central report": one_message("central"),
+        "sealed report": Case(
+            lambda data: open_sealed(KEY.private, b"info", data),
+            (seal(KEY.public, b"info", SEALED),),
+            (SealBroken,),
+        ),
+        "messages": Case(
+            lambda data: open_histogram(KEY.private, b"info", data, 2, 5), (SEALED,), (ValueError,)
+        ),
+    }
+
+
+def answers() -> dict[str, Case]:
+    """What services answer to nodes, coordinator and operator."""
+    either = (RemoteError, LocalError)
+    return {
+        "coordinator: conservation": Case(
+            answered_to_the_coordinator(wire.Conservation), (CONSERVATION,), either
+        ),
+        "coordinator: status": Case(
+            answered_to_the_coordinator(wire.BatchStatus), (STATUS,), either
+        ),
+        "node: descriptor": Case(
+            answered_to_a_node(SignedDescriptor, SIGNED), (SIGNED,), AT_A_NODE
+        ),
+        "node: leases": Case(answered_to_a_node(wire.LeaseReply, LEASES), (LEASES,), AT_A_NODE),
+        "node: uploaded": Case(
+            answered_to_a_node(wire.UploadReply, UPLOADED), (UPLOADED,), AT_A_NODE
+        ),
+        "operator: events": Case(
+            answered_to_the_operator(200, lambda operator: list(operator.events(ID, follow=False))),
+            (EVENTS,),
+        ),
+        "operator: runs": Case(answered_to_the_operator(200, Operator.runs), (RUNS,)),
+        "operator: problem": Case(
+            answered_to_the_operator(409, refused), (document(**PROBLEM.document()),), ()
+        ),
+    }
+
+
+def headers() -> dict[str, Case]:
+    """What headers say."""
+    index = TypeAdapter(get_type_hints(follow_events, include_extras=True)["last_event_id"])
+    return {
+        "Retry-After": Case(
+            in_a_header(lambda text: nodes.retry_after(text, datetime(2026, 1, 1, tzinfo=UTC))),
+            (b"120", b"Fri, 31 Dec 1999 23:59:59 GMT"),
+            (),
+        ),
+        "If-None-Match": Case(in_a_header(_known_index), (b'"3"', b'W/"12"', b"*"), ()),
+        "Last-Event-ID": Case(
+            in_a_header(index.validate_python), (b"0", b"17"), (ValidationError,)
+        ),
+        "signature": Case(in_a_header(signed_deposit), (SIGNED_DEPOSIT,)),
+    }
+
+
+def files(folder: Path) -> dict[str, Case]:
+    """What is read from files and stores."""
+    return {
+        **at_rest(folder),
+        "pins": Case(
+            in_a_file(folder, pinned), (f"{KEY_HEX} # a key\n{ID * 2}\n".encode(),), (LocalError,)
+        ),
+        "MDP file": Case(in_a_file(folder, load), (MDP,), (LocalError,)),
+        "users file": Case(
+            in_a_file(folder, lambda file: node_settings(folder, users_file=file).users()),
+            (json.dumps({ID: [KEY_HEX[:32], ID]}).encode(),),
+            (LocalError,),
+        ),
+        "credentials file": Case(
+            in_a_file(
+                folder, lambda file: node_settings(folder, credentials_file=file).credentials()
+            ),
+            (CREDENTIALS,),
+            (LocalError,),
+        ),
+        "rows of figures": Case(
+            in_a_file(folder, Rows), (ROW + b"\n", 2 * (ROW + b"\n")), (LocalError,)
+        ),
+        "histogram": Case(unpack, (pack(np.arange(5)), b""), (LocalError,)),
+    }
+
+
+def cases(folder: Path) -> dict[str, Case]:
+    """Every decoder of the roles, by name."""
+    return {**documents(), **sealed(), **answers(), **headers(), **files(folder)}
