@@ -1,7 +1,7 @@
 """Private counts and the confidence set of Eq. 3.1 of 004.
 
 Counts: the noisy N(x,a,x'), N(x,a) of a Privatizer of precision E (every noise within E / 4) become
-N~ by Eq. 5.1 (closed form, `coordinator.postprocess.project`) and the add-on Eq. 5.2. Then
+N~ by Eq. 5.1 (closed form, `coordinator.postprocess.nearest`) and the add-on Eq. 5.2. Then
 
     P~(x'|x,a) = N~(x,a,x') / N~(x,a)  (uniform where N~(x,a) = 0),
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
@@ -33,7 +33,7 @@ import numpy as np
 
 from coordinator.learning.adversarial.layered import BoolArray, Layers
 from coordinator.learning.learner import FloatArray
-from coordinator.postprocess import project
+from coordinator.postprocess import nearest
 
 MARGIN = 1e-6
 _NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
@@ -69,7 +69,7 @@ class Box:
 def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
     """Eq. 5.1 and 5.2 on noisy counts (H, W, A, W) and (H, W, A)."""
     c = np.where(layers.cells, transitions, _NEVER)
-    n = project(c, visits * layers.pairs, E / 4).n + E / (2 * layers.successors[..., None])
+    n = nearest(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
     n *= layers.cells
     return Counts(n, n.sum(axis=-1), E)
 
