@@ -50,6 +50,7 @@ from coordinator.learning.schedule import Schedule, Stage, of_problem
 from coordinator.postprocess import precision
 
 MOST_AUXILIARY = 512
+"""Most policies of pi_0 in a mixture, all of which a descriptor lists."""
 MOST_REMEMBERED = 1_000_000
 """Most counters of batches that `memory` keeps: five batches of X=50, A=4, H=20."""
 
