@@ -16,9 +16,9 @@ from coordinator.learning.learner import StageResult
 from coordinator.learning.sdp_pe import SDPPE
 from coordinator.registry import problem
 from coordinator.specs import RunSpec
+from experiments.per_episode import mechanism_of
 from experiments.regret import optimal_value, suboptimality
 from experiments.simulator import private_counts
-from experiments.study import mechanism_of
 from node_client.environments.registry import exact_mdp, make
 
 BAR_SECONDS = 60.0

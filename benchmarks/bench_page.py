@@ -32,6 +32,8 @@ from tests.page.seed import SPEC, Seeded, descriptor, seed, seeded_id
 
 RUNS, DEPLOYMENTS, N = 50, 2000, 1000
 SECONDS, RATE = 8, 20
+BAR_PAINT, BAR_FRAME = 1000, 50
+"""Milliseconds. Frames of a busy machine are late for reasons that are not the page's."""
 FRAMES = """(seconds) => new Promise((done) => {
   const times = [];
   const end = performance.now() + 1000 * seconds;
@@ -96,10 +98,11 @@ def reopen(url: str, run_id: str) -> None:
     engine.dispose()
 
 
-def measure(page: Page, address: str, run: str) -> None:
-    """Print what a reader waits for."""
+def measure(page: Page, address: str, run: str) -> float:
+    """Print what a reader waits for; milliseconds to the first paint of a cold profile."""
     page.goto(address)
-    print(f"first contentful paint, cold: {page.evaluate(PAINT):.0f} ms")
+    paint = float(page.evaluate(PAINT))
+    print(f"first contentful paint, cold: {paint:.0f} ms")
     started = time.perf_counter()
     page.get_by_label("Operator's token").fill(TOKEN)
     page.get_by_role("button", name="Enter").click()
@@ -115,6 +118,7 @@ def measure(page: Page, address: str, run: str) -> None:
     print(f"band over {RUNS} runs: {1000 * (time.perf_counter() - started):.0f} ms")
     print(f"reload, first contentful paint: {reloaded(page):.0f} ms")
     expect(page.locator("#truth")).to_contain_text(f"over {RUNS} runs", timeout=30_000)
+    return paint
 
 
 def reloaded(page: Page) -> float:
@@ -138,20 +142,24 @@ def main() -> None:
         path = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         page = browser.new_page(viewport={"width": 1440, "height": 900})
-        measure(page, address, run)
+        paint = measure(page, address, run)
         thread = threading.Thread(target=grow, args=(url, app, growing, stop))
         thread.start()
         frames = np.array(page.evaluate(FRAMES, SECONDS))
         stop.set()
         thread.join()
         p50, p95, p99 = np.percentile(frames, [50, 95, 99])
-        late = int((frames > 50).sum())
+        late = int((frames > BAR_FRAME).sum())
         print(
             f"{len(frames)} frames in {SECONDS} s, {RATE} deployments a second: p50 {p50:.0f}, "
-            f"p95 {p95:.0f}, p99 {p99:.0f}, longest {frames.max():.0f} ms; {late} above 50 ms"
+            f"p95 {p95:.0f}, p99 {p99:.0f}, longest {frames.max():.0f} ms; "
+            f"{late} above {BAR_FRAME} ms"
         )
         browser.close()
     shutil.rmtree(folder)
+    met = paint < BAR_PAINT and not late
+    missed = f"a bar is missed: paint within {BAR_PAINT} ms, every frame within {BAR_FRAME} ms"
+    raise SystemExit(0 if met else missed)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Two runs have a batch open; where there are two coordinators, each drives the ru
 Reports are sealed before the clock starts. Uploading ends with the last answer; opening lasts from
 then until the coordinators have counted both batches. Beside it the processor seconds of each role
 and of this process, which sends: where they add up to the cores' wall time, no replica can add
-anything.
+anything, so the bar, two replicas of PostgreSQL at `BAR` times one, holds only where they do not.
 """
 
 import json
@@ -38,6 +38,7 @@ from node_client.sealing import SealKeys, pack, seal_reports
 from tests import postgres
 
 NODES, SENDERS, ROUNDS = 16, 8, 2
+BAR, SATURATED = 1.5, 0.9
 PARAMETERS: dict[str, Any] = {"states": 4, "horizon": 6}
 SETS = {"SQLite, one": ("", 1), "PostgreSQL, one": ("pg", 1), "PostgreSQL, two": ("pg", 2)}
 RUNS = ("1b" * 16, "2c" * 16)
@@ -152,13 +153,21 @@ def measure(network: LocalNetwork, n: int) -> dict[str, float]:
 def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, 2 batches of {n} reports")
+    best: dict[str, float] = dict.fromkeys(SETS, 0.0)
+    busy = 0.0
     with postgres.cluster(postgres.DURABLE) as cluster:
         for _ in range(ROUNDS):
             for name, (engine, replicas) in SETS.items():
                 with running(cluster, engine, replicas) as network:
                     found = measure(network, n)
+                best[name] = max(best[name], found["uploads/s"])
+                busy = max(busy, found["cpu of wall"])
                 told = ", ".join(f"{what} {value:.1f}" for what, value in found.items())
                 print(f"{name}: {told}", flush=True)
+    ratio, cores = best["PostgreSQL, two"] / best["PostgreSQL, one"], len(os.sched_getaffinity(0))
+    print(f"uploads/s, two over one: {ratio:.2f}; {busy:.2f} of {cores} cores at work")
+    met = ratio >= BAR or busy >= SATURATED * cores
+    raise SystemExit(0 if met else f"a bar is missed: two at {BAR} times one, or all cores at work")
 
 
 if __name__ == "__main__":

@@ -60,11 +60,6 @@ class Noise:
         return math.ldexp(self.p_numerator, -self.p_log2)
 
     @property
-    def exact_p(self) -> Fraction:
-        """Probability of a 1 as a fraction."""
-        return Fraction(self.p_numerator, 2**self.p_log2)
-
-    @property
     def term(self) -> float:
         """Bits are terms of size at most one (`BatchNoise`)."""
         return 1.0

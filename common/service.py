@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -100,6 +101,12 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unexpected)
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """OpenAPI of a JSON body that a route reads by hand, because it is bounded."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def read_body(request: Request, limit: int) -> bytes:

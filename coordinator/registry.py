@@ -114,10 +114,10 @@ def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learne
 
 
 def pe(problem: Problem, preset: str, options: Options) -> Learner:
-    """Policy elimination that expects no noise: SDP-PE for a population that is not protected.
+    """For the simulator: SDP-PE that expects no noise, for a population that is not protected.
 
-    For the simulator (`experiments.per_episode.run`). Nodes add noise all the same: on the services
-    it is as private as its batches, and merely wrong about how much noise there is.
+    Nodes add noise all the same: on the services it is as private as its batches, and merely wrong
+    about how much noise there is.
     """
     return SDPPE(replace(problem, noise=_no_noise), _constants(preset, options))
 

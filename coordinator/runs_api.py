@@ -4,14 +4,14 @@ They only translate; see `coordinator.runs`. Long polls end after 30 seconds at 
 """
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from common.descriptor import MAX_EXACT, Document
+from common.descriptor import MAX_EXACT
 from common.errors import RemoteError
-from common.service import MAX_JSON_BYTES, read_body
+from common.service import MAX_JSON_BYTES, read_body, takes
 from coordinator import reports, views
 from coordinator.access import Service, authorized
 from coordinator.conservation import conservation_view, records
@@ -30,16 +30,10 @@ Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="second
 router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
 
 
-def _body(kind: type[Document]) -> dict[str, Any]:
-    """OpenAPI's description of a body that we read ourselves, bounded and strict."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 # -- runs ---------------------------------------------------------------------------------------
 
 
-@router.post("", status_code=201, openapi_extra=_body(RunSpec))
+@router.post("", status_code=201, openapi_extra=takes(RunSpec))
 async def create_run(request: Request, service: Service) -> views.RunView:
     """Create a run and start it. With the same run_id and spec again, the same run."""
     spec = read_document(RunSpec, await read_body(request, MAX_JSON_BYTES))
@@ -95,7 +89,7 @@ async def list_deployments(run_id: str, service: Service) -> views.DeploymentsVi
     return views.DeploymentsView(deployments=[reports.progress_view(row) for row in rows])
 
 
-@router.post("/{run_id}/deployments", status_code=201, openapi_extra=_body(ManualDeployment))
+@router.post("/{run_id}/deployments", status_code=201, openapi_extra=takes(ManualDeployment))
 async def deploy(run_id: str, request: Request, service: Service) -> views.ProgressView:
     """Manual mode: deploy a policy or a mixture for a number of episodes."""
     body = await read_body(request, MAX_MIXTURE_BYTES)

@@ -88,6 +88,11 @@ def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
 
 def _band(curves: list[Floats]) -> Band:
     array = np.array(curves)
-    mean, sd = array.mean(axis=0), array.std(axis=0, ddof=1)
-    half = stats.t.ppf((1 + LEVEL) / 2, len(array) - 1) * sd / np.sqrt(len(array))
+    mean, half = array.mean(axis=0), student(array.std(axis=0, ddof=1), len(array))
     return Band(mean, mean - half, mean + half)
+
+
+def student(sd: Floats, count: int) -> Floats:
+    """Half of the interval of a mean of ``count`` values, two or more, of standard deviation sd."""
+    half: Floats = stats.t.ppf((1 + LEVEL) / 2, count - 1) * sd / np.sqrt(count)
+    return half

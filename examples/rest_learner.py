@@ -40,6 +40,8 @@ def outside(api: httpx.Client, run: dict[str, Any]) -> Policy:
         answer = api.post(path, json={"policy": policy, "episodes": episodes})
         index = answer.raise_for_status().json()["index"]
         while (found := api.get(f"{path}/{index}").raise_for_status().json())["counts"] is None:
+            if found["state"] in ("abandoned", "rejected"):  # so it is too when the run fails
+                raise SystemExit(f"batch {index} is {found['state']}; see riffle show {run['id']}")
             time.sleep(0.2)
         print(f"{episodes} episodes: {found['value_estimate']}")
         return float(found["value_estimate"]["value"])

@@ -42,7 +42,7 @@ from coordinator.planning import calibrated
 from coordinator.registry import Registry
 from coordinator.specs import Option, RunSpec
 from experiments.regret import optimal_value, policy_value
-from experiments.simulator import Mechanism, simulate
+from experiments.simulator import Calibrate, Mechanism, simulate
 from node_client.environments.tabular import TabularMDP
 
 PER_EPISODE: dict[str, Trust | None] = {
@@ -203,15 +203,21 @@ def _spec(
         raise LocalError("invalid-spec", first_fault(error)) from error
 
 
-def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) -> Result:
+def mechanism_of(spec: RunSpec) -> Calibrate:
+    """Noise and padding of every batch of a spec; none for the learner that is not private."""
+
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":
             return Mechanism(None, Padding(layout.data_slots, 0))
         made = calibrated(spec, n, layout.layer)
         return Mechanism(made.noise, made.padding)
 
+    return mechanism
+
+
+def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) -> Result:
     started = time.process_time()
-    done = simulate(mdp, Registry().build(spec), spec.families, mechanism, seed)
+    done = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), seed)
     seconds = time.process_time() - started
     # Within a deployment every episode loses the same, so the curve between them is a line.
     curve = np.interp(

@@ -16,20 +16,17 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from common.counters import CounterLayout
-from common.noise import Padding
 from coordinator.learning.enumeration import Model
 from coordinator.learning.learner import Learner
 from coordinator.learning.planning import plan
 from coordinator.learning.sdp_pe import SDPPE
-from coordinator.planning import calibrated
 from coordinator.registry import Registry
 from coordinator.specs import RunSpec
 from experiments.figures.bands import METHOD, student
-from experiments.per_episode import PER_EPISODE, Constant
+from experiments.per_episode import PER_EPISODE, Constant, mechanism_of
 from experiments.per_episode import run as run_per_episode
 from experiments.regret import optimal_value, policy_value
-from experiments.simulator import Calibrate, Mechanism, simulate
+from experiments.simulator import simulate
 from node_client.environments.registry import Parameter, exact_mdp, make
 from node_client.environments.tabular import TabularMDP
 
@@ -159,18 +156,6 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     # Several policies may be optimal, as states that the best one never meets leave a choice.
     kept = float(learner.phi.best(Model(mdp.P, mdp.r)).value)
     return learner.phi.contains(best.policy) or kept >= float(best.value) - 1e-9
-
-
-def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Noise and padding of every batch of a spec; none for the learner that is not private."""
-
-    def mechanism(layout: CounterLayout, n: int) -> Mechanism:
-        if spec.learner == "pe":
-            return Mechanism(None, Padding(layout.data_slots, 0))
-        made = calibrated(spec, n, layout.layer)
-        return Mechanism(made.noise, made.padding)
-
-    return mechanism
 
 
 def _every_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:

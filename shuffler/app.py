@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -25,6 +25,7 @@ from common.service import (
     Token,
     install_problem_handlers,
     read_body,
+    takes,
 )
 from common.tracing import Traced
 from common.wire import (
@@ -138,17 +139,11 @@ async def descriptor(batch_id: Hex16, core: Core, _node: Node) -> SignedDescript
     return await core.descriptor(batch_id)
 
 
-def _takes(model: type[Document]) -> dict[str, Any]:
-    """OpenAPI of a JSON body that is read by hand, because it is bounded."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
 _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
 
 
 @router.post(
-    "/v1/batches/{batch_id}/leases", response_model=LeaseReply, openapi_extra=_takes(LeaseRequest)
+    "/v1/batches/{batch_id}/leases", response_model=LeaseReply, openapi_extra=takes(LeaseRequest)
 )
 async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> Response:
     """Take slots for users."""
@@ -200,7 +195,7 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
 @router.post(
     "/v1/batches/{batch_id}/acknowledgement",
     dependencies=[CoordinatorOnly],
-    openapi_extra=_takes(Acknowledgement),
+    openapi_extra=takes(Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, core: Core) -> BatchStatus:
     """Acknowledge the messages; the batch is erased."""
@@ -215,7 +210,7 @@ async def abandon(batch_id: Hex16, core: Core, view: Seen) -> BatchStatus:
 
 
 @router.post(
-    "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=_takes(EnrolRequest)
+    "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=takes(EnrolRequest)
 )
 async def enrol(request: Request, core: Core) -> Enrolment:
     """Enrol a node; its token is shown once."""

@@ -13,7 +13,6 @@ of smaller losses is smaller, so delta of the composition is never above the tru
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +43,6 @@ class GridLosses:
     def loss(self) -> FloatArray:
         """Losses, shape (len(mass),)."""
         return self.index.astype(np.float64) * self.delta
-
-
-ToGrid = Callable[[Losses, float], GridLosses]
 
 
 def connect_the_dots(losses: Losses, delta: float) -> GridLosses:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
+from coordinator import truth
 from coordinator.learning.learner import FloatArray
 
-LEVEL = 0.95
 METHOD = "two-sided 95 % Student t over seeds"
 
 
@@ -32,7 +31,7 @@ def student(values: ArrayLike) -> Band:
     if S < 2:
         return Band(mean, mean, mean, np.zeros_like(mean))
     sd = np.asarray(array.std(axis=0, ddof=1))
-    half = stats.t.ppf((1 + LEVEL) / 2, S - 1) * sd / np.sqrt(S)
+    half = truth.student(sd, S)
     return Band(mean, mean - half, mean + half, sd)
 
 

@@ -25,6 +25,8 @@ from deploy.operator import Operator
 from deploy.presets import Preset
 from experiments.per_user import NEVER, NOBODY, batch_histogram
 from node_client.environments.registry import make
+from tests.coordinator.world import SMALL as TINY
+from tests.deploy.live import live_coordinator
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,6 +73,21 @@ def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
         assert_outside_learner_agrees(network, operator, Preset(spec, by_hand.environment))
     assert summary["episodes"] == 200
     assert summary["regret"] is not None
+
+
+def test_a_learner_outside_ends_when_its_batch_does_not_come_about(tmp_path: Path) -> None:
+    changes = {"learner": "manual", "batch_seconds": 1, "reissues": 0}
+    with live_coordinator(tmp_path) as (folder, shuffler), Operator.of(folder) as operator:
+        shuffler.fills = False
+        run = operator.create_run(RunSpec.model_validate(TINY | changes))
+        token = (folder / "operator" / "coordinator_token").read_text()
+        url = (folder / "operator" / "coordinator_url").read_text()
+        with (
+            operator_client(folder, url, token) as api,
+            pytest.raises(SystemExit, match="batch 0 is abandoned"),
+        ):
+            from_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
+        assert operator.run(run["id"])["state"] == "failed"
 
 
 def test_an_environment_of_gymnasium(tmp_path: Path) -> None:

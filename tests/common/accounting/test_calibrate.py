@@ -159,7 +159,7 @@ def test_the_papers_calibration_in_both_regimes() -> None:
 @given(st.integers(1, 10**9), st.integers(1, 10**7))
 def test_the_papers_noise_is_never_less_than_tau(n: int, tau: int) -> None:
     noise = paper_noise(n, tau)
-    assert n * noise.bits * noise.exact_p * 2 >= tau
+    assert 2 * n * noise.bits * noise.p_numerator >= tau * 2**noise.p_log2
     assert noise.bits == 1 or n <= tau
 
 

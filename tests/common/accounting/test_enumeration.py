@@ -53,7 +53,7 @@ def test_neighbours_that_move_fewer_counters_are_covered(N: int, p: Fraction) ->
 
 def capped_report(noise: Noise, counters: int, slots: int) -> Distribution:
     """Noise of one user over all counters when only the first `slots` 1-bits are kept."""
-    free = noisy_counts((0,) * counters, noise.bits, noise.exact_p)
+    free = noisy_counts((0,) * counters, noise.bits, Fraction(noise.p_numerator, 2**noise.p_log2))
     result: defaultdict[Outcome, Fraction] = defaultdict(Fraction)
     for ones, mass in free.items():
         kept, room = [], slots
