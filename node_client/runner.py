@@ -30,7 +30,6 @@ PAUSE_SECONDS = 0.25
 MOST_DOUBLINGS = 7  # of it, while the users' file fails: half a minute
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 KEPT_JOBS = 16
-UNWRITABLE_SECONDS = 5.0
 LATER_SECONDS = 10.0  # a node that holds its share of a batch asks again after this
 # About two seconds of sealing: a lease of one minute never runs out while its users wait.
 LEASED_MESSAGES = 20_000
@@ -117,15 +116,7 @@ class Runner:
         granted = 0
         while waiting and not stop.is_set():
             job, free = waiting.popleft()
-            try:
-                leases = await self._lease_and_submit(job, free)
-            except LocalError as error:
-                if error.slug != "unavailable":
-                    raise
-                # The disk is full: nobody is asked who cannot be marked as asked.
-                self._note(node, error)
-                await asyncio.sleep(UNWRITABLE_SECONDS)
-                return False
+            leases = await self._lease_and_submit(job, free)
             granted += leases or 0
             if leases is None or 0 < leases < free:
                 waiting.append((job, free - (leases or 0)))
@@ -170,6 +161,8 @@ class Runner:
         try:
             left = await self._ask(node, job, free)
         except LocalError as error:  # of the users' file; who was not marked is not asked
+            if error.slug != "unavailable":
+                raise
             self._failures += 1
             JOURNAL.problem("users-file", error)
             return 0

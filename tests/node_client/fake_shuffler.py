@@ -128,9 +128,8 @@ class FakeShuffler:
             if problem is not None:
                 refused.append({"user": user, "problem": problem})
                 continue
-            held = (one for one, (name, *_) in batch.leases.items() if name == user)
-            lease = next(held, f"{len(batch.leases):032x}")
-            batch.leases.setdefault(lease, (user, len(batch.leases), node))
+            lease = f"{len(batch.leases):032x}"
+            batch.leases[lease] = (user, len(batch.leases), node)
             self.served.setdefault(node, set()).add(user)
             entry = {"user": user, "slot": batch.leases[lease][1], "lease": lease}
             granted.append(entry | {"expires_at": self.lease_ends})

@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,29 +219,6 @@ def test_a_restarted_node_asks_nobody_twice(tmp_path: Path) -> None:
     assert totals.accepted == world.N
     assert len(fake.reported) == 2 * world.N
     assert first < fake.reported
-
-
-def test_a_full_disk_asks_nobody_and_does_not_end_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = shuffler()
-    fake.deposit(world.signed())
-    mark, refused = Users.mark_asked, 0
-
-    def full_at_first(users: Users, marked: Sequence[str]) -> None:
-        nonlocal refused
-        full = refused < 2 and bool(marked)
-        refused += full
-        users._database.execute(f"PRAGMA query_only = {full}")
-        try:
-            mark(users, marked)
-        finally:
-            users._database.execute("PRAGMA query_only = 0")
-
-    monkeypatch.setattr(Users, "mark_asked", full_at_first)
-    monkeypatch.setattr("node_client.runner.UNWRITABLE_SECONDS", 0.05)
-    totals, _ = asyncio.run(serve(fake, tmp_path))
-    assert (refused, totals.episodes, totals.accepted) == (2, world.N, world.N)
 
 
 def test_a_revoked_node_is_left_out_and_all_revoked_ends_the_process(tmp_path: Path) -> None:
