@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What CI runs: engine, base image, build, `docker compose up`, the run to its end, checks, clean up;
-# then two runs under faults (ci-faults.sh).
+# Containers from nothing: engine, base image, build, `docker compose up`, the run to its end, checks,
+# clean up; then two runs under faults (ci-faults.sh).
 #
 #   ci-compose.sh [plain] [faults] [replicas]      default: all three, in this order
 #
+# CI runs `plain faults`; `replicas` takes five minutes more and is run by hand.
 # Exit 0 if every check holds. Uses an engine that answers, or starts one (needs root then) and stops it.
 # RIFFLE_CI_SECONDS (default 480) bounds each wait for a run's end; RIFFLE_BASE and
 # RIFFLE_POSTGRES_BASE name base images to use as they are.
@@ -152,10 +153,12 @@ up_afresh() {
 }
 
 plain() {
+    as_process_1 compose.yaml shuffler coordinator nodes
     up_afresh
     wait_for_run
     check_result
     check_isolation
+    drain nodes coordinator shuffler
     say "plain: result and isolation are as promised"
 }
 

@@ -49,6 +49,15 @@ drain() {
     done
 }
 
+# From the next `up`, of these files: each of these services process 1 of its container, with no init.
+as_process_1() {
+    local files=$1
+    shift
+    printf 'services:\n' >"$work/pid-1.yaml"
+    printf '  %s: {init: false}\n' "$@" >>"$work/pid-1.yaml"
+    export COMPOSE_FILE=$files:$work/pid-1.yaml
+}
+
 run_is_on() {
     [ -n "$(docker compose ps --quiet --status running run)" ] || die "the run was over before the fault: $1"
 }
@@ -84,6 +93,8 @@ PYTHON
 }
 
 faults() {
+    # The shuffler keeps its init: within a container nobody can kill process 1.
+    as_process_1 compose.yaml coordinator nodes
     up_afresh
     kill_mid_batch shuffler
     say "every process of the shuffler was killed"
@@ -119,9 +130,8 @@ with create_engine(os.environ['RIFFLE_COORDINATOR_STORE_URL']).connect() as conn
 # order and comes back, one is killed and stays away.
 replicas() {
     local gone
-    printf 'services:\n' >"$work/pid-1.yaml"
-    printf '  %s: {init: false}\n' shuffler shuffler-2 coordinator coordinator-2 nodes >>"$work/pid-1.yaml"
-    export COMPOSE_FILE=compose.yaml:compose.postgres.yaml:$work/pid-1.yaml
+    as_process_1 compose.yaml:compose.postgres.yaml \
+        shuffler shuffler-2 coordinator coordinator-2 nodes
     if [ -z "${RIFFLE_POSTGRES_BASE:-}" ]; then
         export RIFFLE_POSTGRES_BASE=riffle-postgres-base:bookworm
         ./bootstrap-base.sh "$RIFFLE_POSTGRES_BASE" postgresql

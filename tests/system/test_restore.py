@@ -1,0 +1,113 @@
+"""What docs/operations.md says of copies of a store, rehearsed on live processes with SQLite."""
+
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from deploy.local import LocalNetwork
+from deploy.network import operator_client
+from deploy.operator import Operator
+from tests.system.agreement import assert_whole, seeded_network, seeded_spec
+
+EPISODES = 200
+Rows = list[tuple[object, ...]]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
+    folder = tmp_path_factory.mktemp("restore")
+    with LocalNetwork(seeded_network(folder, lease_seconds=3)) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(network: LocalNetwork) -> Iterator[Operator]:
+    client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
+    with Operator(client) as made:
+        yield made
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def store(network: LocalNetwork, role: str) -> Path:
+    return network.config.folder / "data" / role / f"{role}.sqlite"
+
+
+def rows(file: Path, query: str) -> Rows:
+    with closing(sqlite3.connect(file)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def online_copy(file: Path, copy: Path) -> None:
+    """What `sqlite3 FILE ".backup COPY"` does."""
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+
+
+def stop(network: LocalNetwork, role: str) -> None:
+    network.processes[role].terminate()
+    assert network.processes[role].wait(30) == 0
+
+
+def restore(file: Path, copy: Path) -> None:
+    """As the page says: log and index of the store that is replaced go with it."""
+    for old in file.parent.glob(f"{file.name}*"):
+        old.unlink()
+    shutil.copyfile(copy, file)
+
+
+def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_nothing_again(
+    network: LocalNetwork, operator: Operator, tmp_path: Path
+) -> None:
+    spec, file = seeded_spec(EPISODES), store(network, "coordinator")
+    run_id, older, newer = spec.run_id or "", tmp_path / "older", tmp_path / "newer"
+    nodes = network.processes["node"]
+    nodes.send_signal(signal.SIGSTOP)
+    try:
+        operator.create_run(spec)
+        until(lambda: operator.deployment(run_id, 0)["state"] == "open")
+        online_copy(file, older)
+    finally:
+        nodes.send_signal(signal.SIGCONT)
+    until(lambda: operator.deployment(run_id, 0)["state"] == "counted")
+    stop(network, "coordinator")
+    online_copy(file, newer)
+    released = "SELECT batch_id, messages_sha256 FROM batches WHERE messages_sha256 IS NOT NULL"
+    before = rows(store(network, "shuffler"), released)
+    restore(file, older)
+    network.start("coordinator")
+    network.wait_ready("coordinator")
+    until(lambda: operator.run(run_id)["state"] != "running")
+    run = operator.run(run_id)
+    assert run["state"] == "failed"
+    assert "is this an older copy of the store?" in run["message"]
+    spent = 'SELECT run_id, "index" FROM ledger'
+    assert rows(file, spent) == []
+    assert rows(newer, spent)[0] == (run_id, 0)
+    assert rows(store(network, "shuffler"), released) == before != []
+
+
+def test_a_copy_of_the_stopped_shufflers_store_goes_on(
+    network: LocalNetwork, operator: Operator, tmp_path: Path
+) -> None:
+    spec = seeded_spec(EPISODES, run_id="7a" * 16)
+    file, copy = store(network, "shuffler"), tmp_path / "copy"
+    operator.create_run(spec)
+    until(lambda: operator.deployment(spec.run_id or "", 0)["state"] == "counted")
+    stop(network, "shuffler")
+    online_copy(file, copy)
+    restore(file, copy)
+    network.start("shuffler")
+    list(operator.events(spec.run_id or ""))
+    assert_whole(operator, spec)
