@@ -6,6 +6,7 @@ All routes under /v1 need the operator's token; nobody else calls the coordinato
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import cast
 
 from fastapi import FastAPI, Request, Response
@@ -49,9 +50,16 @@ def create_app(
     keys = KeyRing(settings.analyzer_keys_dir, settings.at_rest(), clock)
     keys.check()
     metrics = CoordinatorMetrics()
-    learners = registry or Registry(files=settings.learners)
     verify, token = trusted(settings.ca_file), settings.shuffler_token()
-    signing_key = settings.signing_key()
+    desk_of = partial(
+        Desk,
+        keys=keys,
+        registry=registry or Registry(files=settings.learners),
+        shuffler_id=settings.shuffler_id,
+        signing_key=settings.signing_key(),
+        clock=clock,
+        metrics=metrics,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,18 +73,7 @@ def create_app(
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys, settings.workers)
             closing.callback(opener.close)
-            desk = Desk(
-                store=store,
-                shuffler=peer,
-                analyzer=opener,
-                keys=keys,
-                registry=learners,
-                bell=Bell(),
-                shuffler_id=settings.shuffler_id,
-                signing_key=signing_key,
-                clock=clock,
-                metrics=metrics,
-            )
+            desk = desk_of(store=store, shuffler=peer, analyzer=opener, bell=Bell())
             service = Coordinator(desk, test_entry=settings.test_entry, replica=settings.replica())
             app.state.coordinator = service
             closing.push_async_callback(service.close)

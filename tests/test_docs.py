@@ -89,10 +89,19 @@ def test_the_readme_lists_every_command() -> None:
     assert not missing
 
 
+def anchors(document: Path) -> set[str]:
+    """What links to a page's headings end in: small letters, hyphens for spaces, no other signs."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
     for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / link).exists(), f"{document.name}: {link}"
+        for link, _, anchor in re.findall(r"\]\(([^)#:]*)(#([^)]+))?\)", document.read_text()):
+            target = document.parent / link if link else document
+            assert target.exists(), f"{document.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{document.name}: {link}#{anchor}"
 
 
 def test_named_tests_exist() -> None:

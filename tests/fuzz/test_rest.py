@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from common.errors import MEDIA_TYPE, problem_document, slug_of
 from tests.fuzz.live import TOKENS, Batch, Network, network
-from tests.shuffler.test_app import ID, ROUTES
+from tests.shuffler.test_callers import ID, ROUTES
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN
 
 CALLS = int(os.environ.get("RIFFLE_FUZZ_CALLS", "300"))

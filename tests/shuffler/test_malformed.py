@@ -3,7 +3,7 @@
 import pytest
 
 from tests.shuffler.conftest import Api, both_engines, problem
-from tests.shuffler.test_app import ID, ROUTES
+from tests.shuffler.test_callers import ID, ROUTES
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN
 
 

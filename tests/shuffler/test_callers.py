@@ -1,0 +1,101 @@
+"""Who may call what, and how often."""
+
+import pytest
+
+from common.limits import Allowance, Bucket, Callers
+from tests.shuffler.conftest import Api, problem
+from tests.shuffler.world import (
+    COORDINATOR_TOKEN,
+    OPERATOR_TOKEN,
+    user,
+)
+
+ID = "00" * 16
+ROUTES = [
+    ("PUT", f"/batches/{ID}", {"coordinator"}),
+    ("GET", "/batches", {"node"}),
+    ("GET", f"/batches/{ID}", {"node"}),
+    ("POST", f"/batches/{ID}/leases", {"node"}),
+    ("POST", f"/batches/{ID}/reports", {"node"}),
+    ("GET", f"/batches/{ID}/status", {"coordinator", "operator"}),
+    ("GET", f"/batches/{ID}/conservation", {"coordinator", "operator"}),
+    ("GET", f"/batches/{ID}/messages", {"coordinator"}),
+    ("POST", f"/batches/{ID}/acknowledgement", {"coordinator"}),
+    ("POST", f"/batches/{ID}/abandon", {"coordinator", "operator"}),
+    ("POST", "/nodes", {"operator"}),
+    ("DELETE", f"/nodes/{ID}", {"operator"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), ROUTES)
+def test_who_may_call_what(api: Api, method: str, path: str, allowed: set[str]) -> None:
+    tokens = {
+        "coordinator": COORDINATOR_TOKEN,
+        "operator": OPERATOR_TOKEN,
+        "node": api.token,
+        "stranger": "guess",
+        "nobody": None,
+    }
+    for who, token in tokens.items():
+        status = api.call(method, path, token).status_code
+        assert (status != 401) == (who in allowed), (who, status)
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic abc", "bearer"])
+def test_a_token_that_is_none(api: Api, header: str) -> None:
+    answer = api.call("GET", "/batches", None, headers={"Authorization": header})
+    assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+
+
+def test_who_guesses_tokens_is_told_to_come_back_and_the_known_come_in(api: Api) -> None:
+    state = api.client.app.state  # type: ignore[attr-defined]
+    batch = api.deposit()
+    assert api.call("GET", "/batches", api.token).status_code == 200
+    _, fresh = api.enrol(1)
+    state.strangers._bucket = Bucket(rate=0.1, burst=2.0)
+    routes = [("GET", "/batches"), ("GET", f"/batches/{ID}/status"), ("POST", "/nodes")]
+    answers = [api.call(method, path, "guess") for method, path in routes]
+    assert [answer.status_code for answer in answers] == [401, 401, 429]
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    assert api.call("GET", "/batches", fresh).status_code == 429, "it may be a guess as well"
+    for token, path in {
+        api.token: "/batches",
+        COORDINATOR_TOKEN: f"/batches/{batch.batch_id}/status",
+        OPERATOR_TOKEN: f"/batches/{batch.batch_id}/status",
+    }.items():
+        assert api.call("GET", path, token).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("who", "token"), [("coordinator", COORDINATOR_TOKEN), ("operator", OPERATOR_TOKEN)]
+)
+def test_coordinator_and_operator_have_their_rates(api: Api, who: str, token: str) -> None:
+    batch, state = api.deposit(), api.client.app.state  # type: ignore[attr-defined]
+    state.doors._callers[who] = Callers(Allowance(requests=0.1, reports=1.0, at_once=9))
+    path = f"/batches/{batch.batch_id}/status"
+    answers = [api.call("GET", path, token) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    other = ({COORDINATOR_TOKEN, OPERATOR_TOKEN} - {token}).pop()
+    assert api.call("GET", path, other).status_code == 200
+
+
+def test_a_node_that_asks_too_often_is_told_when_to_come_back(api: Api) -> None:
+    api.restart(node_requests=0.5)
+    statuses = [api.call("GET", "/batches", api.token).status_code for _ in range(6)]
+    assert statuses == [200] * 5 + [429]
+    slower = api.call("GET", "/batches", api.token)
+    assert problem(slower) == "too-many-requests"
+    assert 1 <= int(slower.headers["Retry-After"]) <= 2
+    _, other = api.enrol(10)
+    assert api.call("GET", "/batches", other).status_code == 200
+
+
+def test_a_node_that_reports_too_fast_loses_no_report(api: Api) -> None:
+    batch = api.deposit()
+    api.restart(node_reports=0.2)
+    frames = [(held.lease, batch.report()) for held in api.leases(batch, [user(0), user(1)])]
+    slower = [api.upload(batch, [frame]) for frame in (*frames, frames[0])]
+    assert [answer.status_code for answer in slower] == [200, 200, 429]
+    assert api.status(batch)["reports"] == 2
+    assert int(slower[2].headers["Retry-After"]) >= 1
