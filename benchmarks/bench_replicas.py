@@ -32,6 +32,7 @@ from coordinator.specs import RunSpec
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.network import enrol
 from deploy.operator import Operator
+from deploy.processes import Usage, read_usage
 from node_client.environments.registry import make
 from node_client.report import BatchPlan, slot_report
 from node_client.sealing import SealKeys, pack, seal_reports
@@ -113,7 +114,12 @@ def send(url: str, mine: list[Upload]) -> None:
             assert answer.is_success and b'"accepted"' in answer.content, answer.text
 
 
-def measure(network: LocalNetwork, n: int) -> dict[str, float]:
+def usage(network: LocalNetwork, database: int) -> dict[str, Usage]:
+    """Of every role, and of the database server, whose process this is."""
+    return network.usage() | {"database": read_usage([database])[database]}
+
+
+def measure(network: LocalNetwork, database: int, n: int) -> dict[str, float]:
     """Reports and messages a second, and processor seconds by role while uploading."""
     enrol(network.secrets, network.shuffler_url, NODES, 1 << 30)
     credentials = json.loads((network.secrets / "nodes" / "credentials.json").read_text())
@@ -126,8 +132,9 @@ def measure(network: LocalNetwork, n: int) -> dict[str, float]:
         for run_id, operator in zip(RUNS, cycle(desks)):
             operator.create_run(spec(run_id, n))
             operator.deploy(run_id, {"policy": [[1] * 4] * 6, "episodes": n})
-        ready = [one for run_id in RUNS for one in uploads(network, run_id, n, tokens)]
-        before, own, began = network.usage(), time.process_time(), time.perf_counter()
+        each = [list(uploads(network, run_id, n, tokens)) for run_id in RUNS]
+        ready = [one for both in zip(*each, strict=True) for one in both]  # seal at the same time
+        before, own, began = usage(network, database), time.process_time(), time.perf_counter()
         urls = list(network.shufflers.values())
         with ThreadPoolExecutor(SENDERS) as pool:
             sent = [
@@ -136,7 +143,7 @@ def measure(network: LocalNetwork, n: int) -> dict[str, float]:
             for future in sent:
                 future.result()
         uploaded, own = time.perf_counter() - began, time.process_time() - own
-        use = network.usage()
+        use = usage(network, database)
         found = {"uploads/s": len(ready) / uploaded, "sender cpu": own}
         for role in use:
             found[f"{role} cpu"] = use[role].since(before[role]).total
@@ -159,7 +166,7 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, (engine, replicas) in SETS.items():
                 with running(cluster, engine, replicas) as network:
-                    found = measure(network, n)
+                    found = measure(network, cluster.process.pid, n)
                 best[name] = max(best[name], found["uploads/s"])
                 busy = max(busy, found["cpu of wall"])
                 told = ", ".join(f"{what} {value:.1f}" for what, value in found.items())
