@@ -154,6 +154,8 @@ def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
 
 
 def _fisher(features: FloatArray, data: Bits) -> Rule:
+    if data.all() or not data.any():  # chance told him of one kind only
+        return lambda seen: np.full(len(seen), data.all())
     centre, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     z = (features - centre) / scale

@@ -51,3 +51,10 @@ def test_p_values_are_binomial() -> None:
     )
     assert not Guess(50, 100, padded=True).better_than_chance
     assert Guess(90, 100, padded=True).better_than_chance
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_an_observer_who_was_told_of_one_kind_only_guesses_it(rich: bool) -> None:
+    features = np.random.default_rng(1).random((10, 4))
+    for rule in observer._rules(features, np.full(10, rich)):
+        assert (rule(features) == rich).all()

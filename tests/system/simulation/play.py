@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.system.simulation import machine
+from tests.system.simulation.network import PATIENCE_SECONDS
 from tests.system.simulation.operations import ACTIONS, Operation
 from tests.system.simulation.outcome import check
 from tests.system.simulation.world import PROCESSES, World, prepare
@@ -76,6 +77,7 @@ async def heal(world: World) -> None:
     for name in PROCESSES:
         world.fill(name, full=False)
         world.start(name)
+    await asyncio.sleep(PATIENCE_SECONDS)  # a request that met a pause may create a run only now
     end = world.loop.time() + HEALING_SECONDS
     while not _settled(world):
         if world.loop.time() > end:
