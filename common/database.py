@@ -14,6 +14,7 @@ A replica that stops in the middle of a write loses its lock, and its transactio
 
 import hashlib
 import sqlite3
+import time
 
 from sqlalchemy import (
     URL,
@@ -34,6 +35,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from common.errors import LocalError
 from common.migrations import Schema, migrate
 
+BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
 CLAIM_SECONDS = 600
@@ -123,19 +125,30 @@ def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # transactions begin where we say so, below
-        for pragma in (
-            "busy_timeout=10000",
-            "journal_mode=WAL",
-            "synchronous=FULL",  # NORMAL would not sync each commit
-            "foreign_keys=ON",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
+        connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+        _write_ahead(connection)
+        connection.execute("PRAGMA synchronous=FULL")  # NORMAL would not sync each commit
+        connection.execute("PRAGMA foreign_keys=ON")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         # A writer takes its lock at once: upgrading a read transaction later can fail as busy.
         writes = connection.get_execution_options().get(_WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """WAL mode. Of two that open a new file at once SQLite refuses one without waiting."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _prepared_postgres(url: URL) -> Engine:
