@@ -7,10 +7,8 @@ Conservation: opened + failed = n L, checked for every batch.
 """
 
 import asyncio
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +21,7 @@ from common.hpke import OVERHEAD, open_each, open_histogram
 from common.noise import CentralNoise, Trust
 from common.randomness import Randomness, SeededRandomness, SystemRandomness
 from common.tracing import traced
+from common.workers import process_pool
 from common.workflow import Symbols, count
 from coordinator.keys import Keys
 
@@ -41,13 +40,6 @@ class Opening:
     histogram: Ints
     opened: int
     failed: int
-
-
-def process_pool(workers: int) -> Executor:
-    """Worker processes that leave Ctrl-C to their parent."""
-    return ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
-    )
 
 
 class Analyzer:
@@ -178,7 +170,3 @@ def _check_size(context: Context, messages: bytes) -> None:
             f"batch {descriptor.batch_id} has {expected} bytes of messages, "
             f"the shuffler sent {len(messages)}",
         )
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,15 +3,10 @@
 HPKE holds the interpreter's lock, so threads do not help. A chunk is some whole reports of one
 batch, about `CHUNK_MESSAGES` messages, that are leased, marked and uploaded together, so that what
 a request costs is shared by many. It is sealed in tasks of about `TASK_MESSAGES`: one bytes object
-of indices in, one bytes object of sealed reports out. Processes are spawned, not forked: this
-process has threads and an event loop.
+of indices in, one bytes object of sealed reports out.
 """
 
 import asyncio
-import multiprocessing
-import os
-import signal
-import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -23,6 +18,7 @@ from common.descriptor import Context
 from common.errors import LocalError
 from common.hpke import seal, seal_indices
 from common.tracing import traced
+from common.workers import process_pool
 from common.workflow import Symbols
 
 CHUNK_MESSAGES = 6_000
@@ -126,18 +122,4 @@ class SealingPool:
             self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self._workers, mp_context=context, initializer=_enter_worker)
-
-
-def _enter_worker() -> None:
-    """Leave Ctrl-C to the parent, which drains; never outlive a parent that was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
+        return process_pool(self._workers)

@@ -3,11 +3,7 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import time
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,42 +105,3 @@ def test_a_pool_whose_workers_keep_dying_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(SealingPool, "_start", lambda _: Dead())
     with SealingPool(1) as pool, pytest.raises(LocalError, match="dying"):
         asyncio.run(pool.seal(KEYS, MESSAGES))
-
-
-ORPHANS = """
-import asyncio, time
-import numpy as np
-from node_client.sealing import SealingPool
-from tests.node_client.test_sealing import KEYS, MESSAGES
-if __name__ == "__main__":
-    with SealingPool(1) as pool:
-        asyncio.run(pool.seal(KEYS, MESSAGES))
-        print(*pool._pool._processes, flush=True)
-        time.sleep(60)
-"""
-
-
-def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = tmp_path / "parent.py"
-    program.write_text(ORPHANS)
-    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    with subprocess.Popen(
-        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert running(worker)
-        parent.kill()
-    deadline = time.monotonic() + 20
-    while running(worker):
-        assert time.monotonic() < deadline, "the worker is still there"
-        time.sleep(0.05)
-
-
-def running(pid: int) -> bool:
-    """Whether a process is there and not just waiting to be reaped."""
-    status = Path(f"/proc/{pid}/stat")
-    try:
-        return status.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

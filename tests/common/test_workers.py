@@ -1,0 +1,43 @@
+"""Worker processes: there while their parent is, and no longer."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ORPHANS = """
+import time
+from common.workers import process_pool
+if __name__ == "__main__":
+    pool = process_pool(1)
+    pool.submit(int).result()
+    print(*pool._processes, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = tmp_path / "parent.py"
+    program.write_text(ORPHANS)
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen(
+        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert running(worker)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while running(worker):
+        assert time.monotonic() < deadline, "the worker is still there"
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and not just waiting to be reaped."""
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
