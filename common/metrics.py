@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.routes import asked
+
 PROBLEM = "riffle.problem"
 """Key of a request's scope: the slug of the problem it was answered with."""
 
@@ -79,9 +81,7 @@ class Measured:
             self._note(scope, status, received, time.perf_counter() - began)
 
     def _note(self, scope: Scope, status: int, received: int, seconds: float) -> None:
-        # Of an address that is none the path is not told: it is the asker's, and could be anything.
-        route = getattr(scope.get("route"), "path", "none")
-        method = scope["method"] if route != "none" else "none"
+        method, route = asked(scope) or ("none", "none")
         metrics = self._metrics
         metrics.requests.labels(method, route, status).inc()
         metrics.seconds.labels(method, route).observe(seconds)

@@ -27,6 +27,7 @@ from common.errors import (
 )
 from common.journal import Journal
 from common.metrics import note_problem
+from common.routes import asked
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
@@ -93,8 +94,8 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
         return answer(request, RemoteError(slug, detail))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        route = getattr(request.scope.get("route"), "path", "none")  # never the path asked for
-        journal.failed("unexpected-error", error, method=request.method, route=route)
+        method, route = asked(request.scope) or ("none", "none")
+        journal.failed("unexpected-error", error, method=method, route=route)
         return problem_response(LocalError("internal", "unexpected error; see the service's log"))
 
     app.add_exception_handler(RiffleError, riffle)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import LocalError
+from common.routes import asked
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -142,7 +143,6 @@ class Traced:
             try:
                 await self._app(scope, receive, noted)
             finally:
-                route = getattr(scope.get("route"), "path", None)
                 note(current, http__response__status_code=status)
-                if route is not None:  # else method and path are the asker's own words
-                    note(current, http__route=route, http__request__method=scope["method"])
+                if (known := asked(scope)) is not None:
+                    note(current, http__request__method=known[0], http__route=known[1])

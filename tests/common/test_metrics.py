@@ -57,4 +57,5 @@ def test_requests_count_under_their_route(client: TestClient, registry: Collecto
 def test_no_label_comes_from_the_asker(client: TestClient, registry: CollectorRegistry) -> None:
     client.post("/users/alice?token=alice", json={"x": 1}, headers={"X": "alice"})
     client.request("ALICE", "/alice")
+    client.request("ALICE", "/users/bob")
     assert "alice" not in bytes(exposition(registry).body).decode().lower()
