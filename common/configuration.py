@@ -48,7 +48,9 @@ class RoleSettings(BaseSettings):
                 of the file.
         """
         prefix = cls.prefix()
-        file = os.environ.get(f"{prefix}SETTINGS_FILE")
+        # As all names here, this one has no case.
+        named = {name.upper(): value for name, value in os.environ.items()}
+        file = named.get(f"{prefix}SETTINGS_FILE")
         if file is not None:
             _check(Path(file), cls.variables())
         try:

@@ -37,6 +37,15 @@ def test_a_file_sets_what_the_environment_does_not(
     assert load(tmp_path, monkeypatch, "").port == 1
 
 
+def test_the_variable_that_names_the_file_has_no_case_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.env"
+    file.write_text("P_PORT=5\n")
+    monkeypatch.setenv("p_settings_file", str(file))
+    assert Settings.load().port == 5
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
