@@ -8,11 +8,14 @@ Every error has a problem slug; a slug has one title and one status. The type of
 """
 
 import json
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
 URN = "urn:riffle:problem:"
 MOST_DETAIL = 500
+LONGEST_WAIT_SECONDS = 300.0
 MEDIA_TYPE = "application/problem+json"
 
 PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
@@ -103,6 +106,20 @@ def may_pass(status: int) -> bool:
     """Whether an answer's status means that the same request may be answered otherwise later."""
     asked = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
     return status in asked or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def retry_after(value: str | None, now: datetime) -> float:
+    """Seconds that a ``Retry-After`` header asks for (0 without one), at most five minutes."""
+    if value is None:
+        return 0.0
+    try:
+        seconds = float(int(value))
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - now).total_seconds()
+        except (TypeError, ValueError):
+            return 0.0
+    return min(max(seconds, 0.0), LONGEST_WAIT_SECONDS)
 
 
 def problem_document(body: bytes) -> dict[str, Any]:

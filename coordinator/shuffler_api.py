@@ -1,11 +1,12 @@
 """The shuffler as the coordinator sees it: a few calls over HTTP.
 
-Every call may be repeated. What a repetition may cure (no connection, a status of 5xx or 429, a
-token the shuffler does not know yet) is a LocalError ``unavailable``; every other refusal is a
-RemoteError with the shuffler's problem slug.
+Every call may be repeated. What a repetition may cure (no connection, an answer that cannot be
+decoded, a status of 408, 429 or 5xx, a token the shuffler does not know yet) is a LocalError
+``unavailable``; every other refusal is a RemoteError with the shuffler's problem slug.
 """
 
 import hashlib
+import math
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,15 @@ import httpx
 from pydantic import ValidationError
 
 from common.descriptor import Document, SignedDescriptor
-from common.errors import LocalError, RemoteError, RiffleError, may_pass, problem_document, slug_of
+from common.errors import (
+    LocalError,
+    RemoteError,
+    RiffleError,
+    may_pass,
+    problem_document,
+    retry_after,
+    slug_of,
+)
 from common.failover import AsyncFailover, split_urls
 from common.readiness import skew
 from common.tracing import traced
@@ -142,7 +151,7 @@ class ShufflerApi:
                     hasher.update(chunk)
                     if len(data) > size:
                         raise RemoteError("wrong-size", f"more than {size} bytes of messages")
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _unreachable(error) from error
         digest = response.headers.get(DIGEST_HEADER, "")
         if len(data) != size or digest != hasher.hexdigest():
@@ -177,7 +186,7 @@ class ShufflerApi:
             response = await self._client.request(
                 method, path, content=content, params=params, headers=headers, timeout=timeout
             )
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _unreachable(error) from error
         self.skew = skew(response.headers.get("Date"), datetime.now(UTC))
         if response.is_success:
@@ -185,7 +194,7 @@ class ShufflerApi:
         raise _refusal(response)
 
 
-def _unreachable(error: httpx.TransportError) -> LocalError:
+def _unreachable(error: httpx.RequestError) -> LocalError:
     return LocalError("unavailable", f"the shuffler does not answer ({type(error).__name__})")
 
 
@@ -195,9 +204,8 @@ def _refusal(response: httpx.Response) -> RiffleError:
     detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
     status, slug = response.status_code, slug_of(document)
     if may_pass(status):
-        seconds = response.headers.get("Retry-After", "")
-        retry_after = int(seconds) if seconds.isdecimal() and len(seconds) < 6 else None
-        return LocalError("unavailable", detail, retry_after=retry_after)
+        seconds = retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+        return LocalError("unavailable", detail, retry_after=math.ceil(seconds) or None)
     if slug in {"unauthorized", "forbidden"}:
         return LocalError("unavailable", f"{detail} (the coordinator's token; see SHUFFLER_TOKEN)")
     if slug == "outdated-key":

@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -23,13 +22,20 @@ from pydantic import ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
 from common.endpoint import trusted
-from common.errors import LocalError, RemoteError, may_pass, one_line, problem_document, slug_of
+from common.errors import (
+    LocalError,
+    RemoteError,
+    may_pass,
+    one_line,
+    problem_document,
+    retry_after,
+    slug_of,
+)
 from common.failover import AsyncFailover, split_urls
 from common.wire import BATCH_KEY_HEADER, OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
 from node_client.journal import note
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
-LONGEST_WAIT_SECONDS = 300.0
 CONNECTIONS = 4
 
 D = TypeVar("D", bound=Document)
@@ -191,20 +197,6 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=urls[0], transport=AsyncFailover(urls, transport, spread=True)
     )
-
-
-def retry_after(value: str | None, now: datetime) -> float:
-    """Seconds that a ``Retry-After`` header asks for (0 without one), at most five minutes."""
-    if value is None:
-        return 0.0
-    try:
-        seconds = float(int(value))
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(value) - now).total_seconds()
-        except (TypeError, ValueError):
-            return 0.0
-    return min(max(seconds, 0.0), LONGEST_WAIT_SECONDS)
 
 
 def _read(answer: tuple[httpx.Response, bytes], document: type[D], fits: Callable[[D], bool]) -> D:

@@ -39,6 +39,12 @@ def unreachable(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused", request=request)
 
 
+def garbled(_: httpx.Request) -> httpx.Response:
+    """As from a proxy that says how it packed the body, and did not."""
+    stream = httpx.ByteStream(b"no gzip")
+    return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=stream)
+
+
 @pytest.mark.parametrize(
     ("handler", "kind", "slug"),
     [
@@ -53,6 +59,7 @@ def unreachable(request: httpx.Request) -> httpx.Response:
         (refusal(401, "unauthorized"), LocalError, "unavailable"),
         (unreachable, LocalError, "unavailable"),
         (lambda _: httpx.Response(502, text="<html>"), LocalError, "unavailable"),
+        (garbled, LocalError, "unavailable"),
     ],
 )
 def test_what_a_repetition_may_cure_is_local(
@@ -70,13 +77,14 @@ def test_what_a_repetition_may_cure_is_local(
         assert caught.value.slug == slug
 
 
-def test_retry_after_is_kept() -> None:
+@pytest.mark.parametrize(("said", "kept"), [("7", 7), ("99999", 300), ("soon", None)])
+def test_retry_after_is_kept_within_reason(said: str, kept: int | None) -> None:
     with pytest.raises(LocalError) as caught:
         ask(
-            refusal(429, "too-many-requests", **{"Retry-After": "7"}),
+            refusal(429, "too-many-requests", **{"Retry-After": said}),
             lambda api: api.status(BATCH, 0),
         )
-    assert caught.value.retry_after == 7
+    assert caught.value.retry_after == kept
 
 
 def test_a_deposit_sends_exact_bytes_and_signature() -> None:

@@ -25,7 +25,7 @@ from common.descriptor import (
     sign_deposit,
     verify_deposit,
 )
-from common.errors import LocalError, RemoteError
+from common.errors import LocalError, RemoteError, retry_after
 from common.hpke import KeyPair, SealBroken, open_histogram, open_sealed, seal, seal_indices
 from common.noise import Padding, Trust
 from common.pins import pinned
@@ -319,7 +319,7 @@ def headers() -> dict[str, Case]:
     index = TypeAdapter(get_type_hints(follow_events, include_extras=True)["last_event_id"])
     return {
         "Retry-After": Case(
-            in_a_header(lambda text: nodes.retry_after(text, datetime(2026, 1, 1, tzinfo=UTC))),
+            in_a_header(lambda text: retry_after(text, datetime(2026, 1, 1, tzinfo=UTC))),
             (b"120", b"Fri, 31 Dec 1999 23:59:59 GMT"),
             (),
         ),

@@ -3,8 +3,6 @@
 import asyncio
 import ssl
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,7 @@ import pytest
 
 from common.errors import PROBLEMS, LocalError, RemoteError, may_pass
 from common.wire import UploadReply
-from node_client.shuffler_api import (
-    LONGEST_WAIT_SECONDS,
-    MAX_ANSWER_BYTES,
-    Backoff,
-    ShufflerApi,
-    open_client,
-    retry_after,
-)
+from node_client.shuffler_api import MAX_ANSWER_BYTES, Backoff, ShufflerApi, open_client
 
 BATCH, LEASE, USER = "ab" * 16, "cd" * 16, "ef" * 16
 DONE = {"results": [{"lease": LEASE, "outcome": "accepted"}]}
@@ -175,17 +166,6 @@ def test_a_lease_reply_must_answer_for_every_user_once(reply: dict[str, Any]) ->
     script = Script(*[httpx.Response(200, json=reply)] * 3)
     with pytest.raises(LocalError, match="answer"):
         script.run(lambda api: api.lease("t", BATCH, [USER]))
-
-
-def test_retry_after_header() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry_after(None, now) == 0
-    assert retry_after("12", now) == 12
-    assert retry_after("-3", now) == 0
-    assert retry_after("soon", now) == 0
-    assert retry_after("999999999", now) == LONGEST_WAIT_SECONDS
-    assert retry_after(format_datetime(now + timedelta(seconds=30), usegmt=True), now) == 30
-    assert retry_after("Thu, 01 Jan 2026 00:00:30", now) == 0  # a date without a zone
 
 
 def test_back_off_grows_to_its_cap_and_stays_finite() -> None:
