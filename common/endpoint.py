@@ -39,8 +39,12 @@ def check_url(name: str, url: str) -> str:
     Raises:
         ValueError: it is neither; ``name`` is the setting it was given in.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is no number or beyond 65535
+        is_one = False
+    if not is_one:
         raise ValueError(f"{name} must be http://host:port or https://host:port")
     if parts.scheme == "http" and not is_local_url(url):
         raise ValueError(f"{name} must be https: TLS is mandatory off loopback")

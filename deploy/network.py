@@ -27,11 +27,13 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import TypeAdapter, ValidationError
 
 from common.at_rest import AtRest, replace_file
-from common.endpoint import hash_token, trusted
+from common.descriptor import first_fault
+from common.endpoint import check_url, hash_token, trusted
 from common.errors import LocalError, RemoteError, problem_document, slug_of
-from common.failover import Failover, split_urls
+from common.failover import AsyncFailover, Failover, split_urls
 from common.wire import Enrolment, EnrolRequest
 from coordinator.keys import KeyRecord, KeyRing
 from deploy.certificates import make_authority
@@ -41,6 +43,9 @@ ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
 URL_FILE = "coordinator_url"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
+SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
+SECONDS = 60.0
+_CREDENTIALS = TypeAdapter(list[Enrolment])
 
 
 def init_network(folder: Path, replicas: int = 1) -> None:
@@ -61,7 +66,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     _token(
         folder / "coordinator" / "shuffler_token", folder / "shuffler" / "coordinator_token_hash"
     )
-    _token(folder / "operator" / "shuffler_token", folder / "shuffler" / "operator_token_hash")
+    _token(folder / "operator" / SHUFFLER_TOKEN_FILE, folder / "shuffler" / "operator_token_hash")
     _token(folder / "operator" / TOKEN_FILE, folder / "coordinator" / "operator_token_hash")
     _token(folder / "operator" / "metrics_token", folder / "shuffler" / "metrics_token_hash")
     _copy(folder / "shuffler" / "metrics_token_hash", folder / "coordinator" / "metrics_token_hash")
@@ -81,30 +86,57 @@ def enrol(
 
     Raises:
         RemoteError: the shuffler refused.
-        LocalError: ``unavailable``, it does not answer.
+        LocalError: ``unavailable``, it does not answer; ``invalid-spec``, the file of credentials
+            is damaged.
     """
     file = folder / "nodes" / "credentials.json"
-    credentials = json.loads(file.read_text()) if file.exists() else []
-    token = (folder / "operator" / "shuffler_token").read_text().strip()
+    credentials = _credentials(file) if file.exists() else []
+    token = operator_token(folder, SHUFFLER_TOKEN_FILE)
     with operator_client(folder, shuffler_url, token) as client:
         for number in range(len(credentials), nodes):
             request = EnrolRequest(name=f"node-{number + 1}", users=users)
-            credentials.append(_enrol_one(client, request).model_dump())
+            credentials.append(_enrol_one(client, request))
             # After each one: a token is shown once, and an interrupted enrolment must not lose it.
-            _replace(file, json.dumps(credentials, indent=1))
+            _replace(file, json.dumps([one.model_dump() for one in credentials], indent=1))
             on_node()
+
+
+def operator_token(folder: Path, name: str) -> str:
+    """One of the operator's tokens.
+
+    Raises:
+        LocalError: ``unavailable``, it is not there.
+    """
+    file = folder / "operator" / name
+    if not file.exists():
+        raise LocalError(
+            "unavailable", f"no token at {file}; make one with 'riffle network init {folder}'"
+        )
+    return file.read_text().strip()
 
 
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     """An HTTP client of the operator's: bearer token, and the network's CA for https.
 
     ``url`` may be several, of replicas, with commas between.
+
+    Raises:
+        ValueError: one is no address, or would show the token to whoever listens on the way.
     """
-    verify = trusted(folder / "operator" / "ca.pem")
-    headers = {"Authorization": f"Bearer {token}"}
-    urls = split_urls(url)
+    urls, verify = _addresses(url), trusted(folder / "operator" / "ca.pem")
     transport = Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
-    return httpx.Client(base_url=urls[0], headers=headers, timeout=60, transport=transport)
+    return httpx.Client(
+        base_url=urls[0], headers=_bearer(token), timeout=SECONDS, transport=transport
+    )
+
+
+def async_operator_client(folder: Path, url: str, token: str) -> httpx.AsyncClient:
+    """As `operator_client`, for many requests at a time."""
+    urls, verify = _addresses(url), trusted(folder / "operator" / "ca.pem")
+    transport = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
+    return httpx.AsyncClient(
+        base_url=urls[0], headers=_bearer(token), timeout=SECONDS, transport=transport
+    )
 
 
 def refusal(answer: httpx.Response, who: str) -> RemoteError:
@@ -114,14 +146,42 @@ def refusal(answer: httpx.Response, who: str) -> RemoteError:
     return RemoteError(slug_of(document), f"{who} refused: {detail}")
 
 
+def enrolled(answer: httpx.Response) -> Enrolment:
+    """The credential in the shuffler's answer to an enrolment.
+
+    Raises:
+        RemoteError: it refuses, or says something else (``malformed``).
+    """
+    if answer.is_error:
+        raise refusal(answer, "the shuffler")
+    try:
+        return Enrolment.model_validate_json(answer.content)
+    except ValidationError:  # without its cause, which may show the token
+        raise RemoteError("malformed", "the shuffler's answer is no enrolment") from None
+
+
 def _enrol_one(client: httpx.Client, request: EnrolRequest) -> Enrolment:
     try:
         answer = client.post("/v1/nodes", content=request.model_dump_json())
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
-    if answer.is_error:
-        raise refusal(answer, "the shuffler")
-    return Enrolment.model_validate_json(answer.content)
+    return enrolled(answer)
+
+
+def _credentials(file: Path) -> list[Enrolment]:
+    try:
+        return _CREDENTIALS.validate_json(file.read_bytes())
+    except ValidationError as error:  # without its cause, which may show tokens
+        raise LocalError("invalid-spec", f"credentials file {file}: {first_fault(error)}") from None
+
+
+def _addresses(url: str) -> tuple[str, ...]:
+    """Where to send a token: TLS, or this machine."""
+    return tuple(check_url(f"the address {each!r}", each) for each in split_urls(url))
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
 
 
 def _certificates(folder: Path, replicas: int) -> None:
@@ -140,8 +200,16 @@ def _certificates(folder: Path, replicas: int) -> None:
 
 
 def at_rest(folder: Path, role: str) -> AtRest:
-    """How a server's private keys are encrypted."""
-    return AtRest(bytes.fromhex((folder / f"{role}-storage" / "key").read_text()))
+    """How a server's private keys are encrypted.
+
+    Raises:
+        LocalError: ``invalid-spec``, the storage key is none.
+    """
+    file = folder / f"{role}-storage" / "key"
+    try:
+        return AtRest(bytes.fromhex(file.read_text()))
+    except ValueError as error:
+        raise LocalError("invalid-spec", f"{file} must hold 64 hexadecimal digits") from error
 
 
 def key_ring(folder: Path) -> KeyRing:

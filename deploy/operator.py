@@ -24,7 +24,7 @@ import httpx
 from common.errors import LocalError, RemoteError
 from common.plugins import nearest
 from coordinator.specs import ManualDeployment, RunSpec, Truth
-from deploy.network import TOKEN_FILE, URL_FILE, operator_client, refusal
+from deploy.network import TOKEN_FILE, URL_FILE, operator_client, operator_token, refusal
 
 COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5
@@ -53,14 +53,11 @@ class Operator:
 
         Raises:
             LocalError: ``unavailable``, there is no such token.
+            ValueError: the address is none, or neither TLS nor this machine.
         """
-        token, told = (network / "operator" / name for name in (TOKEN_FILE, URL_FILE))
-        if not token.exists():
-            raise LocalError(
-                "unavailable", f"no token at {token}; make one with 'riffle network init {network}'"
-            )
+        token, told = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
         base = url or (told.read_text() if told.exists() else COORDINATOR_URL)
-        return cls(operator_client(network, base, token.read_text()))
+        return cls(operator_client(network, base, token))
 
     def __enter__(self) -> Self:
         return self

@@ -7,10 +7,15 @@ from typing import TypeVar
 
 import httpx
 
-from common.endpoint import trusted
 from common.errors import LocalError
-from common.wire import Enrolment, EnrolRequest
-from deploy.network import refusal
+from common.wire import EnrolRequest
+from deploy.network import (
+    SHUFFLER_TOKEN_FILE,
+    async_operator_client,
+    enrolled,
+    operator_token,
+    refusal,
+)
 from node_client.settings import Credential
 
 AT_ONCE = 16
@@ -32,12 +37,9 @@ def enrol_members(
 
     async def one(client: httpx.AsyncClient, number: int) -> Credential:
         request = EnrolRequest(name=f"load-{number + 1}", users=USERS)
-        answer = await client.post("/v1/nodes", content=request.model_dump_json())
-        if answer.is_error:
-            raise refusal(answer, "the shuffler")
-        enrolled = Enrolment.model_validate_json(answer.content)
+        made = enrolled(await client.post("/v1/nodes", content=request.model_dump_json()))
         on_node()
-        return Credential(node_id=enrolled.node_id, token=enrolled.token)
+        return Credential(node_id=made.node_id, token=made.token)
 
     return _each(secrets, url, range(count), one)
 
@@ -60,17 +62,11 @@ def _each(
     one: Callable[[httpx.AsyncClient, A], Awaitable[T]],
 ) -> list[T]:
     """Ask for each, `AT_ONCE` at a time, as the shuffler's operator."""
-    token = (secrets / "operator" / "shuffler_token").read_text().strip()
+    token = operator_token(secrets, SHUFFLER_TOKEN_FILE)
 
     async def all_of_them() -> list[T]:
         room = asyncio.Semaphore(AT_ONCE)
-        async with httpx.AsyncClient(
-            base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=60,
-            verify=trusted(secrets / "operator" / "ca.pem"),
-            trust_env=False,
-        ) as client:
+        async with async_operator_client(secrets, url, token) as client:
 
             async def in_turn(argument: A) -> T:
                 async with room:

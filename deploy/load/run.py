@@ -17,7 +17,7 @@ from deploy.load.members import enrol_members, revoke_members
 from deploy.load.schedule import Arrivals, schedule
 from deploy.load.worker import Share
 from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import SHUFFLER_ID, operator_client
+from deploy.network import SHUFFLER_ID
 from deploy.operator import Operator
 from deploy.presets import preset
 from node_client.settings import Credential, Settings
@@ -79,8 +79,7 @@ class Target:
 
     def operator(self) -> Operator:
         """The operator's client."""
-        token = (self.secrets / "operator" / "coordinator_token").read_text().strip()
-        return Operator(operator_client(self.secrets, self.coordinator_url, token))
+        return Operator.of(self.secrets, self.coordinator_url)
 
 
 @contextmanager

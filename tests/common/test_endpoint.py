@@ -37,6 +37,10 @@ def test_a_peers_url(url: str) -> None:
         ("ftp://127.0.0.1", "http://host:port or https://host:port"),
         ("127.0.0.1:8401", "http://host:port or https://host:port"),
         ("https://", "http://host:port or https://host:port"),
+        ("http://[::1", "http://host:port or https://host:port"),
+        ("https://shuffler:99999", "http://host:port or https://host:port"),
+        ("https://shuffler:0", "http://host:port or https://host:port"),
+        ("https://shuffler:x", "http://host:port or https://host:port"),
     ],
 )
 def test_what_is_no_peers_url(url: str, told: str) -> None:

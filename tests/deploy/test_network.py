@@ -19,8 +19,10 @@ from common.endpoint import trusted
 from common.errors import LocalError, RemoteError
 from coordinator.shuffler_api import ShufflerApi
 from deploy.certificates import LOOPBACK
+from deploy.load.members import enrol_members
 from deploy.local import LocalConfig, LocalNetwork, free_port
-from deploy.network import SHUFFLER_ID, enrol, init_network, operator_client
+from deploy.network import SHUFFLER_ID, enrol, enrolled, init_network, operator_client
+from deploy.operator import Operator
 
 PREFIX = "RIFFLE_SHUFFLER_"
 
@@ -134,6 +136,37 @@ def test_a_shuffler_that_is_away_is_told(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="the shuffler does not answer") as caught:
         enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1, 100)
     assert caught.value.slug == "unavailable"
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:8401", "https://a:1,http://b:2", "nowhere"])
+def test_a_token_is_sent_over_tls_or_to_this_machine_only(url: str, tmp_path: Path) -> None:
+    init_network(tmp_path)
+    with pytest.raises(ValueError, match=r"the address 'http://(10|b).* must be https|'nowhere'"):
+        enrol(tmp_path, url, 1, 100)
+    with pytest.raises(ValueError, match="the address"):
+        enrol_members(tmp_path, url, 1, lambda: None)
+    with pytest.raises(ValueError, match="the address"):
+        Operator.of(tmp_path, url)
+
+
+def test_secrets_that_are_damaged_are_named(tmp_path: Path) -> None:
+    init_network(tmp_path)
+    file = tmp_path / "nodes" / "credentials.json"
+    for content in ("{", "{}", '[{"node_id": "x", "token": "SECRET"}]'):
+        file.write_text(content)
+        with pytest.raises(LocalError, match=r"credentials\.json: ") as caught:
+            enrol(tmp_path, "http://127.0.0.1:1", 1, 100)
+        assert "SECRET" not in caught.value.detail
+    file = tmp_path / "shuffler-storage" / "key"
+    file.write_text("none")
+    with pytest.raises(LocalError, match=f"{file} must hold 64"):
+        init_network(tmp_path)
+
+
+def test_an_answer_that_is_no_enrolment_is_told_without_its_token() -> None:
+    with pytest.raises(RemoteError, match="no enrolment") as caught:
+        enrolled(httpx.Response(201, json={"token": "SECRET"}))
+    assert "SECRET" not in str(caught.value)
 
 
 # -- a network on loopback -------------------------------------------------------------------------
