@@ -76,7 +76,7 @@ def _port(port: int) -> Finding:
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, port))
-        except OSError as error:
-            detail = f"port {port} cannot be used: {error.strerror}; choose another"
-            return Finding("port", False, detail)
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "ports end at 65535"
+            return Finding("port", False, f"port {port} cannot be used: {why}; choose another")
     return Finding("port", True, f"{port} is free")

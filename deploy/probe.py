@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 
 from common.endpoint import trusted
+from common.errors import LocalError
 
 SECONDS = 5.0
 
@@ -18,6 +19,10 @@ def get(url: str, ca_file: Path | None = None) -> httpx.Response:
 
     Raises:
         httpx.HTTPError: nothing answers.
+        LocalError: ``invalid-spec``, it is no address.
     """
     with httpx.Client(verify=trusted(ca_file), trust_env=False, timeout=SECONDS) as client:
-        return client.get(url)
+        try:
+            return client.get(url)
+        except httpx.InvalidURL as error:
+            raise LocalError("invalid-spec", f"{url!r} is no address: {error}") from error

@@ -1,5 +1,6 @@
 """``riffle account``: the least noise for a guarantee, or the guarantee of a given noise."""
 
+import math
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,8 @@ def account_command(
     layout = CounterLayout(
         Sizes(states, actions, horizon), families, 0 if scope == "layer" else None
     )
+    if not math.isfinite(honest_fraction):
+        raise ValueError(f"--honest-fraction must be a number up to 1, not {honest_fraction}")
     dishonest = float(1 - Fraction(str(honest_fraction)))
     if (bits is None) != (p is None):
         raise ValueError("--bits and --p belong together")

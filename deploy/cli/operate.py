@@ -233,14 +233,15 @@ def _policies(text: str) -> Answer:
     Raises:
         LocalError: ``invalid-spec``: it is no JSON, or holds no policy.
     """
-    source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_text()
+    source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_bytes()
     try:
         found = json.loads(source)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LocalError("invalid-spec", f"--policy is not JSON: {error}") from error
     if isinstance(found, list):
         return {"policy": found}
-    fields = {"policy", "policies", "probabilities"} & found.keys()
+    names = found.keys() if isinstance(found, dict) else set()
+    fields = {"policy", "policies", "probabilities"} & names
     if not fields:
         raise LocalError("invalid-spec", "--policy has neither policy nor policies")
     return {name: found[name] for name in fields}

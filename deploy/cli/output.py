@@ -152,6 +152,8 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             fail(str(error), Exit.REFUSED)
         except OSError as error:
             fail(f"{error.strerror or error} {error.filename or ''}".strip(), Exit.UNAVAILABLE)
+        except MemoryError as error:
+            fail(f"this machine's memory is too small for it: {error}", Exit.UNAVAILABLE)
         except KeyboardInterrupt:
             fail("interrupted", Exit.INTERRUPTED)
 

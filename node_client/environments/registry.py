@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from common.counters import Sizes
+from common.descriptor import first_fault
 from common.errors import LocalError
 from common.plugins import (
     Maker,
@@ -59,7 +61,11 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
             "invalid-spec", f"{name} has no parameter {key!r}{nearest(key, sorted(accepted))}"
         )
     try:
+        if name in BUILDERS:
+            builder = validate_call(config=ConfigDict(strict=True))(builder)
         environment: Environment = builder(**chosen)
+    except ValidationError as error:
+        raise LocalError("invalid-spec", f"{name}: {_wrong(error, chosen)}") from error
     except (TypeError, ValueError) as error:
         said = where(error) if is_file(name) else error
         raise LocalError("invalid-spec", f"{name}: {said}") from error
@@ -110,7 +116,11 @@ def _random(states: int = 4, actions: int = 2, horizon: int = 6, seed: int = 0) 
 
 def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Environment:
     """A loop-free MDP of layers of the given sizes, drawn from its seed (`004`)."""
-    return TabularEnvironment(layered_mdp(tuple(map(int, widths.split("-"))), actions, seed))
+    try:
+        sizes = tuple(map(int, widths.split("-")))
+    except ValueError as error:
+        raise ValueError(f"widths must be as 1-3-3-1, not {widths!r}") from error
+    return TabularEnvironment(layered_mdp(sizes, actions, seed))
 
 
 def _file(path: str) -> Environment:
@@ -142,6 +152,13 @@ def _builder(name: str, folder: str) -> Maker:
     raise LocalError(
         "invalid-spec", f"there is no environment {name!r}{hint} Known: {', '.join(known)}"
     )
+
+
+def _wrong(error: ValidationError, given: dict[str, Parameter]) -> str:
+    """Which parameter is not of its type, and what was given for it."""
+    fault = first_fault(error)
+    name = fault.partition(":")[0].partition(".")[0]
+    return f"{fault}, not {given[name]!r}" if name in given else fault
 
 
 def _check_sizes(name: str, sizes: Sizes, wanted: dict[str, Parameter]) -> None:

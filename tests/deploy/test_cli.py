@@ -20,6 +20,8 @@ from experiments.adversarial import Algorithm, run
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
 
 
+LOCAL = "http://127.0.0.1:1"
+
 HEAVY = {"scipy", "fastapi", "uvicorn", "sqlalchemy", "matplotlib", "coordinator", "experiments"}
 
 
@@ -102,6 +104,10 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["figures", "fig6a", "--backend", "dask"], 3, "--address"),
         (["run", "--network", "no/such/folder"], 4, "riffle network init"),
         (["health", "http://127.0.0.1:1/readyz"], 4, "does not answer"),
+        (["health", "http://[::1/readyz"], 3, "'http://[::1/readyz' is no address"),
+        (["account", *RIVERSWIM, "--honest-fraction", "nan"], 3, "--honest-fraction"),
+        (["simulate", "--param", "states=10000000"], 4, "memory is too small"),
+        (["network", "enrol", "no", "--shuffler-url", LOCAL, "--users", "1"], 4, "no token at"),
         (["nothing"], 2, "nothing"),
     ],
 )
@@ -248,6 +254,9 @@ def test_network_init_answers_in_json(tmp_path: Path) -> None:
 
 def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     riffle("network", "init", str(tmp_path / "network"))
+    port = riffle("doctor", "--out", str(tmp_path), "--port", "99999")
+    assert port.exit_code == 1
+    assert "port 99999 cannot be used: ports end at 65535" in port.stdout
     well = riffle("doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"))
     assert well.exit_code == 0, well.stdout
     (tmp_path / "network" / "nodes" / "ca.pem").chmod(0o644)

@@ -164,6 +164,7 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
         (["--policy", "[[0, 1]]"], "shape"),
         (["--policy", "{}"], "neither policy nor policies"),
         (["--policy", "[[0,"], "not JSON"),
+        (["--policy", "[" * 100_000], "not JSON"),
         (["--policy", "[[0, 1], [0, 1]]", "--always", "1"], "either --policy or --always"),
         (["--always", "1", "--layer", "2"], "layer"),
     ],
@@ -172,6 +173,15 @@ def test_a_wrong_deployment_is_refused(network: Path, arguments: list[str], says
     result = riffle(network, "deploy", OTHER, "--episodes", "20", *arguments)
     assert result.exit_code == 3
     assert says in result.stderr
+
+
+def test_a_file_that_holds_no_policy_is_told(network: Path, tmp_path: Path) -> None:
+    for content, says in ((b"5", "neither policy nor policies"), (b"\xff", "not JSON")):
+        (tmp_path / "policy.json").write_bytes(content)
+        arguments = ["--episodes", "20", "--policy", str(tmp_path / "policy.json")]
+        result = riffle(network, "deploy", OTHER, *arguments)
+        assert result.exit_code == 3
+        assert says in result.stderr
 
 
 def test_conservation_accounts_for_every_message(
