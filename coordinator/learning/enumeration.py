@@ -10,14 +10,15 @@ on. With D (prefixes, X) the state distribution at m, R (prefixes,) the reward e
 
     V^(prefix, suffix) = R[prefix] + D[prefix] . V[suffix],
 
-and phi is a boolean matrix of that shape. With nothing eliminated, plain backward induction gives
-the same maxima and is used instead.
+and phi is a boolean matrix of that shape. What is eliminated takes whole prefixes and suffixes with
+it, so everything is computed on the rows and columns that are left. With nothing eliminated, plain
+backward induction gives the same maxima and is used instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from coordinator.learning.learner import FloatArray, LearnerError, PolicyArray
 from coordinator.learning.planning import Plan, plan
 
 LIMIT = 2**24
+TILE = 16  # rows and columns that BLAS kernels take at a time, or a multiple of it
 
 
 class EnumerationTooLarge(LearnerError):  # noqa: N818 -- says what is the matter
@@ -46,6 +48,22 @@ def classes(sizes: Sizes, d1: FloatArray) -> int:
     return int(sizes.A ** _free(sizes, d1))
 
 
+class Block(NamedTuple):
+    """Prefixes (p,) and suffixes (s,) that active policies have, ascending; pairs (p, s) says which
+    of the pairs are active.
+    """
+
+    prefixes: PolicyArray
+    suffixes: PolicyArray
+    pairs: BoolArray
+
+    @classmethod
+    def of(cls, active: BoolArray) -> Block:
+        """The rows and columns of `active` that are not empty."""
+        prefixes, suffixes = np.flatnonzero(active.any(axis=1)), np.flatnonzero(active.any(axis=0))
+        return cls(prefixes, suffixes, active[np.ix_(prefixes, suffixes)])
+
+
 @dataclass(frozen=True, slots=True)
 class ActivePolicies:
     """The active set phi; immutable, `eliminate` returns a smaller one.
@@ -58,6 +76,11 @@ class ActivePolicies:
     step_actions: tuple[PolicyArray, ...]
     cut: int
     active: BoolArray | None = None
+    _left: Block | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        left = None if self.active is None else Block.of(self.active)
+        object.__setattr__(self, "_left", left)
 
     @classmethod
     def everything(cls, sizes: Sizes, d1: FloatArray, limit: int = LIMIT) -> ActivePolicies:
@@ -76,8 +99,7 @@ class ActivePolicies:
     @property
     def shape(self) -> tuple[int, int]:
         """(prefixes, suffixes)."""
-        counts = [len(step) for step in self.step_actions]
-        return _product(counts[: self.cut]), _product(counts[self.cut :])
+        return _product(self._counts[: self.cut]), _product(self._counts[self.cut :])
 
     @property
     def size(self) -> int:
@@ -86,19 +108,18 @@ class ActivePolicies:
 
     def values(self, model: Model) -> FloatArray:
         """Values of all classes, active or not: (prefixes, suffixes)."""
-        D, R = self._prefixes(model, self.cut)
-        values: FloatArray = D @ self._suffixes(model).T
-        values += R[:, None]
-        return values
+        return self._values(model, *map(np.arange, self.shape))
 
     def best(self, model: Model) -> Plan:
         """A policy of largest value in the active set, and that value."""
-        if self.active is None:
+        if self._left is None:
             return plan(model.P, model.r, self.d1)
-        values = self.values(model)
-        np.copyto(values, -np.inf, where=~self.active)
-        index = int(values.argmax())
-        return Plan(self.policy(index), np.asarray(values.flat[index]))
+        prefixes, suffixes, pairs = self._left
+        values = self._values(model, prefixes, suffixes)
+        np.copyto(values, -np.inf, where=~pairs)
+        p, s = divmod(int(values.argmax()), len(suffixes))
+        index = int(prefixes[p]) * self.shape[1] + int(suffixes[s])
+        return Plan(self.policy(index), np.asarray(values[p, s]))
 
     def bound(self, model: Model) -> float:
         """The largest value in the active set."""
@@ -111,18 +132,20 @@ class ActivePolicies:
         Where no active policy visits the tuple, it is any of them. `value` holds the visitation,
         shape (X, A).
         """
-        if self.active is None:
+        if self._left is None:
             return self._best_visits_of_all(P, h, then)
         _, X, A, _ = P.shape
-        reach, _ = self._prefixes(Model(P, np.zeros(P.shape[:3])), h)
+        begun = self._begun(self._left, h + 1)
+        before, at = _distinct(begun // self._counts[h])
+        alive = np.zeros((len(before), self._counts[h]), dtype=np.float32)
+        alive[at, begun % self._counts[h]] = 1
         takes = (self.step_actions[h][..., None] == np.arange(A)).reshape(-1, X * A)
-        alive = self._alive_until(h)
-        able = alive.astype(np.float32) @ takes.astype(np.float32) > 0
-        visits = np.where(able, np.repeat(reach, A, axis=1), 0.0)
-        most, before = visits.max(axis=0), visits.argmax(axis=0)
-        choice = [int((alive[b] & takes[:, i]).argmax()) for i, b in enumerate(before)]
-        chosen = np.where(most > 0, before * alive.shape[1] + choice, alive.argmax())
-        policies = np.stack(self._continued(chosen.tolist(), alive.size, then))
+        able = alive @ takes.astype(np.float32) > 0
+        visits = np.where(able, np.repeat(self._reach(P, h, before), A, axis=1), 0.0)
+        most, first = visits.max(axis=0), visits.argmax(axis=0)
+        choice = [int((alive[b] * takes[:, i]).argmax()) for i, b in enumerate(first)]
+        chosen = np.where(most > 0, before[first] * self._counts[h] + choice, begun[0])
+        policies = np.stack(self._continued(self._left, chosen.tolist(), h, then))
         return Plan(policies.reshape(X, A, *self._policy_shape), most.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ActivePolicies, float]:
@@ -131,23 +154,21 @@ class ActivePolicies:
         Returns the remaining set and the best value. At radius 0 the maximisers themselves would
         go; they are kept, so the set is never empty.
         """
-        values = self.values(model)
-        active = np.ones(self.shape, dtype=np.bool_) if self.active is None else self.active
-        best = float(values.max(where=active, initial=-np.inf))
-        keep = active & ((values > best - radius) | (values == best))
+        prefixes, suffixes, pairs = self._left or Block.of(np.ones(self.shape, dtype=np.bool_))
+        values = self._values(model, prefixes, suffixes)
+        best = float(values.max(where=pairs, initial=-np.inf))
+        keep = np.zeros(self.shape, dtype=np.bool_)
+        kept = pairs & ((values > best - radius) | (values == best))
+        keep[np.ix_(prefixes, suffixes)] = kept
         return replace(self, active=None if keep.all() else keep), best
 
     @property
     def actions(self) -> BoolArray:
         """Which actions some active policy takes at (h, x): (H, X, A)."""
-        counts = [len(step) for step in self.step_actions]
-        alive = self.active if self.active is None else self.active.reshape(counts)
         A = 1 + max(int(step.max()) for step in self.step_actions)
         taken = np.zeros((*self._policy_shape, A), dtype=np.bool_)
         for h, step in enumerate(self.step_actions):
-            others = tuple(i for i in range(len(counts)) if i != h)
-            rows = step if alive is None else step[alive.any(axis=others)]
-            taken[h] = (rows[..., None] == np.arange(A)).any(axis=0)
+            taken[h] = (step[self._choices(h)][..., None] == np.arange(A)).any(axis=0)
         return taken
 
     def contains(self, policy: PolicyArray) -> bool:
@@ -156,16 +177,19 @@ class ActivePolicies:
 
     def policy(self, index: int) -> PolicyArray:
         """The policy (H, X) of a flat class index; action 0 in cells that are not free."""
-        counts = [len(step) for step in self.step_actions]
-        digits = np.unravel_index(index, counts)
+        digits = np.unravel_index(index, self._counts)
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 
     def index(self, policy: PolicyArray) -> int:
         """Flat class index of a policy (H, X)."""
-        counts = [len(step) for step in self.step_actions]
         A = int(max(step.max() for step in self.step_actions)) + 1
         digits = [_rank(step, row, A) for step, row in zip(self.step_actions, policy, strict=True)]
-        return int(np.ravel_multi_index(digits, counts))
+        return int(np.ravel_multi_index(digits, self._counts))
+
+    @property
+    def _counts(self) -> list[int]:
+        """Number of choices of every step."""
+        return [len(step) for step in self.step_actions]
 
     @property
     def _policy_shape(self) -> tuple[int, int]:
@@ -180,34 +204,64 @@ class ActivePolicies:
         found.policy[..., h + 1 :, :] = plan(then.P, then.r, self.d1).policy[h + 1 :]
         return found
 
-    def _alive_until(self, h: int) -> BoolArray:
-        """Which classes of the steps 0..h have an active continuation: (classes before h, choices
-        at h).
-        """
-        assert self.active is not None  # noqa: S101 -- narrowed by the only caller
-        counts = [len(step) for step in self.step_actions]
-        rest = _product(counts[h + 1 :])
-        alive: BoolArray = np.any(self.active.reshape(-1, counts[h], rest), axis=-1)
-        return alive
+    def _choices(self, h: int) -> PolicyArray:
+        """What active policies choose at step h, as rows of `step_actions[h]`."""
+        counts, left = self._counts, self._left
+        if left is None:
+            return np.arange(counts[h])
+        part, end = (left.prefixes, self.cut) if h < self.cut else (left.suffixes, len(counts))
+        return np.unique(part // _product(counts[h + 1 : end]) % counts[h])
 
-    def _continued(self, chosen: Sequence[int], among: int, then: Model) -> list[PolicyArray]:
-        """Active policies that begin as the chosen ones of `among` classes do.
+    def _begun(self, left: Block, h: int) -> PolicyArray:
+        """Classes of the steps before h that some active policy begins with, ascending."""
+        counts = self._counts
+        if h <= self.cut:
+            return _distinct(left.prefixes // _product(counts[h : self.cut]))[0]
+        middles = left.suffixes // _product(counts[h:])
+        starts = np.flatnonzero(np.diff(middles, prepend=-1))
+        p, m = np.nonzero(np.logical_or.reduceat(left.pairs, starts, axis=1))
+        return np.asarray(left.prefixes[p] * _product(counts[self.cut : h]) + middles[starts][m])
+
+    def _reach(self, P: FloatArray, h: int, begun: PolicyArray) -> FloatArray:
+        """State distribution at step h of ascending classes of the steps before it: (begun, X)."""
+        if h == 0:
+            return self.d1[None]
+        before, at = _distinct(begun // self._counts[h - 1])
+        rows, _ = _chosen(Model(P, np.zeros(P.shape[:3])), h - 1, self.step_actions[h - 1])
+        D = np.einsum("px,kxy->pky", self._reach(P, h - 1, before), rows)
+        return np.asarray(D[at, begun % self._counts[h - 1]])
+
+    def _continued(
+        self, left: Block, chosen: Sequence[int], h: int, then: Model
+    ) -> list[PolicyArray]:
+        """Active policies that begin as the chosen classes of the steps 0..h do.
 
         Each goes on as its first active class does up to the cut, and by `then` as well as it can
         after it.
         """
-        assert self.active is not None  # noqa: S101 -- narrowed by the only caller
         (D, _), V = self._prefixes(then, self.cut), self._suffixes(then)
-        rest, S = self.active.size // among, self.shape[1]
+        S, rest = self.shape[1], _product(self._counts[h + 1 :])
         found = []
         for begin in chosen:
-            block = self.active.reshape(-1)[begin * rest : (begin + 1) * rest]
-            prefix = (begin * rest + int(block.argmax())) // S
-            low = max(begin * rest, prefix * S)
-            rows = slice(low - prefix * S, min((begin + 1) * rest, (prefix + 1) * S) - prefix * S)
-            values = np.where(self.active[prefix, rows], V[rows] @ D[prefix], -np.inf)
-            found.append(self.policy(low + int(values.argmax())))
+            p = int(np.searchsorted(left.prefixes, begin * rest // S))
+            prefix = int(left.prefixes[p])
+            ends = (begin * rest - prefix * S, (begin + 1) * rest - prefix * S)
+            low, high = np.searchsorted(left.suffixes, ends)
+            suffixes = left.suffixes[low:high]
+            values = np.where(left.pairs[p, low:high], V[suffixes] @ D[prefix], -np.inf)
+            found.append(self.policy(prefix * S + int(suffixes[values.argmax()])))
         return found
+
+    def _values(self, model: Model, prefixes: PolicyArray, suffixes: PolicyArray) -> FloatArray:
+        """Values of every pair of these."""
+        D, R = self._prefixes(model, self.cut)
+        P, S = len(prefixes), len(suffixes)
+        # BLAS rounds a block's edges in another way: filled up, a policy's value does not depend on
+        # which others are left, and ties stay ties.
+        D, V = D[_filled(prefixes)], self._suffixes(model)[_filled(suffixes)]
+        values: FloatArray = (D @ V.T)[:P, :S]
+        values += R[prefixes, None]
+        return values
 
     def _prefixes(self, model: Model, until: int) -> tuple[FloatArray, FloatArray]:
         """D (prefixes, X) at step `until` and R (prefixes,) earned before it."""
@@ -245,6 +299,17 @@ def _chosen(model: Model, h: int, actions: PolicyArray) -> tuple[FloatArray, Flo
     """Rows (choices, X, X) and rewards (choices, X) of step h under each action vector."""
     x = np.arange(actions.shape[1])
     return model.P[h][x, actions], model.r[h][x, actions]
+
+
+def _filled(array: PolicyArray) -> PolicyArray:
+    """Repeated to a length of whole tiles."""
+    return np.resize(array, -(-len(array) // TILE) * TILE)
+
+
+def _distinct(ascending: PolicyArray) -> tuple[PolicyArray, PolicyArray]:
+    """The distinct values of ascending ones, and which of them every one is."""
+    first = np.diff(ascending, prepend=-1) > 0
+    return ascending[first], np.cumsum(first) - 1
 
 
 def _rank(step: PolicyArray, row: PolicyArray, A: int) -> int:

@@ -116,3 +116,20 @@ def test_riverswim_takes_a_tenth_of_a_second() -> None:
         times.append(time.perf_counter() - start)
     assert values.max() == pytest.approx(0.475791, abs=5e-7)
     assert min(times) < 0.1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_of_a_scattered_set_is_the_best_of_all_values(seed: int) -> None:
+    sizes = Sizes(3, 2, 3)
+    model, d1 = random_model(sizes, seed, mass=0.95)
+    free = ActivePolicies.everything(sizes, d1)
+    mask = np.random.default_rng(seed).random(free.shape) < 0.05
+    active = ActivePolicies(free.d1, free.step_actions, free.cut, mask)
+    values = np.where(mask, free.values(model), -np.inf)
+    assert np.array_equal(active.best(model).policy, free.policy(int(values.argmax())))
+    smaller, best = active.eliminate(model, 0.1)
+    assert best == values.max()
+    assert smaller.active is not None
+    assert np.array_equal(smaller.active, mask & (values > best - 0.1))
+    taken = np.stack([free.policy(int(i)) for i in np.flatnonzero(mask)])
+    assert np.array_equal(active.actions, (taken[..., None] == np.arange(sizes.A)).any(axis=0))
