@@ -4,7 +4,6 @@ All are strict documents: unknown fields, wrong types and values out of range ar
 name of the field. What needs the learner or the accountant to judge is judged when the run is made.
 """
 
-import json
 import math
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -195,13 +194,11 @@ def read_document(kind: type[Read], body: bytes) -> Read:
         RemoteError: ``malformed`` when it is not JSON, ``invalid-spec`` with the field otherwise.
     """
     try:
-        json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RemoteError("malformed", f"the body is not JSON: {error}") from error
-    try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise RemoteError("invalid-spec", first_fault(error)) from error
+        what = error.errors(include_url=False, include_input=False)[0]["type"]
+        slug = "malformed" if what == "json_invalid" else "invalid-spec"
+        raise RemoteError(slug, first_fault(error)) from error
 
 
 def _check_start(start: tuple[float, ...], states: int) -> None:
