@@ -61,6 +61,39 @@ class RoleSettings(BaseSettings):
             raise LocalError("invalid-spec", f"{prefix}*: {first_fault(error)}") from error
 
 
+def file_bytes(variable: str, file: Path) -> bytes:
+    """What is in the file that a variable names.
+
+    Raises:
+        LocalError: ``invalid-spec``: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        detail = f"{variable}: cannot read {file}: {error.strerror}"
+        raise LocalError("invalid-spec", detail) from error
+
+
+def hex32(variable: str, text: bytes) -> bytes:
+    """A key or a hash, 32 bytes, from hexadecimal text with blanks around it.
+
+    Raises:
+        LocalError: ``invalid-spec``: it is none; the text, which may be secret, is not told.
+    """
+    try:
+        value = bytes.fromhex(text.decode("ascii").strip())
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise LocalError("invalid-spec", f"{variable} must be 32 bytes as 64 hex digits")
+    return value
+
+
+def hex_file(variable: str, file: Path) -> bytes:
+    """`hex32` of what is in the file that a variable names; raises as the two do."""
+    return hex32(variable, file_bytes(variable, file))
+
+
 def meant(name: str, known: Iterable[str]) -> str | None:
     """The variable that a misspelt name is for, if one is near; names have no case."""
     near = difflib.get_close_matches(name.upper(), list(known), 1, ALIKE)

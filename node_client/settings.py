@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.configuration import RoleSettings
+from common.configuration import RoleSettings, file_bytes, hex_file
 from common.descriptor import Document, Hex16, Hex32, Name, first_fault
 from common.endpoint import is_local_url
 from common.errors import LocalError
@@ -121,8 +121,10 @@ class Settings(RoleSettings):
             LocalError: ``invalid-spec``: a key file cannot be read.
         """
         return Demands(
-            coordinator_key=_key(self.coordinator_key, self.coordinator_key_file),
-            shuffler_key=_key(self.shuffler_key, self.shuffler_key_file),
+            coordinator_key=_key(
+                "COORDINATOR_KEY", self.coordinator_key, self.coordinator_key_file
+            ),
+            shuffler_key=_key("SHUFFLER_KEY", self.shuffler_key, self.shuffler_key_file),
             shuffler_id=self.shuffler_id,
             required=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             environment=self.environment,
@@ -141,7 +143,9 @@ class Settings(RoleSettings):
             LocalError: ``invalid-spec``: unreadable, malformed, empty, or a node named twice.
         """
         try:
-            found = _CREDENTIALS.validate_json(_read(self.credentials_file))
+            found = _CREDENTIALS.validate_json(
+                file_bytes(f"{PREFIX}CREDENTIALS_FILE", self.credentials_file)
+            )
         except ValidationError as error:
             raise LocalError(
                 "invalid-spec", f"credentials file {self.credentials_file}: {first_fault(error)}"
@@ -162,7 +166,7 @@ class Settings(RoleSettings):
         if self.users_file is None:
             return None
         try:
-            found = _USERS.validate_json(_read(self.users_file))
+            found = _USERS.validate_json(file_bytes(f"{PREFIX}USERS_FILE", self.users_file))
         except ValidationError as error:
             raise self._bad_users(first_fault(error)) from None  # the cause would show ids
         named = {credential.node_id for credential in self.credentials()}
@@ -180,7 +184,6 @@ class Settings(RoleSettings):
 
 _USERS = TypeAdapter(dict[Hex16, list[Hex16]])
 _CREDENTIALS = TypeAdapter(list[Credential])
-_KEY = TypeAdapter(Hex32)
 
 
 def _has_repeats(lists: Iterable[Sequence[str]]) -> bool:
@@ -188,17 +191,8 @@ def _has_repeats(lists: Iterable[Sequence[str]]) -> bool:
     return len(set(users)) != len(users)
 
 
-def _key(text: str | None, file: Path | None) -> bytes:
-    if text is None and file is not None:
-        text = _read(file).decode("ascii", "replace").strip()
-    try:
-        return bytes.fromhex(_KEY.validate_python(text))
-    except ValidationError as error:
-        raise LocalError("invalid-spec", f"key file {file} must hold 64 hex digits") from error
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise LocalError("invalid-spec", f"cannot read {file}: {error.strerror}") from error
+def _key(name: str, text: str | None, file: Path | None) -> bytes:
+    if text is not None:
+        return bytes.fromhex(text)
+    assert file is not None  # noqa: S101 -- exactly one of the two, as was checked
+    return hex_file(f"{PREFIX}{name}_FILE", file)

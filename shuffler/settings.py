@@ -7,39 +7,29 @@ hexadecimal; a file may end with a newline.
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field, SecretStr
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from common.at_rest import AtRest, storage
-from common.configuration import RoleSettings
+from common.configuration import hex32, hex_file
 from common.descriptor import Name
-from common.endpoint import Tls, is_loopback, tls_files
 from common.errors import LocalError
 from common.limits import Allowance
 from common.noise import Guarantee, Trust
+from common.server_settings import ServerSettings
 from shuffler.rules import Demands
 from shuffler.schema import sqlite_url
 
 PREFIX = "RIFFLE_SHUFFLER_"
 
 
-class Settings(RoleSettings):
+class Settings(ServerSettings):
     """What an operator can set. Build it with `load`, which explains what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8401, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store and of the batch secrets")
-    store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
     shuffler_id: Name = Field(description="the name that descriptors must carry")
-    storage_key: SecretStr | None = Field(
-        default=None, description="32 bytes in hex that encrypt private keys on disk; or:"
-    )
-    storage_key_file: Path | None = Field(
-        default=None, description="file with it, on another medium; mandatory off loopback"
-    )
-    signing_key_file: Path = Field(description="Ed25519 private key that countersigns")
     coordinator_key: str | None = Field(default=None, description="pinned Ed25519 public key")
     coordinator_key_file: Path | None = Field(default=None, description="file with that key")
     analyzer_keys_file: Path | None = Field(
@@ -49,9 +39,6 @@ class Settings(RoleSettings):
     coordinator_token_hash_file: Path | None = Field(default=None, description="file with it")
     operator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
     operator_token_hash_file: Path | None = Field(default=None, description="file with it")
-    metrics_token_hash_file: Path | None = Field(
-        default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
-    )
     max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
     min_dishonest_fraction: float = Field(
@@ -95,13 +82,10 @@ class Settings(RoleSettings):
     node_requests_at_once: int = Field(
         default=64, ge=1, description="requests of one node under way, long polls included"
     )
-    tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
-    tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
     show_fill: bool = Field(
         default=True,
         description="tell the coordinator how many tenths of an open batch are full (n >= 100)",
     )
-    test_entry: bool = Field(default=False, description="accept seeded noise; loopback only")
 
     @property
     def url(self) -> str:
@@ -112,32 +96,6 @@ class Settings(RoleSettings):
     def inflight_of_one(self) -> int:
         """Bytes of uploads that one node may have on their way: a quarter, or one whole upload."""
         return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
-
-    def tls(self) -> Tls | None:
-        """TLS files; None on loopback without TLS.
-
-        Raises:
-            LocalError: one of the two is missing, or both are and others could listen.
-        """
-        return tls_files(self.host, self.tls_cert_file, self.tls_key_file, PREFIX)
-
-    def signing_key(self) -> bytes:
-        """Raw Ed25519 private key (32 bytes)."""
-        try:
-            data = self.signing_key_file.read_bytes()
-        except OSError as error:
-            raise LocalError(
-                "invalid-spec", f"signing_key: cannot read {self.signing_key_file}: {error}"
-            ) from error
-        return _parsed("signing_key", self.at_rest().open(data, "signing key").decode("latin-1"))
-
-    def at_rest(self) -> AtRest:
-        """How private keys lie on this service's disk.
-
-        Raises:
-            LocalError: see `common.at_rest.storage`.
-        """
-        return storage(self.storage_key, self.storage_key_file, self.host, PREFIX)
 
     def public_key(self) -> bytes:
         """Raw Ed25519 public key (32 bytes) of the signing key."""
@@ -160,21 +118,13 @@ class Settings(RoleSettings):
         """What one node may ask for."""
         return Allowance(self.node_requests, self.node_reports, self.node_requests_at_once)
 
-    def metrics_hash(self) -> str | None:
-        """Hash of a token that may read the metrics and nothing else, if there is one."""
-        file = self.metrics_token_hash_file
-        return None if file is None else _hex_bytes("metrics_token_hash", None, file).hex()
-
     def demands(self) -> Demands:
         """What the owner demands of a batch.
 
         Raises:
             LocalError: a key is missing, or the test entry is open beyond this machine.
         """
-        if self.test_entry and not is_loopback(self.host):
-            raise LocalError(
-                "invalid-spec", f"{PREFIX}TEST_ENTRY needs a loopback HOST, not {self.host}"
-            )
+        self.check_test_entry()
         return Demands(
             shuffler_id=self.shuffler_id,
             coordinator_key=_hex_bytes(
@@ -191,21 +141,8 @@ class Settings(RoleSettings):
 def _hex_bytes(name: str, text: str | None, file: Path | None) -> bytes:
     """32 bytes from hexadecimal text or from a file that holds it."""
     variable = f"{PREFIX}{name.upper()}"
-    if text is None:
-        if file is None:
-            raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
-        try:
-            text = file.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LocalError("invalid-spec", f"{name}: cannot read {file}: {error}") from error
-    return _parsed(name, text)
-
-
-def _parsed(name: str, text: str) -> bytes:
-    try:
-        value = bytes.fromhex(text.strip())
-    except ValueError:
-        value = b""
-    if len(value) != 32:
-        raise LocalError("invalid-spec", f"{name} must be 32 bytes as 64 hexadecimal digits")
-    return value
+    if text is not None:
+        return hex32(variable, text.encode())
+    if file is None:
+        raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
+    return hex_file(f"{variable}_FILE", file)

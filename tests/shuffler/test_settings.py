@@ -69,11 +69,14 @@ def test_a_wrong_value_is_named(
     ("changes", "told"),
     [
         ({"coordinator_key": None}, "set RIFFLE_SHUFFLER_COORDINATOR_KEY"),
-        ({"coordinator_key": "abcd"}, "coordinator_key must be 32 bytes"),
-        ({"coordinator_key": "no hex"}, "coordinator_key must be 32 bytes"),
+        ({"coordinator_key": "abcd"}, "RIFFLE_SHUFFLER_COORDINATOR_KEY must be 32 bytes"),
+        ({"coordinator_key": "no hex"}, "RIFFLE_SHUFFLER_COORDINATOR_KEY must be 32 bytes"),
         ({"operator_token_hash": None}, "set RIFFLE_SHUFFLER_OPERATOR_TOKEN_HASH"),
-        ({"coordinator_token_hash": "00"}, "coordinator_token_hash must be 32 bytes"),
-        ({"signing_key_file": Path("nowhere")}, "signing_key: cannot read nowhere"),
+        ({"coordinator_token_hash": "00"}, "COORDINATOR_TOKEN_HASH must be 32 bytes"),
+        (
+            {"signing_key_file": Path("nowhere")},
+            "RIFFLE_SHUFFLER_SIGNING_KEY_FILE: cannot read nowhere",
+        ),
         ({"host": "0.0.0.0"}, "TLS is mandatory off loopback"),  # noqa: S104
         ({"host": "shuffler.example"}, "TLS is mandatory off loopback"),
         ({"tls_cert_file": Path("cert.pem")}, "set both"),
