@@ -195,6 +195,7 @@ class Operator:
                     return
             except httpx.HTTPError as error:
                 self._wait_alive(error)
+            time.sleep(RETRY_SECONDS)  # whoever lives and ends every stream is not asked at once
 
     def _stream(self, run_id: str, last: int, follow: bool) -> Iterator[Answer]:
         headers, asked = {"Last-Event-ID": str(last)}, {"follow": follow}

@@ -1,12 +1,21 @@
 """``riffle audit``: attack the privacy mechanism and say what was found."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from common.counters import Families
-from deploy.cli.output import Exit, Format, Output, bar, emit, one_line_errors, progress, table
+from deploy.cli.output import (
+    Exit,
+    Format,
+    Output,
+    bar,
+    emit,
+    one_line_errors,
+    progress,
+    spread,
+    table,
+)
 from experiments.audit.report import TRIALS, Effort, Encoding, run
 from experiments.audit.world import Setting
 
@@ -40,17 +49,5 @@ def audit_command(
         total = effort.batches if encoding == "riffle" else None
         task = shown.add_task("batches", total=total)
         document = run(encoding, setting, effort, lambda: shown.advance(task))
-    emit(document, output, lambda: table(("quantity", "value"), list(flat(document))))
+    emit(document, output, lambda: table(("quantity", "value"), list(spread(document))))
     raise typer.Exit(Exit.NO if document["violated"] else Exit.DONE)
-
-
-def flat(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Nested documents as rows, with dotted names."""
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            for i, part in enumerate(value):
-                yield from flat(part, f"{prefix}{key}.{i}.")
-        else:
-            yield f"{prefix}{key}", value

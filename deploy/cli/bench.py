@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.audit import flat
-from deploy.cli.output import Exit, Format, Output, emit, one_line_errors, progress, table
+from deploy.cli.output import Exit, Format, Output, emit, one_line_errors, progress, spread, table
 from deploy.presets import preset
 from deploy.wire import bench, missed
 
@@ -39,7 +38,7 @@ def wire_command(
     progress.print(f"a batch of {messages} messages or a little more, {cores} cores")
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
         document = bench(messages, Path(folder), cores, preset("paper"))
-    emit(document, output, lambda: table(("quantity", "value"), list(flat(document))))
+    emit(document, output, lambda: table(("quantity", "value"), list(spread(document))))
     for bar in missed(document):
         progress.print(f"missed: {bar}", highlight=False)
     raise typer.Exit(Exit.NO if missed(document) else Exit.DONE)

@@ -139,6 +139,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(grid)
 
 
+def spread(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """A nested document as rows of a table, names joined by dots; `common.tables.flat` for CSV."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from spread(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield from spread({str(i): part for i, part in enumerate(value)}, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
     """End a command with one line on stderr and an exit code instead of a traceback."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import URN, LocalError, RemoteError
 from coordinator.specs import ManualDeployment
-from deploy.operator import Operator
+from deploy.operator import RETRY_SECONDS, Operator
 from deploy.presets import preset
 
 RUN = "ab" * 16
@@ -64,6 +64,24 @@ def test_events_go_on_where_a_connection_broke() -> None:
         "run_finished",
     ]
     assert events[0]["data"] == {"run": RUN}
+
+
+def test_who_ends_every_stream_is_asked_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    pauses: list[float] = []
+    monkeypatch.setattr("deploy.operator.time.sleep", pauses.append)
+
+    def ends(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/livez":
+            return httpx.Response(200)
+        asked.append(request.url.path)
+        over = event(1, "run_finished") if len(asked) > 5 else ""
+        stream = Broken() if len(asked) % 2 else httpx.ByteStream(over.encode())
+        return httpx.Response(200, stream=stream)
+
+    with operator(ends) as client:
+        assert len(list(client.events(RUN))) == 1
+    assert pauses == [RETRY_SECONDS] * (len(asked) - 1)
 
 
 def test_events_wait_while_the_coordinator_is_started_again() -> None:
