@@ -131,8 +131,13 @@ def test_a_service_that_cannot_start_says_why() -> None:
             raise LocalError("unavailable", "the store is of a newer Riffle")
         yield
 
-    with pytest.raises(LocalError, match="newer Riffle"):
-        serve(FastAPI(lifespan=broken), "127.0.0.1", port)
+    mine = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with pytest.raises(LocalError, match="newer Riffle"):
+            serve(FastAPI(lifespan=broken), "127.0.0.1", port)
+    finally:  # a service's process ends with it; this one still heeds Ctrl-C
+        for number, handler in mine.items():
+            signal.signal(number, handler)
 
 
 def test_a_silent_connection_outlives_every_client_of_ours() -> None:
