@@ -35,6 +35,10 @@ from shuffler.committer import Committer, Job
 
 T = TypeVar("T")
 CURRENT: ContextVar["Process | None"] = ContextVar("process", default=None)
+TICK_SECONDS = 1e-9
+"""Time goes on in every turn, as it does outside: a timer is due once it is nearer than this, the
+loop's resolution, and who waits for what is left until a deadline would wait in the same instant
+for ever."""
 
 
 class Killed(BaseException):
@@ -160,8 +164,7 @@ class _Nothing(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
             raise RuntimeError("nothing will ever happen again")
-        if timeout > 0:
-            self.leap(timeout)
+        self.leap(timeout + TICK_SECONDS)
         return []
 
 

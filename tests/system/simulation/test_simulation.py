@@ -5,15 +5,18 @@ they begin, ``RIFFLE_SIMULATION_LENGTH`` how long each is. A failure prints its 
 shortest list that still fails, to be kept in ``fixtures`` and played for ever.
 """
 
+import asyncio
 import json
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.system.simulation import machine
 from tests.system.simulation.faults import FAULTS
 from tests.system.simulation.operations import ACTIONS, sequence
 from tests.system.simulation.play import play
@@ -62,6 +65,25 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problems = play(kept["operations"], kept["seed"])
     assert problems
     assert kept["finds"] in problems[0]
+
+
+def test_less_than_an_instant_passes_while_others_are_busy() -> None:
+    async def waits() -> int:
+        loop = asyncio.get_running_loop()
+        busy = loop.create_task(always_busy())
+        end, turns = loop.time() + 1e-12, 0
+        while loop.time() < end and turns < 100:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), end - loop.time())
+            turns += 1
+        busy.cancel()
+        return turns
+
+    async def always_busy() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    assert machine.run(waits()) < 100
 
 
 def test_a_seed_is_a_sequence() -> None:
