@@ -1,5 +1,6 @@
 """Both services on loopback over real HTTP, a run by hand, and nodes that do what a test says."""
 
+import multiprocessing
 import secrets
 import socket
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,27 @@ def network(folder: Path, **shuffler_settings: Any) -> Iterator[Network]:
             made = Network(url, other, folder)
             made.node = made.enrol()
             yield made
+
+
+@contextmanager
+def network_apart(folder: Path, **shuffler_settings: Any) -> Iterator[tuple[Network, int]]:
+    """The same in a process of its own, whose memory holds nothing of a test's; and its id."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(there, folder, shuffler_settings))
+    process.start()
+    there.close()
+    try:
+        made: Network = here.recv()  # EOFError if it does not come up
+        assert process.pid is not None
+        yield made, process.pid
+    finally:
+        here.close()
+        process.join()
+
+
+def _serve(end: Connection, folder: Path, shuffler_settings: dict[str, Any]) -> None:
+    """Until the other end of the pipe is closed."""
+    with network(folder, **shuffler_settings) as made:
+        end.send(made)
+        end.poll(None)
