@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from common.errors import LocalError
@@ -44,7 +43,16 @@ class Crew:
         self._done: set[int] = set()
 
     def __enter__(self) -> Self:
-        self.processes = [start(share) for share in self._shares]
+        try:
+            self._start()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def _start(self) -> None:
+        for share in self._shares:
+            self.processes.append(start(share))
         deadline = time.monotonic() + START_SECONDS
         for worker in self.processes:
             try:
@@ -53,16 +61,9 @@ class Crew:
             except EOFError:
                 ready = False
             if not ready:
-                self.end()
                 raise LocalError("unavailable", "a process of the generator did not start")
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def watch(

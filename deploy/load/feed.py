@@ -7,7 +7,6 @@ slower than filling no batch is open for a while, which is what the load is ther
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from common.errors import LocalError, RiffleError
@@ -36,6 +35,15 @@ class Feeder:
         self.trouble: str | None = None
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._open.abort()
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
         with self._connect() as operator:
             for lane in range(LANES):
                 spec = self._spec.model_copy(update={"name": f"load-{lane + 1}"})
@@ -47,16 +55,9 @@ class Feeder:
         try:
             self._open.wait(READY_SECONDS)
         except threading.BrokenBarrierError as error:
-            self.stop()
             raise LocalError("unavailable", self.trouble or "no batch was opened") from error
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def settle(self, seconds: float) -> None:

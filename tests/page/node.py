@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -36,12 +35,7 @@ class HandNode:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def lease(self, count: int) -> list[str]:

@@ -15,7 +15,6 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 FAULTS = ("lost", "unanswered", "twice", "late", "slow")
@@ -42,12 +41,7 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
