@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -179,18 +180,60 @@ def learn(
     protection = Protection(case.privacy, case.calibration, case.epsilon, case.beta, case.K, full)
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
     channel = Channel(protection, layers, settings.delta, *draws)
-    player = Player(layers, P, generator_for(case.seed, "episodes"))
-    policies = _episodes(_learner(settings, channel, full), player, losses)
+    parts, generator = _parts(), generator_for(case.seed, "episodes")
+    play = partial(parts.play, generator, P)
+    policies = _episodes(_learner(parts, settings, channel, full), play, losses)
     return policies, _constants(case, settings, channel)
 
 
 Update = Callable[[FloatArray, FloatArray], FloatArray]
+Play = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
 
 
-def _learner(settings: Settings, channel: Channel, full: bool) -> tuple[FloatArray, Update]:
+def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> FloatArray:
+    """Transitions of one episode of P, zeros and ones (H, W, A, W); two uniforms a step."""
+    visited, x = np.zeros(P.shape), 0
+    for h, (u, w) in enumerate(generator.random((len(policy), 2))):
+        a = int((np.cumsum(policy[h, x])[:-1] <= u).sum())
+        y = int((np.cumsum(P[h, x, a])[:-1] <= w).sum())
+        visited[h, x, a, y] = 1.0
+        x = y
+    return visited
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of; the answers of references and compiled ones agree."""
+
+    settings: type[Settings] = Settings
+    bandit: type[PrivateUOBLBPS] = PrivateUOBLBPS
+    ftrl: Callable[..., Step] = ftrl_step
+    log_barrier: Callable[..., Step] = log_barrier_step
+    play: Play = play
+
+
+def _parts() -> Parts:
+    """Compiled where numba is installed, else the references."""
+    try:
+        # Here, not above: numba is an optional dependency.
+        from experiments import log_barrier_kernels, omd_kernels, set_kernels  # noqa: PLC0415
+    except ImportError:
+        return Parts()
+    return Parts(
+        set_kernels.CompiledSettings,
+        set_kernels.CompiledUOBLBPS,
+        omd_kernels.ftrl_step,
+        log_barrier_kernels.log_barrier_step,
+        set_kernels.play,
+    )
+
+
+def _learner(
+    parts: Parts, settings: Settings, channel: Channel, full: bool
+) -> tuple[FloatArray, Update]:
     """pi_1, and what makes pi_{k+1} of episode k's transitions and losses."""
-    ftrl, log_barrier = _steps()
-    uc, uob = PrivateUCOREPS(settings, ftrl), PrivateUOBLBPS(settings, log_barrier)
+    made = parts.settings(settings.layers, settings.K, settings.eta, settings.delta, settings.scale)
+    uc, uob = PrivateUCOREPS(made, parts.ftrl), parts.bandit(made, parts.log_barrier)
 
     def with_all_losses(visited: FloatArray, loss: FloatArray) -> FloatArray:
         transitions, visits, E = channel.counts(visited)
@@ -204,22 +247,14 @@ def _learner(settings: Settings, channel: Channel, full: bool) -> tuple[FloatArr
     return (uc.policy, with_all_losses) if full else (uob.policy, with_visited_losses)
 
 
-def _steps() -> tuple[Callable[..., Step], Callable[..., Step]]:
-    """The convex steps: compiled where numba is installed, else the references; answers agree."""
-    try:
-        # Here, not above: numba is an optional dependency.
-        from experiments import log_barrier_kernels, omd_kernels  # noqa: PLC0415
-    except ImportError:
-        return ftrl_step, log_barrier_step
-    return omd_kernels.ftrl_step, log_barrier_kernels.log_barrier_step
-
-
-def _episodes(learner: tuple[FloatArray, Update], player: Player, losses: FloatArray) -> FloatArray:
+def _episodes(
+    learner: tuple[FloatArray, Update], play: Callable[[FloatArray], FloatArray], losses: FloatArray
+) -> FloatArray:
     policy, update = learner
     policies = np.empty(losses.shape)
     policies[0] = policy
     for k, loss in enumerate(losses[:-1]):
-        policies[k + 1] = update(player.play(policies[k]), loss)
+        policies[k + 1] = update(play(policies[k]), loss)
     return policies
 
 
@@ -238,24 +273,3 @@ def _constants(case: Case, settings: Settings, channel: Channel) -> dict[str, Co
         if case.privacy == "none"
         else guarantee(full, layers, case.calibration, case.epsilon),
     }
-
-
-class Player:
-    """Episodes of the true P: transitions visited, as an array (H, W, A, W) of zeros and ones."""
-
-    def __init__(self, layers: Layers, P: FloatArray, generator: np.random.Generator) -> None:
-        self._shape = layers.cells.shape
-        self._next = np.cumsum(P, axis=-1)
-        self._generator = generator
-
-    def play(self, policy: FloatArray) -> FloatArray:
-        """One episode; two uniforms a step."""
-        visited = np.zeros(self._shape)
-        acts = np.cumsum(policy, axis=-1)
-        x = 0
-        for h, (u, w) in enumerate(self._generator.random((len(acts), 2))):
-            a = int((acts[h, x, :-1] <= u).sum())
-            y = int((self._next[h, x, a, :-1] <= w).sum())
-            visited[h, x, a, y] = 1.0
-            x = y
-        return visited

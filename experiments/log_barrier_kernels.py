@@ -23,17 +23,80 @@ def log_barrier_step(
     layers: Layers, box: Box, cost: Floats, q: Floats, tolerance: float = log_barrier.GAP
 ) -> omd.Step:
     """`log_barrier.log_barrier_step`: the same arguments, answer and errors."""
-    problem = log_barrier.Problem.of(layers, box, cost, q)
-    point = log_barrier.start_at(layers, box, problem, q)
-    rows, y = np.stack((point.q, point.s_u, point.s_l, point.z, point.z_u, point.z_l)), point.y
-    given = np.stack((problem.c, problem.upper, problem.lower))
+    rows, numbers = np.zeros((6, layers.pair_count, layers.W)), _numbers(layers)
+    given, widths = np.zeros((3, *rows.shape[1:])), np.array(layers.widths)
+    begin(widths, box.lower, box.upper, cost, q, given, rows)
     try:
-        gap, iterations = follow(*_numbers(layers), given, rows, y, tolerance)
+        gap, iterations = follow(*numbers, given, rows, np.zeros(numbers[1][-1] + 1), tolerance)
     except np.linalg.LinAlgError as error:
         raise LearnerError("the log-barrier step met a singular system") from error
     if not np.isfinite(gap) or iterations == log_barrier.MAX_ITERATIONS:
         raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}")
     return log_barrier.answer(layers, rows[0], gap, iterations)
+
+
+@compiled
+def begin(
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats, given: Floats, rows: Floats
+) -> None:
+    """`Problem.of` into given and `start_at` into rows, see `follow`."""
+    H, W, A = cost.shape
+    visits, P, i = np.zeros((H + 1, W)), np.zeros(W), 0
+    visits[0, 0] = 1.0
+    rows[1:3] = 1.0
+    for h in range(H):
+        n = widths[h + 1]
+        for x in range(widths[h]):
+            total = q[h, x, :, :n].sum()
+            for a in range(A):
+                pair, low, high = q[h, x, a, :n].sum(), lower[h, x, a], upper[h, x, a]
+                for w in range(n):
+                    given[0, i, w] = cost[h, x, a] + 1 / q[h, x, a, w]
+                    given[1, i, w] = high[w] if high[w] < 1 else 2.0
+                    given[2, i, w] = low[w] if low[w] > 0 else -1.0
+                    P[w] = q[h, x, a, w] / pair if pair > 0 else 1 / n
+                move_inside(n, low, high, P)
+                m = visits[h, x] * (pair / total if total > 0 else 1 / A)
+                for w in range(n):
+                    rows[0, i, w] = m * P[w]
+                    visits[h + 1, w] += m * P[w]
+                set_duals(n, given[:, i], rows[:, i])
+                i += 1
+
+
+@compiled
+def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
+    """`log_barrier._inside` of one row."""
+    room, need, theta = 0.0, 1.0, 0.0
+    for w in range(n):
+        room += upper[w] - lower[w]
+        need -= lower[w]
+    share = need / max(room, 1e-300)
+    for w in range(n):
+        centre = lower[w] + (upper[w] - lower[w]) * share
+        for at, best in (
+            (P[w] - lower[w], centre - lower[w]),
+            (upper[w] - P[w], upper[w] - centre),
+        ):
+            least = log_barrier.INSIDE * best
+            if at < least:
+                theta = max(theta, (least - at) / (best - at))
+    for w in range(n):
+        centre = lower[w] + (upper[w] - lower[w]) * share
+        P[w] = (1 - theta) * P[w] + theta * centre
+
+
+@compiled
+def set_duals(n: int, given: Floats, row: Floats) -> None:
+    """`Point.start` of one row, whose q is there."""
+    m = 0.0
+    for w in range(n):
+        m += row[0, w]
+    for w in range(n):
+        row[1, w] = given[1, w] * m - row[0, w]
+        row[2, w] = row[0, w] - given[2, w] * m
+        row[3, w] = 1 / row[0, w]
+        row[4, w], row[5, w] = log_barrier.START / row[1, w], log_barrier.START / row[2, w]
 
 
 @lru_cache(maxsize=64)

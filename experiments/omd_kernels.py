@@ -25,22 +25,69 @@ def ftrl_step(
     tolerance: float = omd.TOLERANCE,
 ) -> omd.Step:
     """`omd.ftrl_step`: the same arguments, answer and errors."""
-    bounds = omd.Bounds.of(layers, box, cost)
-    logs = np.stack((bounds.log_lower, bounds.log_upper))
     v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()
-    longest = omd.LONGEST_STEP + float(np.ptp(cost)) / 10
-    m, p = np.zeros((2, *layers.pairs.shape)), np.zeros((3, *layers.cells.shape))
-    m[1], p[1] = -omd.ABSENT, omd.LOG_ZERO
-    flows = np.zeros((2, layers.H + 1, layers.W))
-    widths = np.array(layers.widths)
     try:
-        f, iterations = descend(widths, logs, cost, v, tolerance, longest, m, p, flows)
+        solved = solve(np.array(layers.widths), box.lower, box.upper, cost, v, tolerance)
     except np.linalg.LinAlgError as error:
         raise LearnerError("the FTRL step met a singular system") from error
-    point = omd.Point(v, f, (flows[0] - flows[1])[1:-1], m[1], m[0], p[1], p[0], p[2])
-    if not point.residual <= max(omd.HOPELESS, tolerance):
-        raise LearnerError(f"the FTRL step stopped at flow residual {point.residual:.1e}")
-    return omd.answer(layers, cost, point, iterations)
+    q, log_q, policy, transitions, residual, gap, iterations = solved
+    if not residual <= max(omd.HOPELESS, tolerance):
+        raise LearnerError(f"the FTRL step stopped at flow residual {residual:.1e}")
+    return omd.Step(q, log_q, policy, transitions, residual, gap, iterations, v)
+
+
+@compiled
+def solve(
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, v: Floats, tolerance: float
+) -> tuple[Floats, Floats, Floats, Floats, float, float, int]:
+    """All of `omd.ftrl_step` but its refusals; v is overwritten."""
+    H, W, A = cost.shape
+    logs, m, p = np.zeros((2, H, W, A, W)), np.zeros((2, H, W, A)), np.zeros((3, H, W, A, W))
+    flows = np.zeros((2, H + 1, W))
+    logarithms(widths, lower, logs[0])
+    logarithms(widths, upper, logs[1])
+    longest = omd.LONGEST_STEP + (cost.max() - cost.min()) / 10
+    f, iterations = descend(widths, logs, cost, v, tolerance, longest, m, p, flows)
+    residual = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max() if H > 1 else 0.0
+    q, log_q, policy = np.zeros((H, W, A, W)), np.full((H, W, A, W), -np.inf), np.zeros((H, W, A))
+    gap = f + answer(widths, cost, m[1], p, q, log_q, policy)
+    return q, log_q, policy, p[0].copy(), residual, gap, iterations
+
+
+@compiled
+def logarithms(widths: Ints, values: Floats, logs: Floats) -> None:
+    """`omd.Bounds.of` of one side of the box, on cells."""
+    for h in range(len(widths) - 1):
+        for x in range(widths[h]):
+            for a in range(values.shape[2]):
+                for y in range(widths[h + 1]):
+                    value = values[h, x, a, y]
+                    logs[h, x, a, y] = np.log(value) if value > 0.0 else omd.LOG_ZERO
+
+
+@compiled
+def answer(
+    widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
+) -> float:
+    """`omd.answer` into q, log_q, policy; the objective at q."""
+    H, W, A = cost.shape
+    visits, objective = np.zeros((H + 1, W)), 0.0
+    visits[0, 0] = 1.0
+    for h in range(H):
+        for x in range(widths[h]):
+            top, total = log_m[h, x].max(), 0.0
+            for a in range(A):
+                policy[h, x, a] = np.exp(log_m[h, x, a] - top)
+                total += policy[h, x, a]
+            for a in range(A):
+                policy[h, x, a] /= total
+                here = visits[h, x] * policy[h, x, a]
+                for y in range(widths[h + 1]):
+                    flow = here * p[0, h, x, a, y]
+                    q[h, x, a, y], log_q[h, x, a, y] = flow, log_m[h, x, a] + p[1, h, x, a, y]
+                    visits[h + 1, y] += flow
+                    objective += flow * (cost[h, x, a] + np.log(max(flow, omd.TINY)))
+    return objective
 
 
 @compiled

@@ -44,8 +44,8 @@ from coordinator.learning.learner import FloatArray, LearnerError
 GAP = 1e-7
 MAX_ITERATIONS = 100
 ROUNDING = 1e-12  # of mu: past it the certificate only gathers rounding
-_INSIDE = 0.1  # share of the centre's distance to every bound that the start keeps
-_START = 0.01  # mu: consecutive steps are near each other
+INSIDE = 0.1  # share of the centre's distance to every bound that the start keeps
+START = 0.01  # mu: consecutive steps are near each other
 STAY = 0.99  # share of the way to the boundary that a step may go
 
 
@@ -149,7 +149,7 @@ class Point:
         one = problem.one
         s_u, s_l = problem.slacks(q)
         z = one / (q + (1 - one))
-        z_u, z_l = _START * one / s_u, _START * one / s_l
+        z_u, z_l = START * one / s_u, START * one / s_l
         return cls(q, s_u, s_l, z, z_u, z_l, np.zeros(len(problem.b)), 0.1)
 
     def mu(self, one: FloatArray) -> float:
@@ -234,8 +234,8 @@ def _inside(layers: Layers, box: Box, P: FloatArray) -> FloatArray:
     centre = lower + room * need / np.maximum(room.sum(axis=-1, keepdims=True), 1e-300)
     theta = np.zeros(need.shape)
     for at, best in ((P - box.lower, centre - box.lower), (box.upper - P, box.upper - centre)):
-        short = layers.cells & (at < _INSIDE * best)
-        part = np.divide(_INSIDE * best - at, best - at, out=np.zeros(P.shape), where=short)
+        short = layers.cells & (at < INSIDE * best)
+        part = np.divide(INSIDE * best - at, best - at, out=np.zeros(P.shape), where=short)
         theta = np.maximum(theta, part.max(axis=-1, keepdims=True))
     return np.asarray(((1 - theta) * P + theta * centre) * layers.cells)
 
