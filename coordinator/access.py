@@ -35,7 +35,7 @@ def doors(settings: Settings) -> Doors:
     return Doors(Strangers(), keys)
 
 
-def _coordinator(request: Request) -> Coordinator:
+async def _coordinator(request: Request) -> Coordinator:
     return cast("Coordinator", request.app.state.coordinator)
 
 

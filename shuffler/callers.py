@@ -36,21 +36,21 @@ def doors(settings: Settings, strangers: Strangers) -> Doors:
     return Doors(strangers, keys)
 
 
-def shuffler_of(request: Request) -> Shuffler:
+async def shuffler_of(request: Request) -> Shuffler:
     """The shuffler behind an app."""
     core = request.app.state.shuffler
     assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
     return core
 
 
-def strangers_of(request: Request) -> Strangers:
+async def strangers_of(request: Request) -> Strangers:
     """The bucket of failed authentications of an app."""
     strangers = request.app.state.strangers
     assert isinstance(strangers, Strangers)  # noqa: S101
     return strangers
 
 
-def doors_of(request: Request) -> Doors:
+async def doors_of(request: Request) -> Doors:
     """The doors of an app."""
     found = request.app.state.doors
     assert isinstance(found, Doors)  # noqa: S101
@@ -97,7 +97,7 @@ async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
         yield who == "operator"
 
 
-def _view(sees_all: "SeesAll") -> View:
+async def _view(sees_all: "SeesAll") -> View:
     """What the caller may see of a status."""
     return (lambda status: status) if sees_all else for_coordinator
 

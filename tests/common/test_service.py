@@ -2,9 +2,15 @@
 
 import json
 import pickle
+from collections.abc import Iterator
+from inspect import isasyncgenfunction, iscoroutinefunction
+from types import ModuleType
 
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
@@ -14,6 +20,8 @@ from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
 from common.journal import Journal
 from common.limits import Allowance
 from common.service import Token, install_problem_handlers, read_body
+from coordinator import health, keys_api, results, runs_api
+from shuffler import app as shuffler_app
 
 OPERATOR = Allowance(requests=9.0, reports=1.0, at_once=9)
 
@@ -118,3 +126,25 @@ def test_a_foreign_problem_document_is_internal() -> None:
 def test_errors_survive_a_worker_process() -> None:
     error = pickle.loads(pickle.dumps(RemoteError("late", "over")))  # noqa: S301
     assert (type(error), error.slug, str(error)) == (RemoteError, "late", "over")
+
+
+def needed(dependant: Dependant) -> Iterator[Dependant]:
+    """What a route depends on, and all that depends on."""
+    for each in dependant.dependencies:
+        yield each
+        yield from needed(each)
+
+
+@pytest.mark.parametrize("api", [shuffler_app, runs_api, results, keys_api, health])
+def test_no_request_is_sent_to_a_thread_for_what_waits_for_nothing(api: ModuleType) -> None:
+    routes = [route for route in api.router.routes if isinstance(route, APIRoute)]
+    called = {each.call for route in routes for each in needed(route.dependant)}
+    plain = [
+        call
+        for call in called
+        if not (
+            isasyncgenfunction(call) or iscoroutinefunction(call) or isinstance(call, HTTPBearer)
+        )
+    ]
+    assert called
+    assert plain == []
