@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,23 @@ def test_permutation_is_uniform() -> None:
     for _ in range(24_000):
         seen[orders[tuple(int(i) for i in permutation(4, SYSTEM))]] += 1
     assert stats.chisquare(seen).pvalue > ALPHA
+
+
+@dataclass
+class Fixed:
+    """Keys that were drawn before."""
+
+    keys: npt.NDArray[np.uint64]
+
+    def read(self, size: int) -> bytes:
+        return self.keys.astype("<u8").tobytes()[:size]
+
+
+@pytest.mark.parametrize("largest", [3, 1 << 20, (1 << 64) - 1])
+def test_a_permutation_sorts_whole_keys_where_first_halves_are_equal_too(largest: int) -> None:
+    keys = np.random.default_rng(7).integers(largest, size=(500, 2), dtype=np.uint64, endpoint=True)
+    whole = np.lexsort((keys[:, 1], keys[:, 0]))
+    assert permutation(500, Fixed(keys)).tolist() == whole.tolist()
 
 
 def test_counting_drops_dummies_and_refuses_unknown_indices() -> None:
