@@ -64,6 +64,7 @@ def other(url: str, schema: Schema, engine: Engine) -> Iterator[Engine]:
     found.dispose()
 
 
+SETTLED = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 0}
 sqlite_only = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 postgres_only = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
@@ -80,10 +81,9 @@ def test_every_connection_syncs_each_commit(engine: Engine) -> None:
         with engine.connect() as connection:
             pragmas = {
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-                for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+                for name in (*SETTLED, "busy_timeout")
             }
-        expected = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
-        assert pragmas == expected | {"busy_timeout": 10_000}
+        assert pragmas == SETTLED | {"busy_timeout": 10_000}
 
 
 @postgres_only
