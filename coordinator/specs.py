@@ -96,6 +96,8 @@ class RunSpec(Document):
     def _consistent(self) -> Self:
         if self.reward_low >= self.reward_high:
             raise ValueError("reward_low must be below reward_high")
+        if math.isinf(self.reward_high - self.reward_low):
+            raise ValueError("reward_high - reward_low is too large: every reward would be zero")
         counters = CounterLayout(self.sizes, self.families).counters
         if counters > MAX_COUNTERS:
             raise ValueError(f"{counters} counters exceed {MAX_COUNTERS}; use fewer states")

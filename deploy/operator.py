@@ -88,7 +88,11 @@ class Operator:
             LocalError: ``unknown-run``: none, with the nearest; or several.
         """
         runs = self.runs()
-        found = [run for run in runs if run["name"] == words or run["id"].startswith(words)]
+        found = [
+            run
+            for run in runs
+            if words and (run["name"] == words or run["id"].startswith(words))  # "" begins all
+        ]
         if len(found) == 1:
             return found[0]
         if not found:

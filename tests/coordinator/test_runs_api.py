@@ -121,6 +121,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"start": [1.0]}, "start"),
     ({"start": [2.0, -1.0]}, "start"),
     ({"reward_low": 1.0}, "reward_low"),
+    ({"reward_low": -1e308, "reward_high": 1e308}, "reward_high - reward_low"),
     ({"episodes": 0}, "episodes"),
     ({"epsilon": 0.0}, "epsilon"),
     ({"epsilon": "NaN"}, "epsilon"),

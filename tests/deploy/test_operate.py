@@ -102,7 +102,11 @@ def test_a_run_is_named_by_id_its_beginning_or_name(network: Path, words: str) -
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [("smal1", "did you mean 'small'?"), ("by-hand", f"may mean 2 runs; say which of {HAND}")],
+    [
+        ("", "there is no run ''"),
+        ("smal1", "did you mean 'small'?"),
+        ("by-hand", f"may mean 2 runs; say which of {HAND}"),
+    ],
 )
 def test_a_run_that_is_not_clear_is_explained(network: Path, words: str, says: str) -> None:
     for command in ("show", "log", "stop", "conservation"):
