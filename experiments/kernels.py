@@ -4,7 +4,8 @@ Every function repeats the arithmetic of the reference learners in the same orde
 draws from the same NumPy generators in the same order, so that both give the same policies, draw by
 draw (tests; rows are summed in order of x', which NumPy does below eight states: beyond, the last
 bit may differ). Draws, all from PCG64: an episode takes 1 + 2 H uniforms (start; then next state
-and reward bit of every step), a completed block or a user's message one noise a counter.
+and reward bit of every step), a completed block or a user's message one noise a counter. Pairs (h,
+x, a) are worked on side by side, x' by x', in loops that fill a register.
 
 Regret is exact: a policy's value by backward induction in the true MDP, once for every policy that
 differs from the one before. Arrays are float64; P (H, X, A, X), r (H, X, A), policy (H, X).
@@ -14,56 +15,22 @@ All is one file because numba's cache on disk only sees changes of the file a fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
-
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., object])
+from experiments.kernel_types import (
+    Exploration,
+    Floats,
+    Ints,
+    Privacy,
+    Work,
+    World,
+    compiled,
+)
 
 PRACTICAL, AZAR, QIAO = 0, 1, 2
 LAPLACE, GAUSSIAN = 1, 2
-
-
-class World(NamedTuple):
-    """The true MDP, its V*, and running sums of d1 and of the rows of P."""
-
-    P: Floats
-    r: Floats
-    d1: Floats
-    optimum: float
-    start: Floats
-    following: Floats
-
-
-class Exploration(NamedTuple):
-    """A bonus: its kind, the constants of `ucbvi.Bonus`, and the kind's logarithm."""
-
-    kind: int
-    bonus_scale: float
-    noise_scale: float
-    least_visits: float
-    iota: float
-
-
-class Privacy(NamedTuple):
-    """A Privatizer; one draw of its noise has `scale` and `variance`; log_term > 0 asks for E."""
-
-    local: bool
-    separate_visits: bool
-    kind: int
-    scale: float
-    variance: float
-    log_term: float
-
-
-def compiled(function: Function) -> Function:
-    """Compile for this machine; IEEE arithmetic, no reordering; kept on disk between runs."""
-    return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
+AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the cache
 
 
 @compiled
@@ -107,44 +74,38 @@ def loss(world: World, policy: Ints, V: Floats) -> float:
 
 @compiled
 def plan(
-    P: Floats, r: Floats, N: Floats, bonus: Exploration, noise: Floats, policy: Ints, V: Floats
+    P: Floats, r: Floats, N: Floats, bonus: Exploration, noise: Floats, policy: Ints, work: Work
 ) -> bool:
     """`UCBVI.optimistic`: overwrite `policy`; tell whether it changed.
 
-    noise = (variance of a transition count, variance of a reward sum, E). V (3, X) is scratch: V_h,
-    V_{h+1}, its square.
+    P (X', H X A), r and N (H X A,). noise = (variance of a transition count, variance of a reward
+    sum, E).
     """
-    H, X, A = r.shape
+    H, X = policy.shape
+    pairs, V, changed = len(r) // H, work.V, False
+    mean, square, squares = work.first[:pairs], work.second[:pairs], work.third[:pairs]
     sigma_T, sigma_R, E = noise[0], noise[1], noise[2]
-    V[:, :] = 0.0
-    changed = False
+    V[:] = 0.0
     for h in range(H - 1, -1, -1):
+        mean[:], square[:], squares[:] = 0.0, 0.0, 0.0
+        for y in range(X):
+            row, then = P[y, h * pairs : (h + 1) * pairs], V[y]
+            for i in range(pairs):
+                mean[i] += row[i] * then
+                square[i] += row[i] * (then * then)
+        for y in range(X if sigma_R > 0.0 else 0):
+            then = V[y]
+            for i in range(pairs):
+                squares[i] += (then - mean[i]) * (then - mean[i])
+        rewards, visits = r[h * pairs : (h + 1) * pairs], N[h * pairs : (h + 1) * pairs]
         most = float(H - h)
-        for x in range(X):
-            best, action = -1.0, 0
-            for a in range(A):
-                Q, n = most, N[h, x, a]
-                if n >= 1.0:
-                    mean, square, squares = 0.0, 0.0, 0.0
-                    for y in range(X):
-                        mean += P[h, x, a, y] * V[1, y]
-                        square += P[h, x, a, y] * V[2, y]
-                    if sigma_R > 0.0:
-                        for y in range(X):
-                            squares += (V[1, y] - mean) * (V[1, y] - mean)
-                    variance = max(square - mean * mean, 0.0)
-                    shift = E * X if bonus.kind == QIAO else sigma_T * squares + sigma_R
-                    Q = min(
-                        r[h, x, a] + mean + _b(r[h, x, a], n, variance, shift, most, H, bonus), most
-                    )
-                if best < Q:
-                    best, action = Q, a
-            V[0, x] = best
-            if policy[h, x] != action:
-                policy[h, x] = action
-                changed = True
-        for x in range(X):
-            V[1, x], V[2, x] = V[0, x], V[0, x] * V[0, x]
+        for i in range(pairs):
+            variance = max(square[i] - mean[i] * mean[i], 0.0)
+            shift = E * X if bonus.kind == QIAO else sigma_T * squares[i] + sigma_R
+            b = _b(rewards[i], visits[i], variance, shift, most, H, bonus)
+            # From here on the means are Q.
+            mean[i] = min(rewards[i] + mean[i] + b, most) if visits[i] >= 1.0 else most
+        changed |= greedy(mean, policy[h], V)
     return changed
 
 
@@ -160,9 +121,24 @@ def _b(
         b = 2.0 * np.sqrt(variance * width) + np.sqrt(2.0 * width)
         return float(b + 20.0 * H * shift * width + 4.0 * H * np.sqrt(width))
     b = bonus.bonus_scale * (np.sqrt((variance + r * (1.0 - r)) * width) + most * width)
-    if shift > 0.0:
-        b += bonus.noise_scale * np.sqrt(bonus.iota * shift) / N
-    return float(b)
+    return float(b + bonus.noise_scale * np.sqrt(bonus.iota * shift) / N)
+
+
+@compiled
+def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
+    """The best actions of Q (X A,) into `policy` (X,), their values into V; what `plan` tells."""
+    X, changed = len(policy), False
+    A = len(Q) // X
+    for x in range(X):
+        best, action = -1.0, 0
+        for a in range(A):
+            if best < Q[x * A + a]:
+                best, action = Q[x * A + a], a
+        V[x] = best
+        if policy[x] != action:
+            policy[x] = action
+            changed = True
+    return changed
 
 
 @compiled
@@ -172,32 +148,32 @@ def run_ucbvi(
     bonus: Exploration,
     checkpoints: Ints,
     policy: Ints,
+    work: Work,
 ) -> tuple[Floats, int]:
     """UCBVI for checkpoints[-1] episodes: regret at the checkpoints, and switches.
 
     `policy` is overwritten with the last one deployed.
     """
-    r = world.r
-    H, X, A = r.shape
-    counts, rewards, N = np.zeros((H, X, A, X)), np.zeros((H, X, A)), np.zeros((H, X, A))
-    rows, means, noise = np.zeros((H, X, A, X)), np.zeros((H, X, A)), np.zeros(3)
-    episode, V, U = np.zeros((H, 4), np.int64), np.zeros((3, X)), np.zeros((2, X))
-    curve = np.zeros(len(checkpoints))
+    H, X, A = world.r.shape
+    counts, rows = np.zeros((X, H * X * A)), np.zeros((X, H * X * A))
+    rewards, means, N = np.zeros(H * X * A), np.zeros(H * X * A), np.zeros(H * X * A)
+    noise, U = np.zeros(3), np.zeros((2, X))
+    episode, curve = np.zeros((H, 4), np.int64), np.zeros(len(checkpoints))
     switches, regret, gap, at = 0, 0.0, 0.0, 0
     for k in range(1, checkpoints[-1] + 1):
-        if plan(rows, means, N, bonus, noise, policy, V) or k == 1:
+        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
             gap = loss(world, policy, U)
             switches += k > 1
         regret += gap
         run_episode(generator, world, policy, episode)
         for h in range(H):
-            x, a = episode[h, 0], episode[h, 1]
-            counts[h, x, a, episode[h, 2]] += 1.0
-            rewards[h, x, a] += episode[h, 3]
-            N[h, x, a] += 1.0
+            i = (h * X + episode[h, 0]) * A + episode[h, 1]
+            counts[episode[h, 2], i] += 1.0
+            rewards[i] += episode[h, 3]
+            N[i] += 1.0
             for y in range(X):
-                rows[h, x, a, y] = counts[h, x, a, y] / N[h, x, a]
-            means[h, x, a] = rewards[h, x, a] / N[h, x, a]
+                rows[y, i] = counts[y, i] / N[i]
+            means[i] = rewards[i] / N[i]
         if k == checkpoints[at]:
             curve[at] = regret
             at += 1
@@ -205,82 +181,59 @@ def run_ucbvi(
 
 
 @compiled
-def draw(generator: np.random.Generator, privacy: Privacy) -> float:
-    """One noise: `AdditiveNoise.draw`, element by element."""
-    if privacy.kind == LAPLACE:
-        return generator.laplace(0.0, privacy.scale)
-    if privacy.kind == GAUSSIAN:
-        return generator.normal(0.0, privacy.scale)
-    return 0.0
+def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
+    """The next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C): NumPy's loop is quicker."""
+    kind, scale = privacy.kind, privacy.scale
+    with numba.objmode(drawn="float64[:,::1]"):
+        draw = generator.laplace if kind == LAPLACE else generator.normal
+        drawn = np.asarray(draw(0.0, scale, (AT_ONCE, C)))
+    return drawn  # noqa: RET504  (a name is how object mode hands it out)
 
 
 @compiled
-def add_to_tree(
-    generator: np.random.Generator,
-    t: int,
-    touched: Ints,
-    total: Floats,
-    blocks: Floats,
-    privacy: Privacy,
-    released: Floats,
-) -> None:
-    """`BinaryMechanism.add` of contribution t, ones at `touched`; blocks (levels, C)."""
-    for i in touched:
-        if i >= 0:
-            total[i] += 1.0
+def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
+    """`BinaryMechanism.add` of contribution t, that is in `total`; blocks (levels, C)."""
     completed = 0
     while not t >> completed & 1:
-        blocks[completed, :] = 0.0
         completed += 1
-    for c in range(len(total)):
-        blocks[completed, c] = draw(generator, privacy)
-        released[c] = blocks[completed, c]
+    blocks[completed] = noise
+    released[:] = noise
     for level in range(completed + 1, len(blocks)):
         if t >> level & 1:
-            for c in range(len(total)):
-                released[c] += blocks[level, c]
-    for c in range(len(total)):
-        released[c] = total[c] + released[c]
+            released += blocks[level]
+    released += total
 
 
 @compiled
-def add_local(
-    generator: np.random.Generator,
-    touched: Ints,
-    message: Floats,
-    privacy: Privacy,
-    released: Floats,
-) -> None:
-    """`LocalPrivatizer.add`; `message` (C,) is scratch."""
-    message[:] = 0.0
-    for i in touched:
-        if i >= 0:
-            message[i] = 1.0
-    for c in range(len(message)):
-        released[c] += message[c] + draw(generator, privacy)
+def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
+    """`postprocess.project` of the columns of c (X, pairs) into n, their sums into N; c is sorted.
 
-
-@compiled
-def project(row: Floats, total: float, tolerance: float, n: Floats, order: Floats) -> float:
-    """`postprocess.project` of one row into n (X,); returns its sum. `order` (X,) is scratch."""
-    X = len(row)
-    for i in range(X):
-        c, j = row[i], i
-        while j > 0 and order[j - 1] < c:
-            order[j] = order[j - 1]
-            j -= 1
-        order[j] = c
-    prefix, raised, lowered = 0.0, np.inf, np.inf
-    for k in range(1, X + 1):
-        prefix += order[k - 1]
-        raised = min(raised, (total - tolerance - prefix) / k)
-        lowered = min(lowered, (total + tolerance - prefix) / k)
-    shift = max(0.0, raised) + min(0.0, lowered)
-    visits = 0.0
+    By odd-even transposition: what is done does not depend on data, so pairs go side by side.
+    """
+    X, pairs = c.shape
+    upper, lower = work.first, work.second
+    n[:, :] = c
+    for k in range(X):
+        for j in range(k % 2, X - 1, 2):
+            a, b = c[j], c[j + 1]
+            for i in range(pairs):
+                upper[i], lower[i] = max(a[i], b[i]), min(a[i], b[i])
+            c[j], c[j + 1] = upper, lower
+    prefix, raised, lowered = work.third, work.first, work.second
+    prefix[:], raised[:], lowered[:] = 0.0, np.inf, np.inf
+    for k in range(X):
+        prefix += c[k]
+        for i in range(pairs):
+            raised[i] = min(raised[i], (total[i] - tolerance - prefix[i]) / (k + 1))
+            lowered[i] = min(lowered[i], (total[i] + tolerance - prefix[i]) / (k + 1))
+    for i in range(pairs):
+        raised[i] = max(0.0, raised[i]) + min(0.0, lowered[i])
+    N[:] = 0.0
     for x in range(X):
-        n[x] = max(row[x] + shift, 0.0) if total + tolerance >= 0 else 0.0
-        visits += n[x]
-    return visits
+        row = n[x]
+        for i in range(pairs):
+            row[i] = max(row[i] + raised[i], 0.0) if total[i] + tolerance >= 0 else 0.0
+        N += row
 
 
 @compiled
@@ -292,46 +245,49 @@ def estimate(
     rows: Floats,
     means: Floats,
     N: Floats,
-    scratch: Floats,
+    work: Work,
 ) -> None:
-    """`PrivateUCBVI.estimates`: P~, r~, N~ from released counters; E > 0 adds the add-on."""
-    H, X, A = means.shape
-    pairs = H * X * A
-    transitions = released[: pairs * X].reshape(pairs, X)
-    flat, flat_means, flat_N = rows.reshape(pairs, X), means.reshape(pairs), N.reshape(pairs)
-    rewards = pairs * X + (pairs if separate_visits else 0)
+    """`PrivateUCBVI.estimates`: P~, r~, N~ from released counters; E > 0 adds the add-on.
+
+    rows (X', H X A), means and N (H X A,).
+    """
+    X, pairs = rows.shape
+    counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
+    total[:] = 0.0
+    for y in range(X):
+        count = counts[y]
+        for i in range(pairs):
+            count[i] = released[i * X + y]
+        total += count
+    if separate_visits:
+        total[:] = released[pairs * X : pairs * X + pairs]
+    project(counts, total, E / 4, rows, N, work)
+    if E > 0.0:
+        N[:] = 0.0
+        for y in range(X):
+            rows[y] += E / (2 * X)
+            N += rows[y]
+    for y in range(X):
+        row = rows[y]
+        for i in range(pairs):
+            row[i] = row[i] / N[i] if N[i] > 0.0 else row[i]
     for i in range(pairs):
-        total = transitions[i, 0]
-        for y in range(1, X):
-            total += transitions[i, y]
-        if separate_visits:
-            total = released[pairs * X + i]
-        visits = project(transitions[i], total, E / 4, flat[i], scratch)
-        if E > 0.0:
-            visits = 0.0
-            for y in range(X):
-                flat[i, y] += E / (2 * X)
-                visits += flat[i, y]
-        if visits > 0.0:
-            for y in range(X):
-                flat[i, y] /= visits
-        flat_N[i], flat_means[i] = max(visits, least), 0.0
-        if flat_N[i] > 0.0:
-            flat_means[i] = min(max(released[rewards + i] / flat_N[i], 0.0), 1.0)
+        N[i] = max(N[i], least)
+        means[i] = min(max(rewards[i] / N[i], 0.0), 1.0) if N[i] > 0.0 else 0.0
 
 
 @compiled
-def counters_of(episode: Ints, X: int, A: int, separate_visits: bool, touched: Ints) -> None:
-    """`CounterLayout.encode` into `touched` (3 H,); -1 for what is not sent."""
+def count(episode: Ints, X: int, A: int, separate_visits: bool, counters: Floats) -> None:
+    """Add an episode to counters (C,): `CounterLayout.encode`."""
     H = len(episode)
     pairs = H * X * A
-    rewards = pairs * X + (pairs if separate_visits else 0)
     for h in range(H):
         x, a, y, bit = episode[h, 0], episode[h, 1], episode[h, 2], episode[h, 3]
         pair = (h * X + x) * A + a
-        touched[h] = pair * X + y
-        touched[H + h] = pairs * X + pair if separate_visits else -1
-        touched[2 * H + h] = rewards + pair if bit else -1
+        counters[pair * X + y] += 1.0
+        if separate_visits:
+            counters[pairs * X + pair] += 1.0
+        counters[len(counters) - pairs + pair] += bit
 
 
 @compiled
@@ -343,37 +299,40 @@ def run_private(
     bonus: Exploration,
     checkpoints: Ints,
     policy: Ints,
+    work: Work,
 ) -> tuple[Floats, int]:
     """Private UCB-VI for checkpoints[-1] episodes: regret at the checkpoints, and switches."""
-    separate_visits, r = privacy.separate_visits, world.r
-    H, X, A = r.shape
-    K = checkpoints[-1]
-    C = H * X * A * (X + (2 if separate_visits else 1))
-    levels = 0
+    separate_visits, K = privacy.separate_visits, checkpoints[-1]
+    H, X, A = world.r.shape
+    pairs, levels = H * X * A, 0
+    C = pairs * (X + (2 if separate_visits else 1))
     while K - 1 >> levels:
         levels += 1
-    blocks = np.zeros((0 if privacy.local else levels, C))
-    total, released = np.zeros(C), np.zeros(C)
-    rows, means, N = np.zeros((H, X, A, X)), np.zeros((H, X, A)), np.zeros((H, X, A))
-    noise, touched, scratch = np.zeros(3), np.zeros(3 * H, np.int64), np.zeros(X)
-    episode, V, U = np.zeros((H, 4), np.int64), np.zeros((3, X)), np.zeros((2, X))
+    blocks, fresh = np.zeros((0 if privacy.local else levels, C)), np.zeros((0, C))
+    total, released, noise = np.zeros(C), np.zeros(C), np.zeros(3)
+    rows, means, N = np.zeros((X, pairs)), np.zeros(pairs), np.zeros(pairs)
+    episode, U = np.zeros((H, 4), np.int64), np.zeros((2, X))
     curve = np.zeros(len(checkpoints))
     switches, regret, gap, at = 0, 0.0, 0.0, 0
     for k in range(1, K + 1):
         if k > 1:
             least = bonus.least_visits * np.sqrt(noise[0] * (1 if separate_visits else X))
-            estimate(released, separate_visits, noise[2], least, rows, means, N, scratch)
-        if plan(rows, means, N, bonus, noise, policy, V) or k == 1:
+            estimate(released, separate_visits, noise[2], least, rows, means, N, work)
+        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
             gap = loss(world, policy, U)
             switches += k > 1
         regret += gap
         run_episode(generator, world, policy, episode)
         if k < K:
-            counters_of(episode, X, A, separate_visits, touched)
+            if (k - 1) % AT_ONCE == 0:
+                fresh = draws(noise_generator, privacy, C)
+            drawn = fresh[(k - 1) % AT_ONCE]
             if privacy.local:
-                add_local(noise_generator, touched, total, privacy, released)
+                count(episode, X, A, separate_visits, drawn)
+                released += drawn
             else:
-                add_to_tree(noise_generator, k, touched, total, blocks, privacy, released)
+                count(episode, X, A, separate_visits, total)
+                add_to_tree(k, total, drawn, blocks, released)
             set_noise(noise, k, privacy)
         if k == checkpoints[at]:
             curve[at] = regret

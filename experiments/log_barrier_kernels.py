@@ -16,7 +16,7 @@ from coordinator.learning.adversarial import log_barrier, omd
 from coordinator.learning.adversarial.confidence import Box
 from coordinator.learning.adversarial.layered import Layers
 from coordinator.learning.learner import LearnerError
-from experiments.kernels import Floats, Ints, compiled
+from experiments.kernel_types import Floats, Ints, compiled
 
 
 def log_barrier_step(

@@ -14,7 +14,7 @@ from coordinator.learning.adversarial import omd
 from coordinator.learning.adversarial.confidence import Box
 from coordinator.learning.adversarial.layered import Layers
 from coordinator.learning.learner import LearnerError
-from experiments.kernels import Floats, Ints, compiled
+from experiments.kernel_types import Floats, Ints, compiled
 
 
 def ftrl_step(

@@ -261,14 +261,14 @@ def _compiled(
 ) -> tuple[FloatArray, int]:
     try:
         # Here, not above: numba is an optional dependency.
-        from experiments import kernels  # noqa: PLC0415
+        from experiments import kernel_types, kernels  # noqa: PLC0415
     except ImportError as error:
         raise LocalError(
             "unavailable",
             "learners that plan before every episode need numba: install riffle-rl[experiments]",
         ) from error
     mdp = setting.mdp
-    world = kernels.World(
+    world = kernel_types.World(
         P=np.ascontiguousarray(mdp.P),
         r=np.ascontiguousarray(mdp.r),
         d1=mdp.d1,
@@ -278,11 +278,12 @@ def _compiled(
     )
     given, (kind, iota) = setting.bonus, _exploration(setting)
     least = given.least_visits if given.name == "practical" else 0.0
-    bonus = kernels.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
+    bonus = kernel_types.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
+    work = kernel_types.Work.of(mdp.sizes.X, mdp.r.size)
     episodes = generator_for(setting.seed, "episodes")
     if setting.trust is None:
-        return kernels.run_ucbvi(episodes, world, bonus, points, policy)
-    privacy = kernels.Privacy(
+        return kernels.run_ucbvi(episodes, world, bonus, points, policy, work)
+    privacy = kernel_types.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",
         kind=KINDS[noise.kind],
@@ -291,7 +292,7 @@ def _compiled(
         log_term=_log_term(setting),
     )
     generator = generator_for(setting.seed, "noise")
-    return kernels.run_private(episodes, generator, world, privacy, bonus, points, policy)
+    return kernels.run_private(episodes, generator, world, privacy, bonus, points, policy, work)
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from coordinator.learning.adversarial.confidence import Box
 from coordinator.learning.adversarial.layered import Layers
 from coordinator.learning.adversarial.uc_o_reps import Settings
 from coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
-from experiments.kernels import Floats, Ints, compiled
+from experiments.kernel_types import Floats, Ints, compiled
 
 
 class CompiledSettings(Settings):
