@@ -13,15 +13,25 @@ from __future__ import annotations
 
 import math
 
+from common.accounting.search import CalibrationError
 from common.counters import Sizes
-from common.noise import MAX_P_LOG2, Noise
+from common.noise import MAX_BITS, MAX_P_LOG2, Noise
 
 
 def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
-    """tau rounded up: twice the expected 1-bits of a counter."""
+    """tau rounded up: twice the expected 1-bits of a counter.
+
+    Raises:
+        CalibrationError: it is above 2^53, so that no report could draw it.
+    """
     per_counter = epsilon / (3 * sizes.H)
-    failure = beta / (sizes.H * sizes.X * sizes.A)
-    return math.ceil(96.0 * math.log(2.0 / failure) / per_counter**2)
+    log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
+    if 96.0 * log >= MAX_BITS * per_counter**2:
+        raise CalibrationError(
+            f"epsilon={epsilon:.6g} at beta={beta:g} takes the papers' tau above 2^53, more than "
+            "is drawn; ask for more epsilon"
+        )
+    return math.ceil(96.0 * log / per_counter**2)
 
 
 def paper_noise(n: int, tau: int) -> Noise:

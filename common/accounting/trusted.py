@@ -73,7 +73,7 @@ def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
     found = smallest(
         lambda x: bounds.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),
         epsilon * (1.0 - MARGIN),
-        math.ceil(2 * cells / epsilon * UNIT),
+        math.ceil(min(2 * cells / epsilon, LARGEST_SCALE) * UNIT),
         LARGEST_SCALE * UNIT,
         FINE,
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.accounting import (
     Calibration,
     CalibrationError,
+    CalibrationName,
     account,
     calibrate,
     gaussian_variance,
@@ -114,9 +115,13 @@ def test_no_n_works_when_slots_do_not_even_hold_the_data() -> None:
         reference("paper", max_messages=18)
 
 
-def test_an_epsilon_below_the_accountants_reach_is_refused() -> None:
+@pytest.mark.parametrize("calibration", ["exact", "paper"])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-200, 5e-324])
+def test_an_epsilon_below_the_accountants_reach_is_refused(
+    calibration: CalibrationName, epsilon: float
+) -> None:
     with pytest.raises(CalibrationError, match="ask for more epsilon"):
-        reference("paper", epsilon=1e-4)
+        reference("paper", epsilon=epsilon, calibration=calibration, sizes=SIZES)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,9 @@ def test_the_account_depends_neither_on_n_nor_on_the_others(noise: BatchNoise) -
 def test_small_epsilon_takes_more_than_can_be_drawn() -> None:
     with pytest.raises(CalibrationError, match="ask for more epsilon"):
         calibrate_central(cells=6, counters=MAX_DRAWS // 1000, epsilon=0.01, beta=BETA)
-    with pytest.raises(CalibrationError, match="ask for more epsilon"):
-        calibrate_local(cells=3000, epsilon=1e-4, beta=1e-9)
+    for epsilon in (1e-4, 5e-324):
+        with pytest.raises(CalibrationError, match="ask for more epsilon"):
+            calibrate_local(cells=3000, epsilon=epsilon, beta=1e-9)
 
 
 def test_beta_alone_can_pay_for_a_small_epsilon() -> None:
