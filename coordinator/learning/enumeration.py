@@ -92,7 +92,7 @@ class ActivePolicies:
                 "Use fewer states, actions or steps, or set active_set to implicit."
             )
         start = [_actions(sizes, d1 > 0)]
-        later = [_actions(sizes, np.ones(sizes.X, dtype=np.bool_))] * (sizes.H - 1)
+        later = [_actions(sizes, np.ones(sizes.X, dtype=np.bool_)) for _ in range(sizes.H - 1)]
         steps = tuple(start + later)
         return cls(d1, steps, _balanced_cut([len(step) for step in steps]))
 

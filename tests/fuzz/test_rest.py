@@ -42,7 +42,9 @@ CHECKS = [
     ignored_auth,
     unsupported_method,
 ]
-MOST_GROWTH_KB = 50 << 10
+MOST_GROWTH_KB = {"shuffler": 50 << 10, "coordinator": 500 << 10}
+"""The coordinator plans any run it is asked for, and keeps as much as the largest plan took: 330 MB
+after 200 calls to make a run, and after 3,000."""
 SECONDS = 30
 
 
@@ -79,7 +81,7 @@ def test_answers_are_those_of_the_description(
         f"slowest {slowest:.1f} s, {grown} kB"
     )
     assert seen[200] and seen[401]
-    assert grown < MOST_GROWTH_KB
+    assert grown < MOST_GROWTH_KB[service]
 
 
 def callers(service: str, operation: Any, network: Network) -> list[str]:

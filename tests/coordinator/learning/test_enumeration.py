@@ -43,6 +43,11 @@ def test_only_what_differs_from_the_start_is_enumerated() -> None:
     assert len(np.unique(_all(active), axis=0)) == 2**9
 
 
+def test_one_step_takes_any_number_of_states() -> None:
+    sizes, d1 = Sizes(754, 6, 1), np.eye(754)[0]
+    assert ActivePolicies.everything(sizes, d1).size == 6
+
+
 def test_too_large_names_the_number_and_the_limit() -> None:
     with pytest.raises(EnumerationTooLarge, match=r"2\^25 .* at most 16777216"):
         ActivePolicies.everything(Sizes(4, 2, 7), np.array([1.0, 0, 0, 0]))
