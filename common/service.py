@@ -65,6 +65,8 @@ _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 def problem_response(error: RiffleError) -> JSONResponse:
     """An error as its problem document."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(
         error.document(), status_code=error.status, media_type=MEDIA_TYPE, headers=headers
     )
@@ -91,7 +93,10 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
         status = error.status_code if isinstance(error, HTTPException) else 500
         slug = _STATUS_SLUGS.get(status, "malformed")
         detail = str(error.detail) if isinstance(error, HTTPException) else "not understood"
-        return answer(request, RemoteError(slug, detail))
+        answered = answer(request, RemoteError(slug, detail))
+        if isinstance(error, HTTPException) and error.headers:  # as Allow, of a 405
+            answered.headers.update(error.headers)
+        return answered
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         method, route = asked(request.scope) or ("none", "none")

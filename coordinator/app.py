@@ -76,6 +76,7 @@ def create_app(
             desk = desk_of(store=store, shuffler=peer, analyzer=opener, bell=Bell())
             service = Coordinator(desk, test_entry=settings.test_entry, replica=settings.replica())
             app.state.coordinator = service
+            app.state.ready = health.readiness(service, settings.data_dir)
             closing.push_async_callback(service.close)
             await service.start()
             yield

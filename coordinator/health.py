@@ -1,6 +1,7 @@
 """Whether the coordinator lives, is ready, and how it does: what machines ask."""
 
 import asyncio
+from pathlib import Path
 
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
@@ -9,6 +10,7 @@ from common.descriptor import parse
 from common.errors import LocalError, RiffleError
 from common.metrics import exposition
 from common.readiness import clock_trouble, disk_trouble
+from common.sharing import Shared
 from coordinator import views
 from coordinator.access import Service, metrics_reader
 from coordinator.runs import Coordinator
@@ -40,21 +42,30 @@ async def livez() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={503: {"model": views.ReadyView}})
-async def readyz(request: Request, service: Service, response: Response) -> views.ReadyView:
+async def readyz(request: Request, response: Response) -> views.ReadyView:
     """Whether store, keys, shuffler, clock and disk are as they must be, each by name."""
-    store, analyzer, shuffler = await asyncio.gather(
-        _check_store(service), _check_analyzer(service), _check_shuffler(service)
-    )
-    found = views.ReadyView(
-        store=store,
-        analyzer=analyzer,
-        shuffler=shuffler,
-        clock=clock_trouble(service.desk.shuffler.skew) or "ok",
-        disk=disk_trouble(request.app.state.data_dir) or "ok",
-    )
+    found: views.ReadyView = await request.app.state.ready.get()
     if any(said != "ok" for said in found.model_dump().values()):
         response.status_code = 503
     return found
+
+
+def readiness(service: Coordinator, data_dir: Path) -> Shared[views.ReadyView]:
+    """What `readyz` tells: looked for once a second at most, as anybody may ask."""
+
+    async def look() -> views.ReadyView:
+        store, analyzer, shuffler = await asyncio.gather(
+            _check_store(service), _check_analyzer(service), _check_shuffler(service)
+        )
+        return views.ReadyView(
+            store=store,
+            analyzer=analyzer,
+            shuffler=shuffler,
+            clock=clock_trouble(service.desk.shuffler.skew) or "ok",
+            disk=disk_trouble(data_dir) or "ok",
+        )
+
+    return Shared(look, lambda: int(service.desk.clock()))
 
 
 async def _check_store(service: Coordinator) -> str:

@@ -26,6 +26,7 @@ from common.limits import Callers
 from common.news import listen
 from common.pins import pinned
 from common.readiness import disk_trouble
+from common.sharing import Shared
 from common.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
@@ -53,7 +54,7 @@ from shuffler.schema import not_usable, open_store
 from shuffler.settings import Settings
 from shuffler.states import reached
 from shuffler.vault import BatchSecret, SecretLostError, Vault
-from shuffler.waiting import Budget, Changes, Shared
+from shuffler.waiting import Budget, Changes
 
 Clock = Callable[[], float]
 

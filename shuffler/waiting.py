@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Message
@@ -119,21 +119,3 @@ class Changes:
                     return found
                 with suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), min(left, RECHECK_SECONDS))
-
-
-class Shared(Generic[T]):
-    """One answer for many who ask at the same time: read again only when its key has changed."""
-
-    def __init__(self, read: Callable[[], Awaitable[T]], key: Callable[[], object]) -> None:
-        self._read = read
-        self._key = key
-        self._lock = asyncio.Lock()
-        self._held: tuple[object, T] | None = None
-
-    async def get(self) -> T:
-        """The answer under the present key."""
-        async with self._lock:
-            key = self._key()  # taken before reading: what changes meanwhile makes it stale
-            if self._held is None or self._held[0] != key:
-                self._held = (key, await self._read())
-            return self._held[1]

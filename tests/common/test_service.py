@@ -148,3 +148,10 @@ def test_no_request_is_sent_to_a_thread_for_what_waits_for_nothing(api: ModuleTy
     ]
     assert called
     assert plain == []
+
+
+def test_a_refusal_says_what_would_be_taken() -> None:
+    client = TestClient(application())
+    unknown, wrong = client.get("/secret"), client.put("/secret")
+    assert (unknown.status_code, unknown.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET")

@@ -30,7 +30,11 @@ class Api:
         self.directory, self._stack = directory, stack
         self.shuffler = FakeShuffler()
         self.analyzer = analyzer
+        self.clock: Callable[[], float] = time.time
         self.client = self.start()
+
+    def now(self) -> float:
+        return self.clock()
 
     def start(self, **changes: Any) -> TestClient:
         app = create_app(
@@ -38,7 +42,7 @@ class Api:
             shuffler=self.shuffler,
             registry=registry(),
             analyzer=self.analyzer(),
-            clock=time.time,
+            clock=self.now,
         )
         return self._stack.enter_context(TestClient(app, raise_server_exceptions=False))
 

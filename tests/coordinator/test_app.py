@@ -1,6 +1,8 @@
 """The service put together: health, limits, its description."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,9 +32,18 @@ def test_health_names_what_is_missing(api: Api) -> None:
     ready = api.client.get("/readyz")
     assert (ready.status_code, ready.json()) == (200, {**OK, "shuffler": "ok"})
     api.shuffler.down = 1
+    api.clock = lambda: time.time() + 1
     ready = api.client.get("/readyz")
     assert ready.status_code == 503
     assert "does not answer" in ready.json()["shuffler"]
+
+
+def test_whoever_asks_for_health_costs_one_look_a_second(api: Api) -> None:
+    for now in (1_800_000_000, 1_800_000_001):
+        api.clock = partial(float, now)
+        before = api.shuffler.calls.count("ready")
+        assert {api.client.get("/readyz").status_code for _ in range(9)} == {200}
+        assert api.shuffler.calls.count("ready") == before + 1
 
 
 def test_health_names_a_clock_that_is_off_and_a_full_disk(

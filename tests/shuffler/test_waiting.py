@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from common.errors import LocalError
 from common.service import read_body
-from shuffler.waiting import Budget, Changes, Shared, metered
+from shuffler.waiting import Budget, Changes, metered
 
 
 def test_a_budget_is_given_back() -> None:
@@ -144,21 +144,3 @@ def test_too_many_polls_are_refused() -> None:
         await poll
 
     asyncio.run(scenario())
-
-
-def test_one_answer_for_many_until_its_key_changes() -> None:
-    async def scenario() -> list[int]:
-        reads, key = 0, 0
-
-        async def read() -> int:
-            nonlocal reads
-            reads += 1
-            await asyncio.sleep(0)
-            return reads
-
-        shared = Shared(read, lambda: key)
-        first = await asyncio.gather(*(shared.get() for _ in range(10)))
-        key = 1
-        return [*first, await shared.get()]
-
-    assert asyncio.run(scenario()) == [1] * 10 + [2]
