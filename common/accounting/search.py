@@ -41,6 +41,7 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
     return found
 
 
+@lru_cache(maxsize=4096)
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
     """Smallest k with (target, beta)-DP from N bits of p = k / 2^32; None if there is none."""
     scale = 2**MAX_P_LOG2

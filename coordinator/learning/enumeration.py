@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.counters import Sizes
 from coordinator.learning.absorbing import BoolArray
@@ -61,7 +62,7 @@ class Block(NamedTuple):
     def of(cls, active: BoolArray) -> Block:
         """The rows and columns of `active` that are not empty."""
         prefixes, suffixes = np.flatnonzero(active.any(axis=1)), np.flatnonzero(active.any(axis=0))
-        return cls(prefixes, suffixes, active[np.ix_(prefixes, suffixes)])
+        return cls(prefixes, suffixes, active[prefixes].take(suffixes, axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +136,15 @@ class ActivePolicies:
         if self._left is None:
             return self._best_visits_of_all(P, h, then)
         _, X, A, _ = P.shape
-        begun = self._begun(self._left, h + 1)
-        before, at = _distinct(begun // self._counts[h])
-        alive = np.zeros((len(before), self._counts[h]), dtype=np.float32)
-        alive[at, begun % self._counts[h]] = 1
+        before, alive = self._alive(self._left, h)
         takes = (self.step_actions[h][..., None] == np.arange(A)).reshape(-1, X * A)
         able = alive @ takes.astype(np.float32) > 0
         visits = np.where(able, np.repeat(self._reach(P, h, before), A, axis=1), 0.0)
         most, first = visits.max(axis=0), visits.argmax(axis=0)
-        choice = [int((alive[b] * takes[:, i]).argmax()) for i, b in enumerate(first)]
-        chosen = np.where(most > 0, before[first] * self._counts[h] + choice, begun[0])
+        choice = np.array([(alive[b] * takes[:, i]).argmax() for i, b in enumerate(first)])
+        some = divmod(int(alive.argmax()), alive.shape[1])
+        b, k = np.where(most > 0, np.stack((first, choice)), np.array(some)[:, None])
+        chosen = before[b] * self._counts[h] + k
         policies = np.stack(self._continued(self._left, chosen.tolist(), h, then))
         return Plan(policies.reshape(X, A, *self._policy_shape), most.reshape(X, A))
 
@@ -154,13 +154,15 @@ class ActivePolicies:
         Returns the remaining set and the best value. At radius 0 the maximisers themselves would
         go; they are kept, so the set is never empty.
         """
-        prefixes, suffixes, pairs = self._left or Block.of(np.ones(self.shape, dtype=np.bool_))
+        if self._left is None:
+            keep, best = _near(self.values(model), radius)
+            return replace(self, active=None if keep.all() else keep), best
+        prefixes, suffixes, pairs = self._left
         values = self._values(model, prefixes, suffixes)
-        best = float(values.max(where=pairs, initial=-np.inf))
+        kept, best = _near(np.where(pairs, values, -np.inf), radius)
         keep = np.zeros(self.shape, dtype=np.bool_)
-        kept = pairs & ((values > best - radius) | (values == best))
         keep[np.ix_(prefixes, suffixes)] = kept
-        return replace(self, active=None if keep.all() else keep), best
+        return replace(self, active=keep), best
 
     @property
     def actions(self) -> BoolArray:
@@ -212,18 +214,28 @@ class ActivePolicies:
         part, end = (left.prefixes, self.cut) if h < self.cut else (left.suffixes, len(counts))
         return np.unique(part // _product(counts[h + 1 : end]) % counts[h])
 
-    def _begun(self, left: Block, h: int) -> PolicyArray:
-        """Classes of the steps before h that some active policy begins with, ascending."""
-        counts = self._counts
-        if h <= self.cut:
-            return _distinct(left.prefixes // _product(counts[h : self.cut]))[0]
-        middles = left.suffixes // _product(counts[h:])
-        starts = np.flatnonzero(np.diff(middles, prepend=-1))
-        p, m = np.nonzero(np.logical_or.reduceat(left.pairs, starts, axis=1))
-        return np.asarray(left.prefixes[p] * _product(counts[self.cut : h]) + middles[starts][m])
+    def _alive(self, left: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
+        """Classes of the steps before h, ascending, and what those active choose at h: (classes,),
+        (classes, choices) of zeros and ones. Past the cut there may be classes that choose nothing.
+        """
+        counts, K = self._counts, self._counts[h]
+        ends, end, pairs = left.suffixes, len(counts), left.pairs
+        if h < self.cut:
+            ends, end, pairs = left.prefixes, self.cut, np.ones((1, len(left.prefixes)), np.bool_)
+        begins = ends // _product(counts[h + 1 : end])
+        starts = np.flatnonzero(np.diff(begins, prepend=-1))
+        if len(starts) < len(begins):
+            begins, pairs = begins[starts], np.logical_or.reduceat(pairs, starts, axis=1)
+        before, at = _distinct(begins // K)
+        alive = np.zeros((len(pairs), len(before) * K), dtype=np.float32)
+        whole = len(begins) == alive.shape[1]  # a slice is quicker than a list of all
+        alive[:, slice(None) if whole else at * K + begins % K] = pairs
+        if h >= self.cut:
+            before = (left.prefixes[:, None] * _product(counts[self.cut : h]) + before).ravel()
+        return before, alive.reshape(-1, K)
 
     def _reach(self, P: FloatArray, h: int, begun: PolicyArray) -> FloatArray:
-        """State distribution at step h of ascending classes of the steps before it: (begun, X)."""
+        """State distribution (classes, X) at step h of ascending classes of the steps before it."""
         if h == 0:
             return self.d1[None]
         before, at = _distinct(begun // self._counts[h - 1])
@@ -280,6 +292,12 @@ class ActivePolicies:
             V = rewards[:, None] + np.einsum("kxy,sy->ksx", rows, V)
             V = V.reshape(-1, V.shape[-1])
         return V
+
+
+def _near(values: FloatArray, radius: float) -> tuple[BoolArray, float]:
+    """Which values are less than `radius` below the best, or the best; and that."""
+    best = float(values.max())
+    return (values > best - radius) | (values == best), best
 
 
 def _free(sizes: Sizes, d1: FloatArray) -> int:
