@@ -43,8 +43,8 @@ CHECKS = [
     unsupported_method,
 ]
 MOST_GROWTH_KB = {"shuffler": 50 << 10, "coordinator": 500 << 10}
-"""The coordinator plans any run it is asked for, and keeps as much as the largest plan took: 330 MB
-after 200 calls to make a run, and after 3,000."""
+"""The coordinator plans any run it is asked for, and keeps as much as large plans took: some 300 MB
+after 600 calls to make a run, and 250 after 5,400."""
 SECONDS = 30
 
 
