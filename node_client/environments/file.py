@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from common.descriptor import Document, first_fault
+from common.descriptor import MAX_HORIZON, Document, first_fault
 from common.errors import LocalError
 from node_client.environments.tabular import TabularMDP
 
@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 256 << 20
 class MDPDocument(Document):
     """The file as read; `TabularMDP` checks shapes and sums."""
 
-    horizon: int | None = Field(default=None, ge=1)
+    horizon: int | None = Field(default=None, ge=1, le=MAX_HORIZON)
     P: list[Any]
     r: list[Any]
     d1: list[float]
@@ -51,7 +51,7 @@ def load(path: str | Path) -> TabularMDP:
         return MDPDocument.model_validate_json(_bounded(file)).mdp()
     except ValidationError as error:
         raise LocalError("invalid-spec", f"MDP file {file}: {first_fault(error)}") from error
-    except (OSError, TypeError, ValueError) as error:
+    except (MemoryError, OSError, TypeError, ValueError) as error:
         raise LocalError("invalid-spec", f"MDP file {file}: {error}") from error
 
 

@@ -95,6 +95,7 @@ def test_an_mdp_from_a_file(tmp_path: Path) -> None:
     [
         ({"extra": 1}, "extra"),
         ({"horizon": 0}, "horizon"),
+        ({"horizon": 2**64}, "horizon"),
         ({"horizon": None}, "dimensions"),
         ({"P": [[1.0], [0.5, 0.5]]}, "mdp.json"),
         ({"d1": [0.5, 0.2, 0.2]}, "distribution"),
