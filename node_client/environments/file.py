@@ -51,7 +51,7 @@ def load(path: str | Path) -> TabularMDP:
         return MDPDocument.model_validate_json(_bounded(file)).mdp()
     except ValidationError as error:
         raise LocalError("invalid-spec", f"MDP file {file}: {first_fault(error)}") from error
-    except (MemoryError, OSError, TypeError, ValueError) as error:
+    except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
         raise LocalError("invalid-spec", f"MDP file {file}: {error}") from error
 
 

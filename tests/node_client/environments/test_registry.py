@@ -100,6 +100,7 @@ def test_an_mdp_from_a_file(tmp_path: Path) -> None:
         ({"P": [[1.0], [0.5, 0.5]]}, "mdp.json"),
         ({"d1": [0.5, 0.2, 0.2]}, "distribution"),
         ({"d1": "x"}, "d1"),
+        ({"r": [[10**400, 0], [0, 0], [0, 0]]}, "too large"),
         ({"r": [[2, 2], [0, 0], [0, 0]]}, "reward"),
     ],
 )
