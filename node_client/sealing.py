@@ -21,7 +21,7 @@ from common.tracing import traced
 from common.workers import process_pool
 from common.workflow import Symbols
 
-CHUNK_MESSAGES = 6_000
+CHUNK_MESSAGES = 12_000
 TASK_MESSAGES = 1_500
 _INDEX = np.dtype("<u4")
 _BREAKS_IN_A_ROW = 3
