@@ -1,6 +1,7 @@
 """Common to all tests."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,6 +10,10 @@ import pytest
 from tests import postgres
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see deploy/__init__.py
+
+# A shell's background job ignores Ctrl-C and hands that on: no child could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are noisy: a slow example is no failure. Examples are the same on every run of CI.
 hypothesis.settings.register_profile("riffle", deadline=None, derandomize=True)
