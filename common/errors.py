@@ -113,7 +113,7 @@ def retry_after(value: str | None, now: datetime) -> float:
     if value is None:
         return 0.0
     try:
-        seconds = float(int(value))
+        seconds = float(min(max(int(value), 0), LONGEST_WAIT_SECONDS))
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(value) - now).total_seconds()

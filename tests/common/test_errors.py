@@ -13,5 +13,6 @@ def test_retry_after_header() -> None:
     assert retry_after("-3", now) == 0
     assert retry_after("soon", now) == 0
     assert retry_after("999999999", now) == LONGEST_WAIT_SECONDS
+    assert retry_after("9" * 400, now) == LONGEST_WAIT_SECONDS  # beyond any float
     assert retry_after(format_datetime(now + timedelta(seconds=30), usegmt=True), now) == 30
     assert retry_after("Thu, 01 Jan 2026 00:00:30", now) == 0  # a date without a zone
