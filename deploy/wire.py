@@ -31,7 +31,6 @@ from coordinator.planning import calibrated
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from deploy.cli.output import expected
 from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import operator_client
 from deploy.operator import LAST_EVENTS, Answer, Operator
 from deploy.presets import Preset
 from deploy.processes import Usage
@@ -111,19 +110,20 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
         max_epsilon=spec.epsilon,
         workers=cores,
     )
-    with LocalNetwork(config) as network:
-        client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
-        with Operator(client) as operator:
-            run_id = operator.create_run(spec)["id"]
-            with expected("warming up", WARM_SECONDS):
-                _deploy(operator, run_id, spec, WARM_EPISODES)
-            before = measure_primitive(*sizes, cores)
-            with expected(f"{n} reports", messages / before.rate):
-                started, use = time.monotonic(), network.usage()
-                row = _deploy(operator, run_id, spec, n)
-                seconds = time.monotonic() - started
-            used = {role: now.since(use[role]) for role, now in network.usage().items()}
-            after = measure_primitive(*sizes, cores)
+    with (
+        LocalNetwork(config) as network,
+        Operator.of(network.secrets, network.coordinator_url) as operator,
+    ):
+        run_id = operator.create_run(spec)["id"]
+        with expected("warming up", WARM_SECONDS):
+            _deploy(operator, run_id, spec, WARM_EPISODES)
+        before = measure_primitive(*sizes, cores)
+        with expected(f"{n} reports", messages / before.rate):
+            started, use = time.monotonic(), network.usage()
+            row = _deploy(operator, run_id, spec, n)
+            seconds = time.monotonic() - started
+        used = {role: now.since(use[role]) for role, now in network.usage().items()}
+        after = measure_primitive(*sizes, cores)
     return report(row, seconds, used, (before, after), cores)
 
 
