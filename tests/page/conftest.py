@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from coordinator.runs import prepare_directory
 from coordinator.specs import RunSpec
@@ -40,6 +40,7 @@ SMALL = {
     "beta": 1e-5,
 }
 RUNS, LONG = 49, 1200
+SECONDS = 15  # a page is given, on a busy machine
 Open = Callable[..., Page]
 
 
@@ -51,6 +52,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip("there is no chromium on this machine")
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        expect.set_options(timeout=SECONDS * 1000)
         yield found
         found.close()
 
@@ -146,7 +148,7 @@ def opened(browser: Browser, network: LocalNetwork, watch: Watch) -> Iterator[Op
         viewport = {"width": width, "height": 900}
         context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
         contexts.append(context)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(SECONDS * 1000)
         page = context.new_page()
         page.on("console", watch.message)
         page.on("pageerror", watch.error)
