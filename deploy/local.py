@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,7 @@ from common.errors import LocalError
 from common.noise import Trust
 from deploy.certificates import LOOPBACK
 from deploy.cli.output import bar
+from deploy.folder import claimed
 from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
 from deploy.presets import Preset
 from deploy.probe import get
@@ -84,10 +86,17 @@ class LocalConfig:
 
 
 class LocalNetwork:
-    """Context manager: the network runs inside the ``with`` block."""
+    """Context manager: the network runs inside the ``with`` block.
 
-    def __init__(self, config: LocalConfig) -> None:
+    Its folder is its own meanwhile, as long as one of its processes lives. Who has claimed the
+    folder already passes the ``lock`` (`deploy.folder.claimed`).
+    """
+
+    def __init__(self, config: LocalConfig, lock: int | None = None) -> None:
         self.config = config
+        self._lock = lock
+        self._held: tuple[int, ...] = ()
+        self._leaving = ExitStack()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.shufflers = _urls("shuffler", config.shuffler_port, config.replicas)
         self.coordinators = _urls("coordinator", config.coordinator_port, config.replicas)
@@ -95,21 +104,24 @@ class LocalNetwork:
         self.coordinator_url = ",".join(self.coordinators.values())
 
     def __enter__(self) -> Self:
-        init_network(self.secrets)
-        (self.config.folder / "logs").mkdir(parents=True, exist_ok=True)
-        try:
+        with ExitStack() as stack:
+            lock = self._lock
+            self._held = (
+                stack.enter_context(claimed(self.config.folder)) if lock is None else lock,
+            )
+            stack.callback(self.stop)
+            init_network(self.secrets)
+            (self.config.folder / "logs").mkdir(exist_ok=True)
             replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
             with bar() as shown:
                 total = 2 * self.config.replicas + self.config.nodes
                 task = shown.add_task("starting the network", total=total)
                 self._start_all(lambda: shown.advance(task))
-        except BaseException:
-            self.stop()
-            raise
+            self._leaving = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._leaving.close()
 
     @property
     def secrets(self) -> Path:
@@ -147,6 +159,7 @@ class LocalNetwork:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=self._held,
             )
 
     def stop(self) -> None:

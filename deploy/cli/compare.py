@@ -59,7 +59,7 @@ def compare_command(
     config = LocalConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
     with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
         rows = compare(operator, chosen, out)
-    (out / FILE).write_text(json.dumps(rows, indent=2) + "\n")
+        (out / FILE).write_text(json.dumps(rows, indent=2) + "\n")
     emit({"models": rows}, output, lambda: _show(rows, out))
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from deploy.cli.output import Format, Output, bar, emit, one_line_errors, table
+from deploy.folder import claimed
 from experiments.figures.make import Order, chosen, make
 from experiments.figures.sweep import Backend
 
@@ -41,7 +42,9 @@ def figures_command(
     started = time.perf_counter()
     place = Backend(backend, workers or os.cpu_count() or 1, address)
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
-    made = _make(Order(chosen(name, quick=quick), count, out, place, force))
+    order = Order(chosen(name, quick=quick), count, out, place, force)
+    with claimed(out):
+        made = _make(order)
     document = {
         "out": str(out),
         "seeds": count,

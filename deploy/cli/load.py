@@ -22,7 +22,7 @@ from deploy.cli.output import (
     progress,
     table,
 )
-from deploy.cli.runs import Force, Out, prepare
+from deploy.cli.runs import Force, Out, results
 from deploy.load.crew import Sample
 from deploy.load.page import write_report
 from deploy.load.run import LoadConfig, Target, own_network, run
@@ -79,19 +79,22 @@ def load_command(
         service_cores=cores(service_cores),
         seed=seed,
     )
-    prepare(out, force=force)
-    progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
     loaded = None if network is None else Target(network, shuffler_url, coordinator_url)
-    found = measured(config, loaded)
-    write_report(out, found)
+    with results(out, force=force) as lock:
+        progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
+        found = measured(config, loaded, lock)
+        write_report(out, found)
     emit(found, output, lambda: table(("quantity", "value"), rows(found), f"written to {out}"))
     raise typer.Exit(exit_code(found))
 
 
-def measured(config: LoadConfig, target: Target | None) -> dict[str, Any]:
-    """Load the target, or a network of its own, with a live table; the report's document."""
+def measured(config: LoadConfig, target: Target | None, lock: int) -> dict[str, Any]:
+    """Load the target, or a network of its own, with a live table; the report's document.
+
+    ``lock`` is that of the results' folder.
+    """
     with ExitStack() as stack:
-        target = target or stack.enter_context(own_network(config))
+        target = target or stack.enter_context(own_network(config, lock))
         screen = LiveScreen()
         stack.enter_context(
             Live(

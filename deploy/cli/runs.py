@@ -16,6 +16,7 @@ from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
+from deploy.folder import claimed
 from deploy.follow import run_to_end
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
@@ -72,13 +73,16 @@ def up_command(
         preset=constants,
     )
     Registry(files=chosen.learners).build(chosen.spec)  # refuse before anything is started
-    prepare(out, force=force)
     config = replace(
         LocalConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
         shuffler_port=shuffler_port,
         coordinator_port=coordinator_port,
     )
-    with ended_by_signal(), LocalNetwork(config) as network:
+    with (
+        ended_by_signal(),
+        results(out, force=force) as lock,
+        LocalNetwork(config, lock) as network,
+    ):
         show(_carried_out(network, chosen, started), output, out)
         if keep:
             stay(network)
@@ -152,23 +156,26 @@ def run_command(
             run = operator.create_run(chosen.spec)
             emit(run, output, lambda: typer.echo(run["id"]))
             return
-        prepare(out, force=force)
-        document = run_to_end(operator, chosen, out, started)
+        with results(out, force=force):
+            document = run_to_end(operator, chosen, out, started)
     show(document, output, out)
 
 
-def prepare(out: Path, *, force: bool) -> None:
-    """Make the results' folder, and refuse to write over earlier results.
+@contextlib.contextmanager
+def results(out: Path, *, force: bool) -> Iterator[int]:
+    """The results' folder, ours alone in the block and without earlier results; yields its lock.
 
     Raises:
+        LocalError: ``unavailable``, a network is up in it or another command writes there.
         FileExistsError: there are results, finished or not, and ``force`` is false.
     """
-    earlier = [out / name for name in FILES if (out / name).exists()]
-    if earlier and not force:
-        raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
-    out.mkdir(parents=True, exist_ok=True)
-    for file in earlier:
-        file.unlink()
+    with claimed(out) as lock:
+        earlier = [out / name for name in FILES if (out / name).exists()]
+        if earlier and not force:
+            raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
+        for file in earlier:
+            file.unlink()
+        yield lock
 
 
 def stop_earlier(operator: Operator) -> None:

@@ -83,8 +83,11 @@ class Target:
 
 
 @contextmanager
-def own_network(config: LoadConfig) -> Iterator[Target]:
-    """A network on loopback, without nodes, on the processors that services may use."""
+def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
+    """A network on loopback, without nodes, on the processors that services may use.
+
+    ``lock`` is that of its folder, which is claimed already.
+    """
     chosen = preset("paper")
     local = LocalConfig(
         config.folder,
@@ -95,17 +98,14 @@ def own_network(config: LoadConfig) -> Iterator[Target]:
     )
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, config.service_cores or mine)  # children inherit it
-    try:
-        network = LocalNetwork(local)
-        network.__enter__()
-    finally:
-        os.sched_setaffinity(0, mine)
-    try:
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(LocalNetwork(local, lock))
+        finally:
+            os.sched_setaffinity(0, mine)
         pids = {role: process.pid for role, process in network.processes.items()}
         yield Target(network.secrets, network.shuffler_url, network.coordinator_url, pids)
         network.check_alive()
-    finally:
-        network.stop()
 
 
 class Screen(Protocol):
