@@ -83,13 +83,16 @@ def execute_rows(
     """Execute a statement, a constant, for each row: its parameters are ``names``, in order.
 
     Values go to the driver as they are: for types that it takes itself only. An insert gets no
-    defaults but those of the database.
+    defaults but those of the database. Rows whose values stand as the statement has them (an
+    insert's as the table's columns) are handed over untouched.
     """
     if not rows:
         return
     text, order = _compiled(statement, names, connection.dialect)
     if order is None:
         connection.exec_driver_sql(text, [dict(zip(names, row, strict=True)) for row in rows])
+    elif order == tuple(range(len(names))):
+        connection.exec_driver_sql(text, list(rows))
     else:
         connection.exec_driver_sql(text, [tuple(row[i] for i in order) for row in rows])
 

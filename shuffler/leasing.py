@@ -6,7 +6,7 @@ which comes after all is told that it is late.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, null, select, update
@@ -63,7 +63,7 @@ _TAKE_BACK = (
     .values(slot=null())
 )
 _GRANT = insert(leases)
-_GRANTED = ("batch_id", "node_id", "lease", "user", "slot", "expires_at", "report_sha256")
+_GRANTED = ("lease", "batch_id", "user", "node_id", "slot", "expires_at", "report_sha256")
 _GROW_BATCH = (
     update(batches)
     .where(batches.c.batch_id == bindparam("batch"))
@@ -161,12 +161,12 @@ def _grant(
     slots = _take_slots(connection, batch, len(granted), terms.now)
     expires_at = min(terms.now + terms.seconds, batch.expires_at)
     fresh = [
-        LeaseView(_name(slot), user.user, slot, expires_at, None)
-        for user, slot in zip(granted, slots, strict=True)
+        LeaseView(name, user.user, slot, expires_at, None)
+        for user, slot, name in zip(granted, slots, _names(slots), strict=True)
     ]
     _mark_users(connection, node_id, [user.user for user in granted if user.owner is None])
     rows = [
-        (batch.batch_id, node_id, one.lease, one.user, one.slot, one.expires_at, None)
+        (one.lease, batch.batch_id, one.user, node_id, one.slot, one.expires_at, None)
         for one in fresh
     ]
     execute_rows(connection, _GRANT, _GRANTED, rows)
@@ -176,13 +176,14 @@ def _grant(
     return fresh
 
 
-def _name(slot: int) -> str:
-    """A new lease's id: its slot, then 64 random bits.
+def _names(slots: Sequence[int]) -> Iterator[str]:
+    """New leases' ids: each its slot, then 64 random bits.
 
     Ids in the order of slots fall on few pages of the index, and a commit writes fewer of them. A
     node knows its slots, and nobody else is told an id, so nothing is given away.
     """
-    return f"{slot:016x}{secrets.token_hex(8)}"
+    bits = secrets.token_hex(8 * len(slots))  # one call of the system for all
+    return (f"{slot:016x}{bits[16 * i : 16 * (i + 1)]}" for i, slot in enumerate(slots))
 
 
 def _take_slots(connection: Connection, batch: store.Batch, count: int, now: int) -> list[int]:

@@ -72,6 +72,10 @@ class LeaseView:
         """Whether it still holds its slot without having reported."""
         return self.report_sha256 is None and self.slot is not None and now < self.expires_at
 
+    def reported(self, sha256: str) -> "LeaseView":
+        """The same with its report."""
+        return LeaseView(self.lease, self.user, self.slot, self.expires_at, sha256)
+
 
 @dataclass(frozen=True, slots=True)
 class UserView:

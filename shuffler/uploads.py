@@ -7,7 +7,7 @@ that stores its report, so no crash lies between the two.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, distinct, func, insert, select, update
 
@@ -75,7 +75,7 @@ def upload(
         )
         if outcome == "accepted" and lease is not None:
             accepted[frame.lease] = frame
-            held[frame.lease] = replace(lease, report_sha256=frame.sha256)
+            held[frame.lease] = lease.reported(frame.sha256)
             reported.add(lease.user)
         results.append(UploadResult(lease=frame.lease, outcome=outcome))
     _write(connection, batch, held, accepted)
@@ -109,8 +109,8 @@ def _write(
     rows = [(held[lease], frame) for lease, frame in accepted.items()]
     stored = [(batch.batch_id, lease.slot, frame.sealed) for lease, frame in rows]
     execute_rows(connection, _STORE, ("batch_id", "slot", "sealed"), stored)
-    noted = [(lease.lease, frame.sha256) for lease, frame in rows]
-    execute_rows(connection, _NOTE, ("key", "sha256"), noted)
+    noted = [(frame.sha256, lease.lease) for lease, frame in rows]
+    execute_rows(connection, _NOTE, ("sha256", "key"), noted)
     connection.execute(_MARK, {"asked": [lease.user for lease, _ in rows]})
     connection.execute(_GROW, {"batch": batch.batch_id, "more": len(rows)})
 
