@@ -31,7 +31,7 @@ VIEW = (leases.c.lease, leases.c.user, leases.c.slot, leases.c.expires_at, lease
 """Columns of a `LeaseView`, in its order."""
 
 _KNOWN = (
-    select(users.c.user, users.c.node_id, users.c.reported)
+    select(users.c.user, users.c.node_id, users.c.reported, users.c.lease)
     .where(is_one_of(users.c.user, "wanted"))
     .with_for_update()
 )
@@ -39,7 +39,7 @@ _LIVE = (
     select(leases.c.batch_id, *VIEW)
     .join(batches, batches.c.batch_id == leases.c.batch_id)
     .where(
-        is_one_of(leases.c.user, "wanted"),
+        is_one_of(leases.c.lease, "newest"),
         leases.c.slot.is_not(None),
         leases.c.report_sha256.is_(None),
         leases.c.expires_at > bindparam("now"),
@@ -70,6 +70,10 @@ _GROW_BATCH = (
     .values(episodes=batches.c.episodes + bindparam("more"), next_slot=bindparam("next"))
 )
 _NEW_USER = insert(users)
+_NEW_USERS = ("user", "node_id", "reported", "lease")
+_LEASE_AGAIN = (
+    update(users).where(users.c.user == bindparam("whose")).values(lease=bindparam("newest"))
+)
 _GROW_NODE = (
     update(nodes)
     .where(nodes.c.node_id == bindparam("node"))
@@ -126,14 +130,13 @@ def _views(
     connection: Connection, batch_id: str, wanted: Sequence[str], now: int
 ) -> list[UserView]:
     distinct = list(dict.fromkeys(wanted))
-    known = {
-        user: (owner, reported)
-        for user, owner, reported in connection.execute(_KNOWN, {"wanted": distinct})
-    }
+    rows = connection.execute(_KNOWN, {"wanted": distinct}).all()
+    known = {row.user: (row.node_id, row.reported) for row in rows}
+    newest = [row.lease for row in rows if row.lease is not None]
     here: dict[str, LeaseView] = {}
     elsewhere: set[str] = set()
-    if known:  # else there is no lease of theirs: it would name its user
-        for row in connection.execute(_LIVE, {"wanted": list(known), "now": now}):
+    if newest:
+        for row in connection.execute(_LIVE, {"newest": newest, "now": now}):
             if row.batch_id == batch_id:
                 here[row.user] = LeaseView(*row[1:])
             else:
@@ -164,7 +167,7 @@ def _grant(
         LeaseView(name, user.user, slot, expires_at, None)
         for user, slot, name in zip(granted, slots, _names(slots), strict=True)
     ]
-    _mark_users(connection, node_id, [user.user for user in granted if user.owner is None])
+    _mark_users(connection, node_id, granted, fresh)
     rows = [
         (one.lease, batch.batch_id, one.user, node_id, one.slot, one.expires_at, None)
         for one in fresh
@@ -195,13 +198,20 @@ def _take_slots(connection: Connection, batch: store.Batch, count: int, now: int
     return lowest_free(returned, batch.next_slot, batch.n, count)
 
 
-def _mark_users(connection: Connection, node_id: str, fresh: Sequence[str]) -> None:
-    """A user belongs to the node that first named it, and counts toward its quota once."""
-    if not fresh:
+def _mark_users(
+    connection: Connection, node_id: str, granted: Sequence[UserView], fresh: Sequence[LeaseView]
+) -> None:
+    """Note the newest leases. A user belongs to the node that first named it, and counts toward its
+    quota once."""
+    of_known = [one for user, one in zip(granted, fresh, strict=True) if user.owner is not None]
+    again = [(one.lease, one.user) for one in of_known]
+    execute_rows(connection, _LEASE_AGAIN, ("newest", "whose"), again)
+    of_new = [one for user, one in zip(granted, fresh, strict=True) if user.owner is None]
+    if not of_new:
         return
-    rows = [(user, node_id, False) for user in fresh]
-    execute_rows(connection, _NEW_USER, ("user", "node_id", "reported"), rows)
-    connection.execute(_GROW_NODE, {"node": node_id, "more": len(fresh)})
+    rows = [(one.user, node_id, False, one.lease) for one in of_new]
+    execute_rows(connection, _NEW_USER, _NEW_USERS, rows)
+    connection.execute(_GROW_NODE, {"node": node_id, "more": len(of_new)})
 
 
 def _document(held: LeaseView) -> Lease:

@@ -25,7 +25,7 @@ from common.database import meta_table, open_database
 from common.errors import LocalError
 from common.migrations import Schema
 
-SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_1")
+SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_2")
 
 metadata = MetaData()
 
@@ -48,6 +48,8 @@ users = Table(
     Column("user", String(32), primary_key=True),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
     Column("reported", Boolean, nullable=False, default=False),
+    # The newest lease, which may be over or gone: of a user no other can be live in an open batch.
+    Column("lease", String(32)),
 )
 
 batches = Table(
@@ -82,7 +84,7 @@ leases = Table(
     metadata,
     Column("lease", String(32), primary_key=True),
     Column("batch_id", String(32), ForeignKey("batches.batch_id"), nullable=False),
-    Column("user", String(32), ForeignKey("users.user"), nullable=False, index=True),
+    Column("user", String(32), ForeignKey("users.user"), nullable=False),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
     # NULL once the lease expired and its slot went to another; two NULLs are not equal in SQL.
     Column("slot", BigInteger),
