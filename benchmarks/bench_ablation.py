@@ -112,14 +112,15 @@ def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
         runs = [setting.run(seed) for seed in seeds]
     except RiffleError as error:
         return (f"refused: {error}", "", "", "")
-    mean, low, _ = band([run.regret for run in runs])
+    mean, interval = band([run.regret for run in runs])
     shares = (
         share([run.optimal_survives for run in runs]),
         share([run.eliminated for run in runs]),
         share([run.within_5_percent for run in runs]),
     )
     percent = ("-" if value is None else f"{100 * value:.0f} %" for value in shares)
-    return (f"{mean:,.0f} +- {mean - low:,.0f}", *percent)
+    half = "-" if interval is None else f"{mean - interval[0]:,.0f}"
+    return (f"{mean:,.0f} +- {half}", *percent)
 
 
 def departures() -> dict[str, Options]:

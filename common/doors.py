@@ -21,10 +21,14 @@ STRANGERS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The hash of a caller's token and what it may ask for."""
+    """The hash of a caller's token, what it may ask for, and the file of the token in clear.
+
+    ``file`` is that of ``riffle network init``, below the network's folder, to tell who is refused.
+    """
 
     token_hash: str
     allowance: Allowance
+    file: str = ""
 
 
 class Strangers:
@@ -87,5 +91,7 @@ class Doors:
         known = [(name, self._keys[name].token_hash) for name in names if name in self._keys]
         found = [name for name, each in known if hmac.compare_digest(given, each)]
         if not found:
-            raise RemoteError("unauthorized", "this token is not valid here")
+            files = " or ".join(self._keys[name].file for name, _ in known)
+            hint = f"; the network's folder has the right one in {files}" if files else ""
+            raise RemoteError("unauthorized", f"this token is not valid here{hint}")
         return found[0]

@@ -29,9 +29,9 @@ async def metrics_reader(request: Request, token: Token) -> AsyncIterator[None]:
 
 def doors(settings: Settings) -> Doors:
     """The callers that the settings know."""
-    keys = {"operator": Key(settings.operator_hash(), OPERATOR)}
+    keys = {"operator": Key(settings.operator_hash(), OPERATOR, "operator/coordinator_token")}
     if (reader := settings.metrics_hash()) is not None:
-        keys["metrics"] = Key(reader, OPERATOR)
+        keys["metrics"] = Key(reader, OPERATOR, "operator/metrics_token")
     return Doors(Strangers(), keys)
 
 

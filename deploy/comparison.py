@@ -37,7 +37,7 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
     Every run leaves its own files in ``folder/<trust>``.
 
     Raises:
-        LocalError: ``wrong-state``, a run failed or was stopped.
+        RunError: a run failed or was stopped.
     """
     return [_one(operator, preset, folder / trust, trust) for trust in TRUST_MODELS]
 

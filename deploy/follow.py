@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import LocalError
 from coordinator.specs import MANUAL, TrueValue, Truth
-from deploy.cli.output import bar, line, progress
+from deploy.cli.output import RunError, bar, line, progress
 from deploy.operator import Answer, Operator
 from deploy.presets import Preset
 from deploy.report import Finished, mixture_of, write
@@ -25,7 +25,7 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
     """Create the preset's run, follow it to its end, write its files; returns the summary.
 
     Raises:
-        LocalError: ``wrong-state``, the run failed or was stopped; the message says why.
+        RunError: the run failed or was stopped; the message says why.
     """
     run = operator.create_run(preset.spec)
     if preset.spec.learner == MANUAL:
@@ -36,8 +36,8 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
     follow(operator, run["id"], preset.spec.episodes, folder, watch)
     finished = Finished.collect(operator, run["id"])
     if finished.result["state"] != "finished":
-        reason = finished.result["message"] or finished.result["state"]
-        raise LocalError("wrong-state", f"run {run['id']} did not finish: {reason}")
+        reason = finished.result["message"] or f"it was {finished.result['state']}"
+        raise RunError("wrong-state", f"run {run['id']} did not finish: {reason}")
     seeds = {"learner": preset.spec.seed, "test": preset.spec.test_seed}
     return write(folder, finished, mdp, time.monotonic() - started, seeds)
 

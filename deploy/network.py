@@ -110,7 +110,9 @@ def operator_token(folder: Path, name: str) -> str:
     file = folder / "operator" / name
     if not file.exists():
         raise LocalError(
-            "unavailable", f"no token at {file}; make one with 'riffle network init {folder}'"
+            "unavailable",
+            f"no token at {file}; name the folder of a network, as --network runs/demo/network, "
+            f"or make a new one with 'riffle network init {folder}'",
         )
     return file.read_text().strip()
 

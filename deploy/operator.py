@@ -219,11 +219,17 @@ class Operator:
                 self._client.get("/livez").raise_for_status()
             except httpx.HTTPError as error:
                 if time.monotonic() >= deadline:
-                    detail = f"the coordinator does not answer: {cause}"
-                    raise LocalError("unavailable", detail) from error
+                    raise self._away(cause) from error
                 time.sleep(RETRY_SECONDS)
             else:
                 return
+
+    def _away(self, cause: httpx.HTTPError) -> LocalError:
+        return LocalError(
+            "unavailable",
+            f"the coordinator at {self._client.base_url} does not answer: {cause}; has its network "
+            "ended? That of 'riffle up' ends with its run, unless --keep is said",
+        )
 
     def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
         return _object(self._request(method, path, content).content)
@@ -238,10 +244,7 @@ class Operator:
         try:
             answer = self._client.request(method, path, content=content)
         except httpx.HTTPError as error:
-            raise LocalError(
-                "unavailable",
-                f"the coordinator at {self._client.base_url} does not answer: {error}",
-            ) from error
+            raise self._away(error) from error
         if answer.is_error:
             raise refusal(answer, "the coordinator")
         return answer

@@ -75,7 +75,7 @@ class Study:
     def document(self) -> dict[str, Any]:
         """Means with bands, under the keys that ``riffle simulate`` documents."""
         regrets = [result.regret for result in self.results]
-        mean, low, high = band(regrets)
+        mean, interval = band(regrets)
         last = self.results[-1]
         return {
             "learner": self.spec.learner,
@@ -89,7 +89,7 @@ class Study:
             "families": last.constants.get("families", "not private"),
             "seeds": len(self.results),
             "regret_mean": mean,
-            "regret_ci": [low, high],
+            "regret_ci": interval,
             "regret_ci_method": METHOD,
             "regret_ceiling": last.optimal_value * self.spec.episodes,
             "optimal_value": last.optimal_value,
@@ -105,10 +105,10 @@ class Study:
         }
 
 
-def band(values: list[float]) -> tuple[float, float, float]:
-    """Mean, lower and upper end of its Student t interval; one value has no band."""
+def band(values: list[float]) -> tuple[float, list[float] | None]:
+    """Mean, and both ends of its Student t interval; None for one value, which has none."""
     found = student(values)
-    return float(found.mean), float(found.low), float(found.high)
+    return float(found.mean), [float(found.low), float(found.high)] if len(values) > 1 else None
 
 
 def share(known: list[bool | None]) -> float | None:

@@ -28,11 +28,11 @@ View = Callable[[BatchStatus], BatchStatus]
 def doors(settings: Settings, strangers: Strangers) -> Doors:
     """The callers that the settings know."""
     keys = {
-        "coordinator": Key(settings.coordinator_hash(), COORDINATOR),
-        "operator": Key(settings.operator_hash(), OPERATOR),
+        "coordinator": Key(settings.coordinator_hash(), COORDINATOR, "coordinator/shuffler_token"),
+        "operator": Key(settings.operator_hash(), OPERATOR, "operator/shuffler_token"),
     }
     if (reader := settings.metrics_hash()) is not None:
-        keys["metrics"] = Key(reader, OPERATOR)
+        keys["metrics"] = Key(reader, OPERATOR, "operator/metrics_token")
     return Doors(strangers, keys)
 
 

@@ -50,7 +50,7 @@ def document(
         raise ValueError(f"there is no {name!r} here{hint}")
     case = _case({**DEFAULTS, **given, **options})
     results = list(each_seed(partial(_one, case), seeds, workers))
-    mean, low, high = band([result.total for result in results])
+    mean, interval = band([result.total for result in results])
     recorded = {key: getattr(case, key) for key in ("epsilon", "beta", "privacy", "calibration")}
     return {
         "learner": case.name,
@@ -60,7 +60,7 @@ def document(
         **recorded,
         "seeds": seeds,
         "regret_mean": mean,
-        "regret_ci": [low, high],
+        "regret_ci": interval,
         "regret_ci_method": METHOD,
         "regret_uniform_mean": float(np.mean([result.uniform_regret for result in results])),
         "seconds": sum(result.seconds for result in results),

@@ -41,8 +41,8 @@ COMPLETE = "_RIFFLE_COMPLETE"
 def riffle() -> None:
     """Reinforcement learning over people whose episodes stay private.
 
-    Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 an input was refused; 4 a service or
-    file that is needed is not available; 130 interrupted.
+    Exit codes: 0 done; 1 the answer is no, as of a run that failed or was stopped; 2 wrong usage;
+    3 an input was refused; 4 a service or file that is needed is not available; 130 interrupted.
     """
 
 

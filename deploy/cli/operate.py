@@ -6,6 +6,7 @@ A run is named by its id, the beginning of its id, or its name.
 import contextlib
 import datetime
 import json
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ from deploy.cli.output import (
     emit,
     emit_rows,
     one_line_errors,
+    progress,
     table,
 )
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
@@ -182,7 +184,9 @@ def deploy_command(
             done = _wait(operator, found["id"], done["index"])
     hidden = {"mixture", "noise", "counts", "spend"}
     emit(done, output, lambda: table(("quantity", "value"), _shown(done, hidden)))
-    if wait and done["state"] != "counted":
+    if not wait:
+        _say_where(run, network, coordinator_url)
+    elif done["state"] != "counted":
         raise typer.Exit(Exit.NO)
 
 
@@ -221,6 +225,14 @@ def _shown(row: Answer, hidden: set[str]) -> list[tuple[str, Any]]:
     return [(key, value) for key, value in flat(row).items() if key not in hidden] + [
         (f"value_estimate.{key}", value) for key, value in (row.get("value_estimate") or {}).items()
     ]
+
+
+def _say_where(run: str, network: Path, url: str | None) -> None:
+    """A deployment is counted later: how to see what came of it."""
+    words = ["riffle", "show", run, "--network", str(network)]
+    words += [] if url is None else ["--coordinator-url", url]
+    text = f"once it is counted, {shlex.join(words)} has the best value so far; --wait waits for it"
+    progress.print(text, highlight=False, soft_wrap=True)
 
 
 def _constant(spec: Answer, action: int | None) -> Answer:

@@ -1,7 +1,7 @@
 """How every command speaks: one document on stdout, everything else on stderr, stated exit codes.
 
-Exit codes: 0 done; 1 the answer is no (a failed run, a failed check); 2 wrong usage; 3 an input
-was refused; 4 a service or file that is needed is not available; 130 interrupted.
+Exit codes: 0 done; 1 the answer is no (a run that failed or was stopped, a failed check); 2 wrong
+usage; 3 an input was refused; 4 a service or file that is needed is not available; 130 interrupted.
 """
 
 import json
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from common.errors import RiffleError
+from common.errors import LocalError, RiffleError
 from common.tables import Row, columns_of, csv_text
 
 
@@ -49,6 +49,10 @@ class Exit(IntEnum):
     REFUSED = 3
     UNAVAILABLE = 4
     INTERRUPTED = 130
+
+
+class RunError(LocalError):
+    """A run failed or was stopped: nothing was refused, and the answer is no."""
 
 
 P = ParamSpec("P")
@@ -173,6 +177,8 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 def exit_code(error: RiffleError) -> Exit:
     """What a command ends with that an error ends."""
+    if isinstance(error, RunError):
+        return Exit.NO
     return Exit.UNAVAILABLE if error.slug in _UNAVAILABLE else Exit.REFUSED
 
 

@@ -30,6 +30,13 @@ def test_a_caller_is_known_by_its_token_where_it_is_asked_for() -> None:
             pass
 
 
+def test_a_wrong_token_is_told_where_the_right_one_is() -> None:
+    keys = {name: Key(hash_token(name), WIDE, f"operator/{name}") for name in ("one", "two")}
+    says = "the network's folder has the right one in operator/one or operator/two"
+    with pytest.raises(RemoteError, match=says), Doors(Strangers(), keys).enter("x", "one", "two"):
+        pass
+
+
 def test_guesses_are_bounded_and_keep_out_nobody_who_is_known() -> None:
     clock = Clock()
     made = doors(Strangers(1.0, clock))

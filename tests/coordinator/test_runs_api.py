@@ -191,6 +191,7 @@ def test_every_route_needs_the_operators_token(api: Api, path: str) -> None:
     assert problem(response)[:2] == (401, "unauthorized")
     wrong = api.client.get(f"/v1/runs{path}", headers={"Authorization": "Bearer wrong"})
     assert problem(wrong)[:2] == (401, "unauthorized")
+    assert "operator/coordinator_token" in problem(wrong)[2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -102,7 +103,7 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["up", "--learner", "sdp-pi"], 3, "did you mean 'sdp-pe'"),
         (["figures", "fig9"], 3, "known are fig6a"),
         (["figures", "fig6a", "--backend", "dask"], 3, "--address"),
-        (["run", "--network", "no/such/folder"], 4, "riffle network init"),
+        (["run", "--network", "no/such/folder"], 4, "as --network runs/demo/network"),
         (["health", "http://127.0.0.1:1/readyz"], 4, "does not answer"),
         (["health", "http://[::1/readyz"], 3, "'http://[::1/readyz' is no address"),
         (["account", *RIVERSWIM, "--honest-fraction", "nan"], 3, "--honest-fraction"),
@@ -189,6 +190,12 @@ def test_simulate_against_an_adversary(learner: Algorithm) -> None:
     assert found["regret_mean"] == pytest.approx((one.total + two.total) / 2)
     assert found["regret_uniform_mean"] > 0
     assert found["seconds"] > 0
+
+
+def test_one_seed_has_no_confidence_interval() -> None:
+    words = ("simulate", "--learner", "ucbvi", "--episodes", "200", "--seeds", "1")
+    assert document(riffle(*words, "--format", "json"))["regret_ci"] is None
+    assert re.search(r"regret_ci +│ - ", riffle(*words).stdout)
 
 
 def test_simulate_prints_constants_in_the_papers_calibration() -> None:

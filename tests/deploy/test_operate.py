@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,10 +157,29 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
     assert "value_estimate.radius" in text.stdout, text.stderr
     assert document(network, "show", HAND)["run"]["state"] == "finished"
 
+    once = riffle(network, "deploy", OTHER, "--episodes", "20", "--always", "1")
+    assert f"riffle show {OTHER} --network {network} has the best value" in once.stderr
+
     stopped = riffle(network, "stop", OTHER)
     assert "is stopped" in stopped.stdout
     assert document(network, "show", OTHER)["run"]["state"] == "stopped"
     assert riffle(network, "stop", HAND).exit_code == 3
+
+
+def test_a_run_that_was_stopped_is_a_no(network: Path, tmp_path: Path) -> None:
+    def stop() -> None:
+        with Operator.of(network) as operator:
+            while not (found := [r["id"] for r in operator.runs() if r["name"] == "stopped"]):
+                time.sleep(0.05)
+            operator.stop(found[0])
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    words = ("--learner", "manual", "--name", "stopped", "--out", str(tmp_path / "out"))
+    result = riffle(network, "run", *words)
+    thread.join()
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].endswith("did not finish: it was stopped")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def test_events_end_when_the_coordinator_is_away() -> None:
     with operator(dies) as client:
         events = client.events(RUN)
         assert next(events)["kind"] == "run_started"
-        with pytest.raises(LocalError, match="does not answer: the connection broke") as caught:
+        says = r"does not answer: the connection broke; has its network ended"
+        with pytest.raises(LocalError, match=says) as caught:
             next(events)
     assert caught.value.slug == "unavailable"
 
@@ -138,7 +139,8 @@ def test_a_refusal_is_told(answer: httpx.Response, slug: str, told: str) -> None
 def test_a_coordinator_that_does_not_answer_is_named() -> None:
     with operator(away) as client:
         for ask in (client.runs, lambda: client.create_run(preset("demo").spec)):
-            with pytest.raises(LocalError, match=r"http://coordinator.* does not answer") as caught:
+            says = r"http://coordinator.* does not answer: refused; has its network ended"
+            with pytest.raises(LocalError, match=says) as caught:
                 ask()
             assert caught.value.slug == "unavailable"
 

@@ -58,7 +58,7 @@ def test_seeds_come_in_order_and_two_studies_agree() -> None:
 
 
 def test_one_value_has_no_band() -> None:
-    assert band([2.0]) == (2.0, 2.0, 2.0)
+    assert band([2.0]) == (2.0, None)
 
 
 def test_the_shares_say_whether_the_optimal_policy_was_lost() -> None:
