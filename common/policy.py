@@ -69,7 +69,7 @@ class Mixture:
     def pick(self, word: int) -> Policies:
         """The policy (H, X) that a uniform 32-bit word selects."""
         bounds = np.cumsum(self.weights)
-        chosen = int(np.searchsorted(bounds, word, side="right"))
+        chosen = int(bounds.searchsorted(word, side="right"))
         return np.asarray(self.policies[chosen])
 
     def check(self, sizes: Sizes) -> None:

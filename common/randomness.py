@@ -74,7 +74,7 @@ def bernoulli(randomness: Randomness, mean: float) -> int:
 def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> int:
     """Index drawn by cumulative probabilities (X,), to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
-    return min(int(np.searchsorted(cumulative, draw, side="right")), cumulative.size - 1)
+    return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
 
 
 def _spawn_key(key: tuple[str | int, ...]) -> tuple[int, ...]:
