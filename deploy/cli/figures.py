@@ -44,14 +44,15 @@ def figures_command(
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
     order = Order(chosen(name, quick=quick), count, out, place, force)
     with claimed(out):
-        made = _make(order)
+        made = [figure | _files(figure, out) for figure in _make(order)]
     document = {
         "out": str(out),
         "seeds": count,
         "seconds": time.perf_counter() - started,
         "figures": made,
     }
-    emit(document, output, lambda: table(("figure", "curves", "not computed"), _rows(made)))
+    columns = ("figure", "curves", "picture", "not computed")
+    emit(document, output, lambda: table(columns, _rows(made), f"written to {out}"))
 
 
 def _make(order: Order) -> list[dict[str, Any]]:
@@ -64,12 +65,21 @@ def _make(order: Order) -> list[dict[str, Any]]:
         return make(order, lambda _: shown.advance(task), begun)
 
 
-def _rows(made: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
+def _files(figure: dict[str, Any], out: Path) -> dict[str, str]:
+    """A figure's picture, and its table, which says what is missing and why."""
+    return {
+        "picture": str(out / f"{figure['figure']}.png"),
+        "table": str(out / f"{figure['figure']}.md"),
+    }
+
+
+def _rows(made: list[dict[str, Any]]) -> list[tuple[str, int, str, str]]:
     return [
-        (
-            figure["figure"],
-            len(figure["curves"]),
-            "; ".join(c["label"] for c in figure["curves"] if c["missing"]) or "-",
-        )
+        (figure["figure"], len(figure["curves"]), figure["picture"], _missing(figure))
         for figure in made
     ]
+
+
+def _missing(figure: dict[str, Any]) -> str:
+    found = [curve["label"] for curve in figure["curves"] if curve["missing"]]
+    return f"{'; '.join(found)}: why is in {figure['table']}" if found else "-"

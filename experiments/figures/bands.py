@@ -13,6 +13,11 @@ from coordinator.learning.learner import FloatArray
 METHOD = "two-sided 95 % Student t over seeds"
 
 
+def told(seeds: int) -> str:
+    """How many seeds, and what their band is: one seed has none."""
+    return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
     """mean, low, high and the standard deviation sd over seeds, all of one shape (c,)."""

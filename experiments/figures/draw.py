@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.figures.bands import METHOD
+from experiments.figures.bands import told
 from experiments.figures.catalogue import Figure
 from experiments.figures.series import Series
 
@@ -110,7 +110,7 @@ def _label(axes: Axes, figure: Figure, seeds: int) -> None:
         axes.set_yscale("log")
     axes.set_xlabel(X_LABELS[figure.kind])
     axes.set_ylabel("cumulative regret")
-    axes.set_title(f"{figure.title}\n{seeds} seeds; band: {METHOD}", fontsize=9)
+    axes.set_title(f"{figure.title}\n{told(seeds)}", fontsize=9)
 
 
 def _legend(axes: Axes, series: Sequence[Series]) -> None:

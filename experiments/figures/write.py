@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LocalError
-from experiments.figures.bands import METHOD, Band
+from experiments.figures.bands import METHOD
 from experiments.figures.catalogue import Figure
 from experiments.figures.draw import X_LABELS, draw
 from experiments.figures.rows import code_digest
@@ -71,6 +71,7 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
 def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
     """Markdown: final regret at every x, what is missing and why, and all constants."""
     columns = sorted({point.x for curve in series for point in curve.points})
+    over = f"mean over {seeds} seeds and its band ({METHOD})" if seeds > 1 else "of one seed"
     unit = {"epsilon": "epsilon"}.get(figure.kind, "K")
     heads = [
         "",
@@ -81,7 +82,7 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
     ]
     parts = [
         f"# {figure.name}: {figure.title}",
-        f"Regret at the end of the run, mean over {seeds} seeds and its band ({METHOD}). Drawn "
+        f"Regret at the end of the run, {over}. Drawn "
         f"against {X_LABELS[figure.kind]}. Where a curve has several runs, switches and what "
         f"follows are those of the last. {figure.note}".rstrip(),
         _markdown(heads, [_table_row(curve, columns) for curve in series]),
@@ -96,7 +97,7 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
 def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
     at = {point.x: point for point in curve.points}
     absent = "not computed"
-    cells = [_cell(at[x].regret) if x in at and at[x].rows else absent for x in columns]
+    cells = [_cell(at[x]) if x in at and at[x].rows else absent for x in columns]
     if not curve.computed:
         return [curve.line.label, *cells, "", "", ""]
     last = curve.computed[-1]
@@ -110,8 +111,10 @@ def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
     ]
 
 
-def _cell(band: Band) -> str:
-    return f"{band.mean:,.0f} [{band.low:,.0f}, {band.high:,.0f}]"
+def _cell(point: Point) -> str:
+    band = point.regret
+    interval = f" [{band.low:,.0f}, {band.high:,.0f}]" if len(point.rows) > 1 else ""
+    return f"{band.mean:,.0f}{interval}"
 
 
 def _said(constants: dict[str, str]) -> str:

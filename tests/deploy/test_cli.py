@@ -214,9 +214,21 @@ def test_figures_end_to_end_and_are_not_written_over(tmp_path: Path) -> None:
     assert [figure["figure"] for figure in found["figures"]] == ["adversarial-full"]
     for ending in (".csv", ".png", ".svg", ".md", ".json"):
         assert (tmp_path / f"adversarial-full{ending}").stat().st_size > 0
+    (made,) = found["figures"]
+    assert Path(made["picture"]) == tmp_path / "adversarial-full.png"
+    assert Path(made["table"]) == tmp_path / "adversarial-full.md"
     refused = riffle(*arguments)
     assert refused.exit_code == 3
     assert "--force" in refused.stderr
+
+
+def test_figures_say_where_they_are_and_where_it_says_what_is_missing(tmp_path: Path) -> None:
+    words = ("figures", "fig8", "--quick", "--seeds", "1", "--workers", "1")
+    result = riffle(*words, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert f"written to {tmp_path}" in result.stdout
+    assert str(tmp_path / "fig8.png") in result.stdout
+    assert f"SDP-PE, papers' noise: why is in {tmp_path / 'fig8.md'}" in result.stdout
 
 
 def test_figures_without_their_packages_say_what_to_install(

@@ -102,6 +102,16 @@ def test_force_computes_again(tmp_path: Path) -> None:
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(SHOWN)
 
 
+def test_one_seed_has_no_band_in_picture_and_table(folder: Path, tmp_path: Path) -> None:
+    made = order(tmp_path, small_figure("single"), seeds=1)
+    make(made, ignore, ignore)
+    assert "1 seed, so no band" in (tmp_path / "single.svg").read_text()
+    said = (tmp_path / "single.md").read_text()
+    assert "Regret at the end of the run, of one seed." in said
+    assert "[" not in said.partition("## Constants")[0]
+    assert "2 seeds; band:" in (folder / "small.svg").read_text()
+
+
 def test_constants_that_differ_between_points_are_listed_in_their_order() -> None:
     assert merged([{"K": 1, "delta": 0.05, "seed": 3}, {"K": 2, "delta": 0.05, "seed": 4}]) == {
         "K": "1 / 2",
@@ -143,7 +153,7 @@ def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
 def test_a_table_counts_seeds_and_names_what_is_left_out(tmp_path: Path) -> None:
     figure, series = made_up(tmp_path, "epsilon")
     said = table(figure, series, 2)
-    assert "| SDP-PE | 20 [14, 27] | 20 [20, 20] | 101 | 100% | 0.10 |" in said
+    assert "| SDP-PE | 20 [14, 27] | 20 | 101 | 100% | 0.10 |" in said
     assert "| SDP-PE | 2: 1 of 2 seeds: no |" in said
     assert "| SDP-PE | 9: too slow |" in said
     assert "c=0 / 1" in said
