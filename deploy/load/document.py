@@ -12,6 +12,8 @@ from deploy.load.verdict import PROMPT_SECONDS, Evidence, judge
 from deploy.processes import Usage
 
 GENERATOR = "generator "
+FULL = {"sealed", "counted", "rejected"}
+"""States of a batch that has all its reports."""
 SETTLED = 0.3
 """Memory is judged after this share of the load: caches and pools fill first."""
 
@@ -23,7 +25,7 @@ def document(
     end = _last_arrival(samples, parameters["seconds"])
     used = {name: now.since(samples[0].use[name]) for name, now in end.use.items()}
     seconds = max(end.at, 1e-9)
-    evidence = _evidence(parameters, samples, used, crew)
+    evidence = _evidence(parameters, samples, batches, used, crew)
     return {
         "verdict": judge(evidence).summary(),
         "parameters": parameters,
@@ -52,7 +54,11 @@ def _last_arrival(samples: Sequence[Sample], seconds: float) -> Sample:
 
 
 def _evidence(
-    parameters: dict[str, Any], samples: Sequence[Sample], used: dict[str, Usage], crew: int
+    parameters: dict[str, Any],
+    samples: Sequence[Sample],
+    batches: list[dict[str, Any]],
+    used: dict[str, Usage],
+    crew: int,
 ) -> Evidence:
     tally = samples[-1].tally
     mine = [use for name, use in used.items() if name.startswith(GENERATOR)]
@@ -62,6 +68,7 @@ def _evidence(
     return Evidence(
         due=tally.started,
         prompt=tally.due.within(PROMPT_SECONDS),
+        filled=sum(batch["state"] in FULL for batch in batches),
         stages={stage: times.total for stage, times in tally.stages.items()},
         loops=max((use.demand for use in mine), default=0.0),
         sealing=sum(use.pool_demand for use in mine) / max(crew, 1),

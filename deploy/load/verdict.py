@@ -6,7 +6,7 @@ holds for a process with a busy neighbour too, which gets less of its processor 
 First that holds:
 
 1. `CARRIED` of the due reports or more were accepted within `PROMPT_SECONDS` of their time:
-   nothing was the limit.
+   nothing was the limit. Where no batch filled, the coordinator had nothing to open: it is said.
 2. The generator's event loops are saturated, or most time is lost before a report starts: the
    generator. What it measured of the server says nothing then.
 3. Most time is lost in sealing: the generator too; real nodes bring processors of their own.
@@ -30,8 +30,8 @@ Limit = Literal["none", "generator", "coordinator", "shuffler", "machine"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Reports due, and those accepted promptly; seconds of their time by stage (`tally.STAGES`);
-    demand in processors.
+    """Reports due, and those accepted promptly; batches that filled; seconds of the reports' time
+    by stage (`tally.STAGES`); demand in processors.
 
     ``loops`` is the busiest generator process's, ``opening`` of one opening process on the mean.
     Services' demands are None when they run elsewhere. ``busy``: share of all processors' time.
@@ -39,6 +39,7 @@ class Evidence:
 
     due: int
     prompt: int
+    filled: int
     stages: dict[str, float]
     loops: float
     sealing: float
@@ -68,7 +69,8 @@ def judge(seen: Evidence) -> Verdict:
     share = seen.prompt / seen.due if seen.due else 1.0
     if share >= CARRIED:
         why = f"{share:.1%} of the due reports were accepted within {PROMPT_SECONDS:g} s"
-        return Verdict("none", "", why)
+        idle = "" if seen.filled else "; no batch filled, so nothing is said of the coordinator"
+        return Verdict("none", "", why + idle)
     verdict = _where(seen)
     if seen.same_cores and seen.busy >= BUSY:
         why = f"all processors were busy and shared ({seen.busy:.0%}); {verdict.why}"

@@ -64,6 +64,14 @@ def test_the_verdict_is_in_the_document() -> None:
     assert made()["verdict"]["limit"] == "shuffler"
 
 
+def test_batches_that_filled_are_counted() -> None:
+    states = ("issued", "open", "sealed", "counted", "rejected", "abandoned")
+    batches = [{"state": state} for state in states]
+    samples = [sample(float(at)) for at in range(7)]
+    assert document(PARAMETERS, samples, batches, 1)["evidence"]["filled"] == 3
+    assert made()["evidence"]["filled"] == 0
+
+
 def test_the_page_loads_nothing_and_says_the_verdict() -> None:
     found = made() | {"interrupted": True}
     found["reports"]["rejected"] = {"<b>": 1}

@@ -47,6 +47,7 @@ def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> 
     counted = [batch for batch in found["batches"] if batch["state"] == "counted"]
     assert sum(batch["reports"] for batch in counted) <= reports["accepted"]
     assert counted
+    assert found["evidence"]["filled"] >= len(counted)
     assert set(found["processes"]) == {"shuffler", "coordinator", "generator 1", "generator 2"}
     assert not [what for what in reports["answers"] if not what.endswith("429")]
     page = (tmp_path / "load.html").read_text()
@@ -71,6 +72,8 @@ def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert found["interrupted"]
     assert 0 < found["reports"]["due"] < 100
+    if found["verdict"]["limit"] == "none":
+        assert "no batch filled" in found["verdict"]["why"]
     assert found["reports"]["undecided"] == 0
 
 

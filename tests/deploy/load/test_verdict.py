@@ -14,6 +14,7 @@ def seen(stage: str, **changes: object) -> Evidence:
     quiet = Evidence(
         due=300,
         prompt=200,
+        filled=2,
         stages=stages,
         loops=0.3,
         sealing=0.4,
@@ -29,6 +30,7 @@ def seen(stage: str, **changes: object) -> Evidence:
     [
         (seen("upload", prompt=295), "none", "98.3%"),
         (seen("upload", due=0, prompt=0), "none", "100.0%"),
+        (seen("upload", prompt=300, filled=0), "none", "nothing is said of the coordinator"),
         (seen("upload", loops=SATURATED), "generator", "event loops are saturated"),
         (seen("upload", loops=1.1, shuffler=1.1), "generator", "event loops"),
         (seen("lag"), "generator", "start late"),
@@ -50,6 +52,10 @@ def test_the_rule(evidence: Evidence, limit: str, why: str) -> None:
     verdict = judge(evidence)
     assert verdict.limit == limit
     assert why in verdict.why
+
+
+def test_where_batches_filled_nothing_is_left_unsaid() -> None:
+    assert "coordinator" not in judge(seen("upload", prompt=300)).why
 
 
 def test_shared_busy_processors_are_the_machines_limit_and_the_stage_is_still_said() -> None:
