@@ -93,6 +93,27 @@ def test_one_that_fails_undoes_itself_and_nobody_else(engine: Engine, committer:
     assert stored(engine) == before + 2
 
 
+def test_what_is_answered_is_of_the_run_that_counts(engine: Engine, committer: Committer) -> None:
+    """Beside one that fails a job runs twice."""
+    gate, names = Gate(), iter("abcd")
+    committer.submit(gate)
+
+    def fail(_: Connection) -> None:
+        raise RemoteError("late", "too late")
+
+    def put_next(connection: Connection) -> str:
+        return put(next(names))(connection)
+
+    future = committer.submit(put_next)
+    committer.submit(fail)
+    gate.leave.set()
+    assert future.result(10) == "b"
+    with engine.connect() as connection:
+        keys = set(connection.scalars(select(meta.c.key)))
+    assert "b" in keys
+    assert "a" not in keys
+
+
 def test_a_broken_rule_of_the_database_is_one_job_s_fault(
     engine: Engine, committer: Committer
 ) -> None:
