@@ -13,7 +13,11 @@ from common.errors import LocalError
 T = TypeVar("T")
 
 RECHECK_SECONDS = 1.0
-"""A long poll looks again at least this often: leases expire and other replicas commit silently."""
+"""A long poll looks again this often: leases expire silently, and news of other replicas may be
+lost."""
+
+LOOKS_A_SECOND = 200
+"""Of all long polls together: many who wait look less often each, and never take a processor."""
 
 
 class Budget:
@@ -87,8 +91,14 @@ class Changes:
 
     def __init__(self, max_waiting: int = 4096) -> None:
         self._event = asyncio.Event()
+        self._most = max_waiting
         self._places = Budget(max_waiting, "long polls")
         self._closed = False
+
+    @property
+    def pause(self) -> float:
+        """Seconds after which who waits looks again."""
+        return max(RECHECK_SECONDS, (self._most - self._places.left) / LOOKS_A_SECOND)
 
     def notify(self) -> None:
         """Wake everyone who waits."""
@@ -118,4 +128,4 @@ class Changes:
                 if enough(found) or left <= 0 or self._closed:
                     return found
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), min(left, RECHECK_SECONDS))
+                    await asyncio.wait_for(event.wait(), min(left, self.pause))

@@ -129,6 +129,30 @@ def test_a_poll_ends_in_time() -> None:
     assert 0.15 < asyncio.run(scenario()) < 1.0
 
 
+def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shuffler.waiting.LOOKS_A_SECOND", 1)
+
+    async def scenario() -> list[float]:
+        changes, looks = Changes(), 0
+
+        async def look() -> int:
+            nonlocal looks
+            looks += 1
+            return 0
+
+        pauses = [changes.pause]
+        polls = [asyncio.create_task(changes.poll(30, look, bool)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        pauses.append(changes.pause)
+        await asyncio.sleep(1.5)
+        assert looks == 3 + 1, "the first, which came alone, has looked again after a second"
+        changes.close()
+        await asyncio.gather(*polls)
+        return [*pauses, changes.pause]
+
+    assert asyncio.run(scenario()) == [1.0, 3.0, 1.0]
+
+
 def test_too_many_polls_are_refused() -> None:
     async def scenario() -> None:
         changes = Changes(max_waiting=1)
