@@ -2,8 +2,9 @@
 
 A page that has the line `MARK` is typed whole: in a directory of its own that has the examples of a
 clone and nothing else, every line of a console block is a command, in order; one that ends in ``&``
-is a second terminal's, and the next line waits until it has a run. A Python block that begins with
-a file's name is that file, any other is a program. Lines of `ELSEWHERE` are run by CI itself.
+goes on by itself, and the next line waits until it says `WAITS`, as a reader is told to. A Python
+block that begins with a file's name is that file, any other is a program. Lines of `ELSEWHERE` are
+run by CI itself.
 
 A command whose comment ends in ``quick: FLAGS`` gets these flags by default. RIFFLE_WALK=1 leaves
 them out: then every command runs as it stands, each within the five minutes a reader may wait on a
@@ -25,9 +26,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.errors import LocalError
 from deploy.cli.main import build
-from deploy.operator import Operator
 
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- typed by tests/test_readme.py -->"
@@ -35,6 +34,7 @@ WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TYPED = [page for page in WRITTEN if MARK in page.read_text()]
 COMPUTING = {"simulate": ["--seeds", "1", "--workers", "1"], "account": []}
 ELSEWHERE = ("make", "source")
+WAITS = "waits for deployments"
 PATIENCE = 300
 WALK = os.environ.get("RIFFLE_WALK") == "1"
 
@@ -71,14 +71,12 @@ class Newcomer:
         print(f"{time.monotonic() - started:.1f} s: {line}")
 
     def leaves_running(self, line: str) -> None:
-        """One command in another terminal, until its network has a run."""
-        words = shlex.split(line)
-        network = self.folder / words[words.index("--out") + 1] / "network"
-        self._terminals.enter_context(terminal(line, self.folder))
+        """One command that goes on, until it says that it waits."""
+        output = self._terminals.enter_context(terminal(line, self.folder))
         deadline = time.monotonic() + PATIENCE
-        while not has_run(network):
+        while WAITS not in output.read_text():
             assert time.monotonic() < deadline, line
-            time.sleep(0.3)
+            time.sleep(0.1)
 
     def writes(self, program: str) -> None:
         """A Python block: a file, where its first line is a name; else a program to run."""
@@ -89,10 +87,11 @@ class Newcomer:
 
 
 @contextmanager
-def terminal(line: str, folder: Path) -> Iterator[None]:
+def terminal(line: str, folder: Path) -> Iterator[Path]:
     """A command that is started here, and at the end of the block must end well by itself.
 
-    When it does not, it is asked to leave, so that it ends what it started.
+    When it does not, it is asked to leave, so that it ends what it started. Yields the file of all
+    it says.
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
@@ -102,7 +101,7 @@ def terminal(line: str, folder: Path) -> Iterator[None]:
             ["bash", "-c", f"exec {line}"], cwd=folder, env=environment, stdout=log, stderr=log
         )
     try:
-        yield
+        yield output
         # A load test has an answer also where the machine is the limit.
         well = (0, 1) if line.startswith("riffle load") else (0,)
         assert process.wait(PATIENCE) in well, f"{line}\n{output.read_text()}"
@@ -112,14 +111,6 @@ def terminal(line: str, folder: Path) -> Iterator[None]:
         if process.poll() is None:
             process.terminate()
             process.wait()
-
-
-def has_run(network: Path) -> bool:
-    try:
-        with Operator.of(network) as operator:
-            return bool(operator.runs())
-    except LocalError:
-        return False
 
 
 @pytest.mark.timeout(10 * PATIENCE)
