@@ -1,13 +1,15 @@
 """A folder of results and of a network is one command's at a time."""
 
 import fcntl
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import LocalError
 
 LOCK = ".lock"
+PROC = Path("/proc")
 
 
 @contextmanager
@@ -21,13 +23,25 @@ def claimed(folder: Path) -> Iterator[int]:
         LocalError: ``unavailable``, it is somebody else's; nothing in it was touched.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("ab") as file:
+    lock = folder / LOCK
+    with lock.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LocalError(
                 "unavailable",
-                f"{folder} is in use: a network is up in it, or another command writes there; "
-                "stop it, or choose another --out",
+                f"{folder} is in use: a network is up in it, or another command writes there"
+                f"{_holders(lock)}; stop it, or choose another --out",
             ) from None
         yield file.fileno()
+
+
+def _holders(lock: Path) -> str:
+    """The processes to stop, where we may see them: a network outlives a command that is killed."""
+    found = set()
+    for held in PROC.glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if held.samefile(lock):
+                found.add(int(held.parts[2]))
+    numbers = ", ".join(map(str, sorted(found - {os.getpid()})))
+    return f" (processes {numbers})" if numbers else ""

@@ -59,6 +59,7 @@ def test_a_claim_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> Non
         with pytest.raises(LocalError, match="is in use") as caught, claimed(tmp_path):
             pass
         assert caught.value.slug == "unavailable"
+        assert f"(processes {child.pid})" in caught.value.detail
     finally:
         child.kill()
         child.wait()
