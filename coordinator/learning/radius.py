@@ -28,7 +28,8 @@ seeded by the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,11 +74,14 @@ def bootstrap(
     best = active.best(model).policy
     allowed, gaps, policies = active.actions, [], []
     centres = [consistent(p.transitions, p.visits, 0.0, add_on=False) for p in parts]
-    for draws in _portions(sum(part.transitions.size for part in parts)):
-        drawn = [
+
+    def resample(draws: int) -> list[Evidence]:
+        return [
             _resample(generator, draws, part, centre, model.r, families)
             for part, centre in zip(parts, centres, strict=True)
         ]
+
+    for drawn in _ahead(resample, _portions(sum(part.transitions.size for part in parts))):
         P, r = estimator.model(drawn)
         # An action that no active policy takes costs more than a run can earn, so none is planned.
         found = plan(P, np.where(allowed, r, -float(estimator.H + 1)), active.d1)
@@ -92,6 +96,21 @@ def bootstrap(
 def _portions(counts: int) -> list[int]:
     """DRAWS together while that is AT_ONCE numbers or fewer, else one by one, as caches like it."""
     return [DRAWS] if DRAWS * counts <= AT_ONCE else [1] * DRAWS
+
+
+def _ahead(
+    make: Callable[[int], list[Evidence]], portions: Sequence[int]
+) -> Iterator[list[Evidence]]:
+    """What is made of each portion, in order; the next in a thread while one is worked on.
+
+    One thread makes all, so a generator is asked in the order of the portions.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(make, portions[0])
+        for portion in portions[1:]:
+            made, coming = coming.result(), thread.submit(make, portion)
+            yield made
+        yield coming.result()
 
 
 def _resample(
