@@ -70,7 +70,6 @@ _GROW_BATCH = (
     .values(episodes=batches.c.episodes + bindparam("more"), next_slot=bindparam("next"))
 )
 _NEW_USER = insert(users)
-_NEW_USERS = ("user", "node_id", "reported", "lease")
 _LEASE_AGAIN = (
     update(users).where(users.c.user == bindparam("whose")).values(lease=bindparam("newest"))
 )
@@ -203,15 +202,13 @@ def _mark_users(
 ) -> None:
     """Note the newest leases. A user belongs to the node that first named it, and counts toward its
     quota once."""
-    of_known = [one for user, one in zip(granted, fresh, strict=True) if user.owner is not None]
-    again = [(one.lease, one.user) for one in of_known]
+    pairs = list(zip(granted, fresh, strict=True))
+    again = [(one.lease, one.user) for user, one in pairs if user.owner is not None]
+    new = [(one.user, node_id, False, one.lease) for user, one in pairs if user.owner is None]
     execute_rows(connection, _LEASE_AGAIN, ("newest", "whose"), again)
-    of_new = [one for user, one in zip(granted, fresh, strict=True) if user.owner is None]
-    if not of_new:
-        return
-    rows = [(one.user, node_id, False, one.lease) for one in of_new]
-    execute_rows(connection, _NEW_USER, _NEW_USERS, rows)
-    connection.execute(_GROW_NODE, {"node": node_id, "more": len(of_new)})
+    execute_rows(connection, _NEW_USER, ("user", "node_id", "reported", "lease"), new)
+    if new:
+        connection.execute(_GROW_NODE, {"node": node_id, "more": len(new)})
 
 
 def _document(held: LeaseView) -> Lease:
