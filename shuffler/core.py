@@ -287,7 +287,7 @@ class Shuffler:
         found = await self._access.read(census)
         self.metrics.show(
             found,
-            inflight_bytes=self.settings.max_inflight_bytes - self.inflight.left,
+            inflight_bytes=self.inflight.taken,
             writes_waiting=self._access.committer.waiting,
             data_dir=self.settings.data_dir,
         )

@@ -27,15 +27,16 @@ class Budget:
     """
 
     def __init__(self, limit: int, what: str, each: int | None = None) -> None:
-        self._left = limit
+        self._limit = limit
+        self._taken = 0
         self._what = what
         self._each = limit if each is None else each
         self._held: dict[str, int] = {}
 
     @property
-    def left(self) -> int:
-        """How much more can be held now."""
-        return self._left
+    def taken(self) -> int:
+        """How much is held now, by all."""
+        return self._taken
 
     @contextmanager
     def hold(self, amount: int) -> Iterator[None]:
@@ -58,7 +59,8 @@ class Budget:
 
         def take(amount: int) -> None:
             nonlocal held
-            if amount > self._left or self._held.get(holder, 0) + amount > self._each:
+            room = self._limit - self._taken
+            if amount > room or self._held.get(holder, 0) + amount > self._each:
                 raise LocalError("too-many-requests", f"too many {self._what} now", retry_after=1)
             self._change(holder, amount)
             held += amount
@@ -69,7 +71,7 @@ class Budget:
             self._change(holder, -held)
 
     def _change(self, holder: str, amount: int) -> None:
-        self._left -= amount
+        self._taken += amount
         self._held[holder] = self._held.get(holder, 0) + amount
         if self._held[holder] == 0:
             del self._held[holder]
@@ -91,14 +93,13 @@ class Changes:
 
     def __init__(self, max_waiting: int = 4096) -> None:
         self._event = asyncio.Event()
-        self._most = max_waiting
         self._places = Budget(max_waiting, "long polls")
         self._closed = False
 
     @property
     def pause(self) -> float:
         """Seconds after which who waits looks again."""
-        return max(RECHECK_SECONDS, (self._most - self._places.left) / LOOKS_A_SECOND)
+        return max(RECHECK_SECONDS, self._places.taken / LOOKS_A_SECOND)
 
     def notify(self) -> None:
         """Wake everyone who waits."""

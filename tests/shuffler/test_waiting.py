@@ -41,7 +41,7 @@ def test_one_holder_leaves_some_to_the_others() -> None:
         two(4)
     with budget.meter("greedy") as after:
         after(4)
-    assert budget.left == 10
+    assert budget.taken == 0
 
 
 def test_a_body_is_charged_as_it_arrives() -> None:
