@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -25,3 +26,13 @@ def cluster() -> Iterator[postgres.Cluster]:
     """A PostgreSQL server; skips where there is none."""
     with postgres.cluster() as running:
         yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without tables, of each engine."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'a.sqlite'}"
+        return
+    with request.getfixturevalue("cluster").database("") as address:
+        yield address

@@ -40,15 +40,6 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
     return Schema(folder, "things_1")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'a.sqlite'}"
-        return
-    with request.getfixturevalue("cluster").database("") as address:
-        yield address
-
-
 @pytest.fixture
 def engine(url: str, schema: Schema) -> Iterator[Engine]:
     found = open_database(url, schema)

@@ -1,8 +1,6 @@
 """Revisions and tables agree; stores are migrated at opening, once, and refused when newer."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +16,6 @@ from common.errors import LocalError
 from common.migrations import revision
 
 SCHEMAS: dict[str, Any] = {"shuffler": shuffler.schema, "coordinator": coordinator.schema}
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database without tables."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'a.sqlite'}"
-        return
-    with request.getfixturevalue("cluster").database("") as address:
-        yield address
 
 
 @pytest.fixture(params=["shuffler", "coordinator"])

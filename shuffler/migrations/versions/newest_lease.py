@@ -12,7 +12,8 @@ down_revision = "shuffler_1"
 _NEWEST_OF_OPEN_BATCHES = """
 UPDATE users SET lease = (
     SELECT leases.lease FROM leases JOIN batches ON batches.batch_id = leases.batch_id
-    WHERE leases."user" = users."user" AND leases.slot IS NOT NULL AND batches.state = 'open'
+    WHERE leases."user" = users."user" AND batches.state = 'open'
+    AND leases.slot IS NOT NULL AND leases.report_sha256 IS NULL
     ORDER BY leases.expires_at DESC LIMIT 1
 )
 """
