@@ -5,6 +5,8 @@ import gc
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 from typing import Annotated, Any
 
 import uvicorn
@@ -33,6 +35,7 @@ from common.routes import asked
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 BODY_SECONDS = 60
+DATE_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 30
 """A silent connection is kept longer than by any client of ours (5 s): one that both sides close at
 the same time breaks a request that was just being sent."""
@@ -167,11 +170,29 @@ Token = Annotated[str, Depends(bearer)]
 
 
 class _Server(uvicorn.Server):
-    """Says that it stops before it waits for answers that are still to be given."""
+    """Says that it stops before it waits for answers that are still to be given.
+
+    It sleeps until a signal comes, but for the date of its answers, once a second: uvicorn's own
+    loop looks ten times a second, which is most of what an idle service takes.
+    """
 
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._told = asyncio.Event()
+        self._sleeping: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        self._sleeping = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), DATE_SECONDS)
+        self._sleeping = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._sleeping is not None:
+            self._sleeping.call_soon_threadsafe(self._told.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()

@@ -15,11 +15,15 @@ T = TypeVar("T")
 
 
 class Access:
-    """An open store. ``writes`` changes when a write begins and when it ends."""
+    """An open store. ``writes`` changes when a write begins and when it ends.
+
+    ``shared``: other processes may write to it.
+    """
 
     def __init__(self, url: str) -> None:
         self.engine = open_store(url)
         self.committer = Committer(self.engine)
+        self.shared = self.engine.dialect.name != "sqlite"
         self.writes = 0
 
     def close(self) -> None:

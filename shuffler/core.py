@@ -69,7 +69,6 @@ class Shuffler:
         self.identity = ShufflerIdentity(
             shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
         )
-        self.changes = Changes()
         self.metrics = metrics or ShufflerMetrics()
         self.inflight = Budget(settings.max_inflight_bytes, "uploads", settings.inflight_of_one)
         self.callers = Callers(settings.allowance())
@@ -79,6 +78,7 @@ class Shuffler:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._vault = Vault(settings.data_dir / "secrets", settings.at_rest())
         self._access = Access(settings.url)
+        self.changes = Changes(shared=self._access.shared)
         self._releases = Releases(self._access, self._vault, self.metrics, self._lose)
         self._endings = Endings(
             self._access,
@@ -197,7 +197,7 @@ class Shuffler:
         if not accepting:
             return await self._open.get()
         found = await self.changes.poll(
-            wait, self._open.get, lambda batches: any(batch.free_slots for batch in batches)
+            wait, self._open.get, lambda batches: any(batch.free_slots for batch in batches), bool
         )
         return [batch for batch in found if batch.free_slots]
 

@@ -13,8 +13,11 @@ from common.errors import LocalError
 T = TypeVar("T")
 
 RECHECK_SECONDS = 1.0
-"""A long poll looks again this often: leases expire silently, and news of other replicas may be
-lost."""
+"""A long poll looks again this often where its answer may change unsaid: leases expire silently,
+and news of other replicas may be lost."""
+
+STILL_SECONDS = 5.0
+"""And this often elsewhere: a batch that is short expires, and whoever looks next ends it."""
 
 LOOKS_A_SECOND = 200
 """Of all long polls together: many who wait look less often each, and never take a processor."""
@@ -91,15 +94,17 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 class Changes:
     """Wakes long polls when something they may wait for was committed."""
 
-    def __init__(self, max_waiting: int = 4096) -> None:
+    def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
+        """``shared``: other replicas change the same store, and their news may be lost."""
         self._event = asyncio.Event()
+        self._shared = shared
         self._places = Budget(max_waiting, "long polls")
         self._closed = False
 
-    @property
-    def pause(self) -> float:
-        """Seconds after which who waits looks again."""
-        return max(RECHECK_SECONDS, self._places.taken / LOOKS_A_SECOND)
+    def pause(self, *, unsaid: bool) -> float:
+        """Seconds after which who waits looks again; ``unsaid``: what he saw may change so."""
+        seconds = RECHECK_SECONDS if unsaid or self._shared else STILL_SECONDS
+        return max(seconds, self._places.taken / LOOKS_A_SECOND)
 
     def notify(self) -> None:
         """Wake everyone who waits."""
@@ -112,9 +117,15 @@ class Changes:
         self.notify()
 
     async def poll(
-        self, seconds: float, look: Callable[[], Awaitable[T]], enough: Callable[[T], bool]
+        self,
+        seconds: float,
+        look: Callable[[], Awaitable[T]],
+        enough: Callable[[T], bool],
+        unsaid: Callable[[T], bool] = lambda _: False,
     ) -> T:
         """What ``look`` returns, once it is ``enough``, ``seconds`` have passed, or at `close`.
+
+        ``unsaid`` tells whether what was found may change without a call of `notify`.
 
         Raises:
             LocalError: ``too-many-requests``, when too many wait already.
@@ -128,5 +139,6 @@ class Changes:
                 left = deadline - clock()
                 if enough(found) or left <= 0 or self._closed:
                     return found
+                pause = self.pause(unsaid=unsaid(found))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), min(left, self.pause))
+                    await asyncio.wait_for(event.wait(), min(left, pause))

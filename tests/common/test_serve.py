@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
@@ -64,13 +65,13 @@ def free_port(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.
 
 @contextmanager
 def served(
-    host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM
+    host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM, first: str = ""
 ) -> Iterator[subprocess.Popen[str]]:
-    """The program; at the end it is told to stop and must leave with 0, silent."""
+    """The program, after ``first``; at the end it is told to stop and must leave with 0, silent."""
     files = ("", "") if tls is None else (str(tls.certificate), str(tls.key))
     arguments = json.dumps([host, port, *files])
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, arguments],
+        [sys.executable, "-W", "error", "-c", first + PROGRAM, arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -108,6 +109,24 @@ def test_who_waits_for_news_does_not_hold_the_drain() -> None:
         found, seconds = answers(process, f"http://127.0.0.1:{port}", "/news")
     assert found == ["no news"]
     assert seconds < 3
+
+
+def test_a_signal_wakes_an_idle_service_at_once() -> None:
+    port, asleep = free_port(), "import common.service; common.service.DATE_SECONDS = 60"
+    with served("127.0.0.1", port, first=asleep), httpx.Client() as client:
+        assert client.get(f"http://127.0.0.1:{port}/ready").json() == "yes"
+
+
+def test_answers_have_the_date() -> None:
+    port = free_port()
+    with served("127.0.0.1", port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        dates = []
+        for pause in (0.0, 2.1):
+            time.sleep(pause)
+            dates.append(parsedate_to_datetime(client.get("/ready").headers["Date"]))
+    now = datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(seconds=1) <= dates[1] - dates[0]
+    assert abs(now - dates[1]) < datetime.timedelta(seconds=4)
 
 
 def test_work_is_finished_before_leaving() -> None:

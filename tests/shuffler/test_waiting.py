@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 from starlette.requests import Request
@@ -129,26 +130,49 @@ def test_a_poll_ends_in_time() -> None:
     assert 0.15 < asyncio.run(scenario()) < 1.0
 
 
+def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
+    alone, shared = Changes(), Changes(shared=True)
+    assert alone.pause(unsaid=False) == 5.0
+    assert {alone.pause(unsaid=True), shared.pause(unsaid=False)} == {1.0}
+
+    async def scenario() -> list[int]:
+        changes, looks = Changes(), [0, 0]
+
+        def look_of(who: int) -> Callable[[], Awaitable[int]]:
+            async def look() -> int:
+                looks[who] += 1
+                return 0
+
+            return look
+
+        still = changes.poll(1.5, look_of(0), bool)
+        unsaid = changes.poll(1.5, look_of(1), bool, lambda found: found == 0)
+        await asyncio.gather(still, unsaid)
+        return looks
+
+    assert asyncio.run(scenario()) == [2, 3], "at once, after a second, and when it is over"
+
+
 def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shuffler.waiting.LOOKS_A_SECOND", 1)
 
     async def scenario() -> list[float]:
-        changes, looks = Changes(), 0
+        changes, looks = Changes(shared=True), 0
 
         async def look() -> int:
             nonlocal looks
             looks += 1
             return 0
 
-        pauses = [changes.pause]
+        pauses = [changes.pause(unsaid=False)]
         polls = [asyncio.create_task(changes.poll(30, look, bool)) for _ in range(3)]
         await asyncio.sleep(0.01)
-        pauses.append(changes.pause)
+        pauses.append(changes.pause(unsaid=False))
         await asyncio.sleep(1.5)
         assert looks == 3 + 1, "the first, which came alone, has looked again after a second"
         changes.close()
         await asyncio.gather(*polls)
-        return [*pauses, changes.pause]
+        return [*pauses, changes.pause(unsaid=False)]
 
     assert asyncio.run(scenario()) == [1.0, 3.0, 1.0]
 
