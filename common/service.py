@@ -76,28 +76,30 @@ def problem_response(error: RiffleError) -> JSONResponse:
     )
 
 
+def problem_answer(request: Request, error: RiffleError) -> JSONResponse:
+    """An error as the answer to a request, noted among its problems."""
+    note_problem(request, error.slug)
+    return problem_response(error)
+
+
 def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
     """Answer every error with a problem document; nothing of ours leaks a traceback."""
 
-    def answer(request: Request, error: RiffleError) -> JSONResponse:
-        note_problem(request, error.slug)
-        return problem_response(error)
-
     async def riffle(request: Request, error: Exception) -> JSONResponse:
         known = error if isinstance(error, RiffleError) else LocalError("internal", "see the log")
-        return answer(request, known)
+        return problem_answer(request, known)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         faults = error.errors() if isinstance(error, RequestValidationError) else []
         where = ".".join(str(part) for part in faults[0]["loc"]) if faults else "request"
         what = faults[0]["msg"] if faults else "not understood"
-        return answer(request, RemoteError("malformed", f"{where}: {what}"))
+        return problem_answer(request, RemoteError("malformed", f"{where}: {what}"))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         status = error.status_code if isinstance(error, HTTPException) else 500
         slug = _STATUS_SLUGS.get(status, "malformed")
         detail = str(error.detail) if isinstance(error, HTTPException) else "not understood"
-        answered = answer(request, RemoteError(slug, detail))
+        answered = problem_answer(request, RemoteError(slug, detail))
         if isinstance(error, HTTPException) and error.headers:  # as Allow, of a 405
             answered.headers.update(error.headers)
         return answered
@@ -149,13 +151,8 @@ _BEARER = Security(HTTPBearer(auto_error=False))
 """Tells OpenAPI that a token is needed; `bearer` is what asks for it."""
 
 
-async def bearer(
-    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
-) -> str:
+def token_of(request: Request) -> str:
     """The request's bearer token.
-
-    A coroutine that waits for nothing, as every dependency of a route that has nothing to wait for:
-    FastAPI runs a plain function in a thread, which costs more than all that it does.
 
     Raises:
         RemoteError: ``unauthorized``, when there is none.
@@ -164,6 +161,17 @@ async def bearer(
     if scheme.lower() != "bearer" or not token:
         raise RemoteError("unauthorized", "send the header 'Authorization: Bearer <token>'")
     return token
+
+
+async def bearer(
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
+) -> str:
+    """See `token_of`.
+
+    A coroutine that waits for nothing, as every dependency of a route that has nothing to wait for:
+    FastAPI runs a plain function in a thread, which costs more than all that it does.
+    """
+    return token_of(request)
 
 
 Token = Annotated[str, Depends(bearer)]

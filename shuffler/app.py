@@ -27,6 +27,7 @@ from common.service import (
     read_body,
     takes,
 )
+from common.straight import Straight
 from common.tracing import Traced
 from common.wire import (
     BATCH_KEY_HEADER,
@@ -48,13 +49,15 @@ from common.wire import (
 from shuffler.callers import (
     CoordinatorOnly,
     Core,
-    Knock,
     MetricsOnly,
     Node,
     OperatorOnly,
     Seen,
     SeesAll,
     doors,
+    node_of,
+    shuffler_of,
+    strangers_of,
 )
 from shuffler.core import Clock, Shuffler
 from shuffler.journal import JOURNAL
@@ -101,6 +104,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.state.strangers = strangers
     app.state.doors = doors(settings, strangers)
     install_problem_handlers(app, JOURNAL)
+    app.add_middleware(Straight, router=router, endpoints=(lease, upload))
     app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
     app.add_middleware(Traced)
     app.add_middleware(Measured, metrics=metrics.requests)
@@ -145,20 +149,19 @@ _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
 @router.post(
     "/v1/batches/{batch_id}/leases", response_model=LeaseReply, openapi_extra=takes(LeaseRequest)
 )
-async def lease(batch_id: Hex16, request: Request, core: Core, node: Node) -> Response:
+async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Take slots for users."""
-    wanted = await _document(request, LeaseRequest)
-    return _as_json(await core.lease(batch_id, node, wanted.users))
+    async with node_of(request, token) as node:
+        wanted = await _document(request, LeaseRequest)
+        return _as_json(await shuffler_of(request).lease(batch_id, node, wanted.users))
 
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
-async def upload(
-    batch_id: Hex16, request: Request, token: Token, core: Core, strangers: Knock
-) -> Response:
+async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Upload frames; one outcome each, durable before it is answered."""
-    began = asyncio.get_running_loop().time()
-    with strangers.knock(token):
-        node, batch = await core.admit(token, batch_id)
+    core, began = shuffler_of(request), asyncio.get_running_loop().time()
+    with strangers_of(request).knock(token):
+        node, batch = await core.admission.upload(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         body = await read_body(metered(request, meter), core.upload_limit(batch))

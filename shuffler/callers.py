@@ -6,6 +6,7 @@ metrics by the hash of their token in the settings.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -36,14 +37,14 @@ def doors(settings: Settings, strangers: Strangers) -> Doors:
     return Doors(strangers, keys)
 
 
-async def shuffler_of(request: Request) -> Shuffler:
+def shuffler_of(request: Request) -> Shuffler:
     """The shuffler behind an app."""
     core = request.app.state.shuffler
     assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
     return core
 
 
-async def strangers_of(request: Request) -> Strangers:
+def strangers_of(request: Request) -> Strangers:
     """The bucket of failed authentications of an app."""
     strangers = request.app.state.strangers
     assert isinstance(strangers, Strangers)  # noqa: S101
@@ -57,16 +58,33 @@ async def doors_of(request: Request) -> Doors:
     return found
 
 
-Core = Annotated[Shuffler, Depends(shuffler_of)]
-Knock = Annotated[Strangers, Depends(strangers_of)]
+async def _shuffler(request: Request) -> Shuffler:
+    """See `shuffler_of`."""
+    return shuffler_of(request)
+
+
+Core = Annotated[Shuffler, Depends(_shuffler)]
 _Doors = Annotated[Doors, Depends(doors_of)]
 
 
-async def _node(token: Token, core: Core, strangers: Knock) -> AsyncIterator[str]:
-    """Node id of the caller, within its limits while the request lasts."""
+@asynccontextmanager
+async def node_of(request: Request, token: str) -> AsyncIterator[str]:
+    """Node id of the caller, within its limits while the request lasts.
+
+    Raises:
+        RemoteError: ``unauthorized``.
+        LocalError: ``too-many-requests``.
+    """
+    core, strangers = shuffler_of(request), strangers_of(request)
     with strangers.knock(token):
-        node = await core.authenticate(token)
+        node = await core.admission.node(token)
     with core.callers.request(node, asyncio.get_running_loop().time()):
+        yield node
+
+
+async def _node(request: Request, token: Token) -> AsyncIterator[str]:
+    """See `node_of`."""
+    async with node_of(request, token) as node:
         yield node
 
 

@@ -43,6 +43,7 @@ from common.wire import (
 )
 from shuffler import leasing, nodes, store, uploads
 from shuffler.access import Access
+from shuffler.admission import Admission
 from shuffler.conservation import Books, add_latencies
 from shuffler.endings import Endings
 from shuffler.journal import note
@@ -79,6 +80,7 @@ class Shuffler:
         self._vault = Vault(settings.data_dir / "secrets", settings.at_rest())
         self._access = Access(settings.url)
         self.changes = Changes(shared=self._access.shared)
+        self.admission = Admission(self._access, lambda: self.changes.told)
         self._releases = Releases(self._access, self._vault, self.metrics, self._lose)
         self._endings = Endings(
             self._access,
@@ -177,10 +179,6 @@ class Shuffler:
 
     # Reports: what nodes do
 
-    async def authenticate(self, token: str) -> str:
-        """Node id of a token."""
-        return await self._access.read(partial(nodes.authenticate, token=token))
-
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
         """What nodes are served.
 
@@ -209,18 +207,6 @@ class Shuffler:
         )
         self.metrics.leased(reply)
         return reply
-
-    async def admit(self, token: str, batch_id: str) -> tuple[str, store.Batch]:
-        """Node id and batch of an upload, before its body is read.
-
-        Raises:
-            RemoteError: ``unauthorized``, ``unknown-batch``.
-        """
-
-        def look(connection: Connection) -> tuple[str, store.Batch]:
-            return nodes.authenticate(connection, token), store.find(connection, batch_id)
-
-        return await self._access.read(look)
 
     def upload_limit(self, batch: store.Batch) -> int:
         """Largest upload to a batch in bytes; one report always fits."""
@@ -273,6 +259,7 @@ class Shuffler:
     async def revoke(self, node_id: str) -> None:
         """Refuse a node from now on."""
         await self._access.write(partial(nodes.revoke, node_id=node_id))
+        self.changes.notify()
 
     async def ready(self) -> None:
         """Return when store and secrets can be written.
@@ -300,7 +287,7 @@ class Shuffler:
     # Inside
 
     def _heard(self, _: str) -> None:
-        """A replica, perhaps this one, has changed a batch."""
+        """A replica, perhaps this one, has changed a batch or revoked a node."""
         self._access.writes += 1
         self.changes.notify()
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from common.endpoint import hash_token
 from common.errors import RemoteError
+from common.news import announce
 from common.wire import Enrolment, EnrolRequest
 from shuffler.schema import nodes
 
@@ -51,6 +52,7 @@ def revoke(connection: Connection, node_id: str) -> None:
     found = connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(revoked=True))
     if found.rowcount == 0:
         raise RemoteError("not-found", "no node has this id")
+    announce(connection, node_id)
 
 
 def authenticate(connection: Connection, token: str) -> str:

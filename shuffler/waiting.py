@@ -92,7 +92,10 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 
 
 class Changes:
-    """Wakes long polls when something they may wait for was committed."""
+    """Wakes long polls when something they may wait for was committed.
+
+    ``told`` counts how often: what was read before it changed may be out of date.
+    """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
         """``shared``: other replicas change the same store, and their news may be lost."""
@@ -100,6 +103,7 @@ class Changes:
         self._shared = shared
         self._places = Budget(max_waiting, "long polls")
         self._closed = False
+        self.told = 0
 
     def pause(self, *, unsaid: bool) -> float:
         """Seconds after which who waits looks again; ``unsaid``: what he saw may change so."""
@@ -108,6 +112,7 @@ class Changes:
 
     def notify(self) -> None:
         """Wake everyone who waits."""
+        self.told += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
 

@@ -10,9 +10,10 @@ import pytest
 
 from common.database import claimed
 from common.errors import LocalError
+from shuffler.admission import REMEMBERED_SECONDS
 from shuffler.core import Shuffler, preflight
 from tests.shuffler.conftest import Api, problem
-from tests.shuffler.world import Batch, descriptor_bytes, multiset, user
+from tests.shuffler.world import OPERATOR_TOKEN, Batch, descriptor_bytes, multiset, user
 
 pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
@@ -110,6 +111,33 @@ def test_who_waits_at_one_hears_of_what_happens_at_the_other(api: Api, other: Ap
         sealed = thread.submit(other.status, batch, wait=20, state="sealed")
         api.fill(batch)
         assert sealed.result(10)["state"] == "sealed"
+
+
+def test_a_node_revoked_at_one_is_refused_at_the_other(api: Api, other: Api) -> None:
+    assert other.call("GET", "/batches", api.token).status_code == 200
+    assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
+    assert api.call("GET", "/batches", api.token).status_code == 401
+    deadline = time.monotonic() + REMEMBERED_SECONDS / 2
+    while other.call("GET", "/batches", api.token).status_code == 200:
+        assert time.monotonic() < deadline, "it has heard of it long before it would forget"
+        time.sleep(0.01)
+
+
+def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
+    api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = api.deposit()
+    held = other.leases(batch, [user(0)])[0]
+    monkeypatch.setattr(core(other).changes, "notify", lambda: None)
+    assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
+    assert other.call("GET", "/batches", api.token).status_code == 200, "it is remembered"
+    for answer in (
+        other.lease(batch, [user(1)]),
+        other.upload(batch, [(held.lease, batch.report())]),
+    ):
+        assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+    monkeypatch.setattr("shuffler.admission.REMEMBERED_SECONDS", 0.0)
+    assert other.call("GET", "/batches", api.token).status_code == 401
 
 
 def test_one_permutes_and_the_other_takes_over_when_it_dies(api: Api, other: Api) -> None:
