@@ -24,6 +24,7 @@ from common.tracing import traced
 from common.workers import process_pool
 from common.workflow import Symbols, count
 from coordinator.keys import Keys
+from coordinator.shuffler_api import Octets
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 5_000
 CHUNKS_A_WORKER = 4
@@ -59,7 +60,7 @@ class Analyzer:
         return self._keys.active()
 
     @traced("open")
-    async def open(self, context: Context, messages: bytes) -> Opening:
+    async def open(self, context: Context, messages: Octets) -> Opening:
         """Open and count all messages of a batch.
 
         Raises:
@@ -104,9 +105,9 @@ class Analyzer:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _all_chunks(
-        self, private: bytes, context: Context, messages: bytes
+        self, private: bytes, context: Context, messages: Octets
     ) -> list[tuple[Ints, int]]:
-        descriptor = context.descriptor
+        descriptor, view = context.descriptor, memoryview(messages)
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
         async def one(span: slice) -> tuple[Ints, int]:
@@ -116,7 +117,7 @@ class Analyzer:
                     open_messages,
                     private,
                     context.message_info,
-                    messages[span],
+                    bytes(view[span]),
                     descriptor.trust,
                     descriptor.layout,
                 )
@@ -161,7 +162,7 @@ def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
     return (slice(start, start + each * size) for start in range(0, total, each * size))
 
 
-def _check_size(context: Context, messages: bytes) -> None:
+def _check_size(context: Context, messages: Octets) -> None:
     descriptor = context.descriptor
     expected = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
     if len(messages) != expected:

@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -18,10 +19,17 @@ Act = Callable[[ShufflerApi], Awaitable[Any]]
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
+def api_of(handler: Handler) -> ShufflerApi:
+    transport, url = httpx.MockTransport(handler), "http://shuffler"
+    return ShufflerApi(
+        httpx.AsyncClient(transport=transport, base_url=url),
+        httpx.Client(transport=transport, base_url=url),
+    )
+
+
 def ask(handler: Handler, act: Act) -> Any:
     async def whole() -> Any:
-        transport = httpx.MockTransport(handler)
-        api = ShufflerApi(httpx.AsyncClient(transport=transport, base_url="http://shuffler"))
+        api = api_of(handler)
         try:
             return await act(api)
         finally:
@@ -121,6 +129,36 @@ def test_messages_are_checked_against_their_digest() -> None:
         ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 5))
 
 
+def test_who_stops_waiting_for_messages_waits_no_longer() -> None:
+    asked, answered = threading.Event(), threading.Event()
+    read: list[bytes] = []
+
+    def pieces() -> Iterator[bytes]:
+        for piece in (b"se", b"al", b"ed"):
+            read.append(piece)
+            yield piece
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        asked.set()
+        answered.wait(10)
+        return httpx.Response(200, content=pieces())
+
+    async def whole() -> None:
+        api = api_of(handler)
+        task = asyncio.create_task(api.messages(BATCH, 6))
+        await asyncio.to_thread(asked.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not answered.is_set()
+        answered.set()
+        await asyncio.get_running_loop().shutdown_default_executor()  # so that the reader is over
+        await api.close()
+
+    asyncio.run(whole())
+    assert read == [b"se"]
+
+
 def test_a_malformed_answer_is_the_shufflers_mistake() -> None:
     with pytest.raises(RemoteError, match="BatchStatus is malformed"):
         ask(lambda _: httpx.Response(200, json={}), lambda api: api.status(BATCH, 0))
@@ -144,7 +182,8 @@ def test_proxies_of_the_environment_see_nothing(monkeypatch: pytest.MonkeyPatch)
     async def mounts() -> list[object]:
         api = ShufflerApi.connect("http://shuffler", "token", verify=False)
         try:
-            return [mount for mount in api._client._mounts.values() if mount is not None]
+            mounted = [*api._client._mounts.values(), *api._bulk._mounts.values()]
+            return [mount for mount in mounted if mount is not None]
         finally:
             await api.close()
 
