@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from common.accounting.composition import Bound, compose
+from common.accounting.composition import Bound, Composition, composition
 from common.accounting.curve import Curve
 from common.accounting.losses import Losses, binomial_losses, step_losses, trim
-from common.accounting.tilt import Part, choose_tilt, cumulants, tilt_at
+from common.accounting.tilt import Part, choose_tilt, choose_window, cumulants, tilt_at
 
 TRIM_SHARE = 1e-5
 """Share of delta that cut tails may cost in all."""
@@ -74,13 +74,15 @@ def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
     if bound == "lower" and any(m.capped for m in moves):
         return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
     near = min(max(delta, SMALLEST_DELTA), 0.5)
-    tilt, upper = sharpest(moves, near)
-    return upper if bound == "upper" else compose(_parts(moves, near), tilt, bound)
+    dots, upper = sharpest(moves, near)
+    if bound == "lower":
+        return composition(dots.parts, dots.window, bound).curve(bound)
+    return upper if bound == "upper" else dots.curve(bound)
 
 
-@lru_cache(maxsize=64)
-def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[float, Curve]:
-    """A tilt at which errors are small beside delta, and the upper curve composed with it.
+@lru_cache(maxsize=32)
+def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
+    """Composition at a tilt where errors are small beside delta, and the upper curve that it gives.
 
     Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right where
     tails are like a Gaussian's; where counters that are almost empty make the loss's tail heavier,
@@ -88,14 +90,14 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[float, Curve]:
     """
     parts = _parts(moves, near)
     tilt = choose_tilt(parts, near)
-    upper = compose(parts, tilt, "upper")
+    dots, upper = _composed(parts, tilt)
     for _ in range(RETRIES):
         epsilon = upper.epsilon(near)
         if cumulants(parts, tilt)[0] - tilt * epsilon < math.log(near) + AMPLIFICATION:
             break
         tilt = tilt_at(parts, epsilon, tilt)
-        upper = compose(parts, tilt, "upper")
-    return tilt, upper
+        dots, upper = _composed(parts, tilt)
+    return dots, upper
 
 
 def epsilon(
@@ -116,6 +118,11 @@ def delta(moves: Sequence[AnyMoves], epsilon: float, bound: Bound = "upper") -> 
     for _ in range(3):
         near = min(max(curve(tuple(moves), near, "upper").delta(epsilon), SMALLEST_DELTA), 0.5)
     return curve(tuple(moves), near, bound).delta(epsilon)
+
+
+def _composed(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]:
+    dots = composition(parts, choose_window(parts, tilt), "upper")
+    return dots, dots.curve("upper")
 
 
 def _most_bits(p: float) -> int:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ from common.accounting.curve import Curve
 from common.accounting.fourier import Convolved, GridPart, convolve
 from common.accounting.grid import connect_the_dots, round_down
 from common.accounting.losses import LOSS_ERROR, UNIT_ROUNDOFF
-from common.accounting.tilt import Part, choose_window, log_mgf
+from common.accounting.tilt import Part, Window, log_mgf
 
 Bound = Literal["lower", "estimate", "upper"]
 
@@ -47,9 +48,30 @@ DOWN_PER_MOVE, DOWN_MOST = 2**10, 2**19
 """Grid length a move, and the longest, where rounding down costs moves * Delta / 2."""
 
 
-def compose(parts: Sequence[Part], tilt: float, bound: Bound) -> Curve:
-    """Composition of all parts as a curve whose delta is a lower bound, estimate or upper bound."""
-    window = choose_window(parts, tilt)
+@dataclass(frozen=True, slots=True, eq=False)
+class Composition:
+    """Parts composed on one grid. That of the upper bound is that of the estimate as well."""
+
+    parts: Sequence[Part]
+    window: Window
+    gridded: Sequence[GridPart]
+    convolved: Convolved
+    first: int
+
+    def curve(self, bound: Bound) -> Curve:
+        """The curve with every error put on the side that the bound asks for."""
+        end = self.first + len(self.convolved.mass)
+        above = _alias(self.gridded, self.convolved, self.window.step_high, end)
+        if bound != "lower":
+            return _curve(self.convolved, self.parts, bound, self.convolved.error, above)
+        # An alias may sit in any cell. It only raises an upper bound, and is taken off a lower one.
+        below = _alias(self.gridded, self.convolved, -self.window.step_low, self.first - 1)
+        error = self.convolved.error + below + above
+        return _curve(self.convolved, self.parts, bound, error, 0.0)
+
+
+def composition(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
+    """Composition of all parts on the grid of this bound."""
     moves = sum(count for _, count in parts)
     M = _length(moves, bound)
     spread = max(float(np.ptp(part.loss)) for part, _ in parts)
@@ -58,13 +80,7 @@ def compose(parts: Sequence[Part], tilt: float, bound: Bound) -> Curve:
     to_grid = round_down if bound == "lower" else connect_the_dots
     gridded = [(to_grid(part, delta), count) for part, count in parts]
     first = math.floor(window.low / delta) - moves - 1
-    convolved = convolve(gridded, window.tilt, first, M)
-    below = _alias(gridded, convolved, -window.step_low, first - 1)
-    above = _alias(gridded, convolved, window.step_high, first + M)
-    if bound == "lower":
-        # An alias may sit in any cell. It only raises an upper bound, and is taken off a lower one.
-        return _curve(convolved, parts, bound, convolved.error + below + above, 0.0)
-    return _curve(convolved, parts, bound, convolved.error, above)
+    return Composition(parts, window, gridded, convolve(gridded, window.tilt, first, M), first)
 
 
 def _length(moves: int, bound: Bound) -> int:

@@ -60,15 +60,37 @@ class Curve:
         """Index of the first loss where the total is small enough or has stopped falling.
 
         The total is convex in t: on ascending losses this is false, then true, so bisection finds
-        it. The last loss always counts: no finite loss lies beyond it.
+        it. The last loss always counts: no finite loss lies beyond it. A guess that is right, as
+        nearly always, leaves bisection nothing to do.
         """
         low, high = int(np.searchsorted(self.loss, self.start, side="right")), len(self.loss) - 1
+        guess = self._guess(low, delta, overflow) if low < high else low
+        for middle in (guess, guess - 1):
+            if low <= middle < high:
+                past = self._is_past(middle, delta, overflow)
+                low, high = (low, middle) if past else (middle + 1, high)
         while low < high:
             middle = (low + high) // 2
-            epsilon = float(self.loss[middle])
-            past = self._total(epsilon, overflow) <= delta or self._slope(epsilon, overflow) >= 0.0
+            past = self._is_past(middle, delta, overflow)
             low, high = (low, middle) if past else (middle + 1, high)
         return low
+
+    def _is_past(self, i: int, delta: float, overflow: float) -> bool:
+        epsilon = float(self.loss[i])
+        return self._total(epsilon, overflow) <= delta or self._slope(epsilon, overflow) >= 0.0
+
+    def _guess(self, low: int, delta: float, overflow: float) -> int:
+        """First index from ``low`` on that is past by sums of one pass; rounding may move it."""
+        loss, mass = self.loss[low:], self.mass[low:]
+        with np.errstate(over="ignore", invalid="ignore"):  # then it is a bad guess
+            t = np.exp(loss - loss[0])
+            tail, weighted = _sums_after(mass), _sums_after(mass / t) * t
+            level = overflow * np.exp(np.minimum(loss, 700.0))
+            past = (self.infinite + tail - weighted + overflow + level <= delta) | (
+                level >= weighted
+            )
+        past[-1] = True
+        return low + int(past.argmax())
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
         """Where the line between loss[after] and the point before it reaches delta."""
@@ -79,3 +101,8 @@ class Curve:
         excess = self._total(before, overflow) - delta
         slope = -self._slope(before, overflow)
         return min(end, before + math.log1p(excess / slope)) if excess > 0.0 else before
+
+
+def _sums_after(values: FloatArray) -> FloatArray:
+    """Of each value the sum of those after it."""
+    return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)

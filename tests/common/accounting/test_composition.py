@@ -1,19 +1,26 @@
 """Composition against enumerated products, in both directions, and against its own error bounds."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from common.accounting import bounds
 from common.accounting.bounds import Moves
-from common.accounting.composition import compose
+from common.accounting.composition import Bound, composition
+from common.accounting.curve import Curve
 from common.accounting.losses import binomial_losses
 from common.accounting.search import needed_bits
+from common.accounting.tilt import Part, choose_window
 from tests.common.accounting.exact import float_pair, product_delta
 
 CASES = [(12, 0.5, 2), (40, 0.25, 2), (300, 0.5, 1), (700, 1 / 64, 1), (9, 0.5, 3), (60, 0.125, 2)]
 EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.0, 3.5)
+
+
+def compose(parts: Sequence[Part], tilt: float, bound: Bound) -> Curve:
+    return composition(parts, choose_window(parts, tilt), bound).curve(bound)
 
 
 def enumerated(N: int, p: float, cells: int, epsilon: float) -> tuple[float, float]:
