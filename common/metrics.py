@@ -42,6 +42,22 @@ class RequestMetrics:
         self.problems = Counter(
             "riffle_problems", "problem documents answered", ("problem",), registry=registry
         )
+        self._found: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
+
+    def answered(self, asked: tuple[str, str], status: int, seconds: float, received: int) -> None:
+        """Note a request by its method and route, its answer, and the bytes of its body."""
+        method, route = asked
+        found = self._found.get((method, route, status))
+        if found is None:  # to find one by its labels costs as much as all else here
+            found = self._found[method, route, status] = (
+                self.requests.labels(method, route, status),
+                self.seconds.labels(method, route),
+                self.received.labels(route),
+            )
+        requests, spent, bytes_ = found
+        requests.inc()
+        spent.observe(seconds)
+        bytes_.inc(received)
 
 
 class Measured:
@@ -81,13 +97,9 @@ class Measured:
             self._note(scope, status, received, time.perf_counter() - began)
 
     def _note(self, scope: Scope, status: int, received: int, seconds: float) -> None:
-        method, route = asked(scope) or ("none", "none")
-        metrics = self._metrics
-        metrics.requests.labels(method, route, status).inc()
-        metrics.seconds.labels(method, route).observe(seconds)
-        metrics.received.labels(route).inc(received)
+        self._metrics.answered(asked(scope) or ("none", "none"), status, seconds, received)
         if (problem := scope.get(PROBLEM)) is not None:
-            metrics.problems.labels(problem).inc()
+            self._metrics.problems.labels(problem).inc()
 
 
 def note_problem(request: Request, slug: str) -> None:

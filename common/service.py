@@ -279,6 +279,7 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
+        proxy_headers=False,  # nothing asks where a request came from
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
     )

@@ -22,6 +22,7 @@ from common.errors import LocalError
 from common.routes import asked
 
 if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
 
@@ -30,6 +31,11 @@ T = TypeVar("T")
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 ALLOWED = frozenset({"http.request.method", "http.route", "http.response.status_code"})
+
+FRAMEWORK: "TelemetryConfig" = {"tracing": False, "metrics": False, "logs": False}
+"""What the web framework may tell of its own accord: nothing. Where a process has a global provider
+(``FASTAPI_OTEL_AUTO_CONFIGURE`` makes one) it would give it paths with their ids, callers'
+addresses and the text of exceptions, and go on with a caller's trace."""
 
 _tracer: "Tracer | None" = None
 

@@ -17,7 +17,7 @@ from common.errors import LocalError
 from common.limits import AtMost
 from common.metrics import Measured
 from common.service import PROBLEM_RESPONSES, install_problem_handlers, problem_response
-from common.tracing import Traced
+from common.tracing import FRAMEWORK, Traced
 from coordinator import health, keys_api, pages, results, runs_api
 from coordinator.access import OPERATOR, doors
 from coordinator.analyzer import Analyzer
@@ -87,6 +87,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         responses=PROBLEM_RESPONSES,
+        telemetry=FRAMEWORK,
     )
     _know(app, settings)
     _guard(app, metrics)

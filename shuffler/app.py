@@ -28,7 +28,7 @@ from common.service import (
     takes,
 )
 from common.straight import Straight
-from common.tracing import Traced
+from common.tracing import FRAMEWORK, Traced
 from common.wire import (
     BATCH_KEY_HEADER,
     DIGEST_HEADER,
@@ -100,6 +100,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         responses=PROBLEM_RESPONSES,
+        telemetry=FRAMEWORK,
     )
     app.state.strangers = strangers
     app.state.doors = doors(settings, strangers)

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests import postgres
 
@@ -36,3 +40,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     with request.getfixturevalue("cluster").database("") as address:
         yield address
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """Spans that go to the process's global provider: none of ours may."""
+    found, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    yield found
+    provider.shutdown()

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from common.doors import Doors, Key, Strangers
 from common.endpoint import hash_token
@@ -132,3 +133,10 @@ def test_the_description_is_complete(api: Api) -> None:
         for path in paths.values()
         for way in path.values()
     )
+
+
+def test_a_global_tracer_gets_nothing(api: Api, elsewhere: InMemorySpanExporter) -> None:
+    """The framework would give it paths, callers' addresses and the text of exceptions."""
+    api.finish()
+    assert api.client.get("/nowhere").status_code == 404
+    assert elsewhere.get_finished_spans() == ()

@@ -23,3 +23,11 @@ def test_spans_name_nobody(api: Api) -> None:
     text = "".join(found.to_json() for found in spans)
     for name in (api.node_id, api.token, user(0), batch.batch_id):
         assert name not in text
+
+
+def test_a_global_tracer_gets_nothing(api: Api, elsewhere: InMemorySpanExporter) -> None:
+    """The framework would give it paths, callers' addresses and the text of exceptions."""
+    batch = api.deposit()
+    api.fill(batch)
+    assert api.client.get("/nowhere").status_code == 404
+    assert elsewhere.get_finished_spans() == ()
