@@ -1,7 +1,7 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
 Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
-lock, so chunks of 1,000 to 5,000 messages go to worker processes as one bytes object each, and
+lock, so chunks of 1,000 to 10,000 messages go to worker processes as one bytes object each, and
 histograms come back. Which message failed, or in which chunk, is never said: only sums leave here.
 Conservation: opened + failed = n L, checked for every batch.
 """
@@ -26,7 +26,7 @@ from common.workflow import Symbols, count
 from coordinator.keys import Keys
 from coordinator.shuffler_api import Octets
 
-LEAST_CHUNK, MOST_CHUNK = 1_000, 5_000
+LEAST_CHUNK, MOST_CHUNK = 1_000, 10_000
 CHUNKS_A_WORKER = 4
 STATE_OF_POOL = "the analyzer's worker processes stopped; they are being started again"
 
@@ -158,7 +158,8 @@ def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
     """Spans of ``total`` bytes in whole messages of ``size`` bytes: enough for all workers."""
     messages = total // size
-    each = min(max(-(-messages // (CHUNKS_A_WORKER * workers)), LEAST_CHUNK), MOST_CHUNK)
+    rounds = max(CHUNKS_A_WORKER, -(-messages // (MOST_CHUNK * workers)))
+    each = max(-(-messages // (rounds * workers)), LEAST_CHUNK)
     return (slice(start, start + each * size) for start in range(0, total, each * size))
 
 
