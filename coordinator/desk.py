@@ -39,6 +39,11 @@ class Desk:
         party = Party(self.shuffler_id, self.analyzer.public_key)
         return issue(spec, run_id, party, deployment, index=index, step=step, expires_at=expires_at)
 
+    def over(self, change: Callable[[], None]) -> None:
+        """Commit a change after which a batch needs its key no more; erase what none needs then."""
+        change()
+        self.erase_keys()
+
     def erase_keys(self) -> None:
         """Erase expired keys that no batch needs: every one of theirs is acknowledged or over."""
         self.keys.erase_unused(

@@ -23,6 +23,8 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import ParamSpec
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -54,6 +56,8 @@ EXPIRED = "expired or was abandoned"
 CLOCKS = "the shuffler says that a new batch has expired: set its clock or this one right"
 FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
 LOST = ("late", "unknown-batch")
+
+P = ParamSpec("P")
 
 
 class Driver:
@@ -98,7 +102,6 @@ class Driver:
         """Do the step that ``row`` needs; wait and try again, or fail the run, when it fails."""
         try:
             await self._step(run, row)
-            await in_thread(self._desk.erase_keys)
         except RiffleError as error:
             await self._after(run, error)
         except SQLAlchemyError as error:
@@ -109,7 +112,6 @@ class Driver:
             await self._after(run, LocalError("internal", f"unexpected {name}; see the log"))
         else:
             self._failures, self.trouble = 0, None
-            self._desk.bell.ring(self._run_id)
 
     async def _step(self, run: RunRecord, row: DeploymentRecord) -> None:
         going = run.state == "running"
@@ -152,6 +154,11 @@ class Driver:
     @property
     def _now(self) -> float:
         return self._desk.clock()
+
+    async def _tell(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Commit a change of which there is an event, and wake whoever waits for one."""
+        await in_thread(change, *args, **kwargs)
+        self._desk.bell.ring(self._run_id)
 
     # -- issued ----------------------------------------------------------------------------------
 
@@ -199,9 +206,8 @@ class Driver:
         """All n users reported."""
         timings = {"waiting": self._now - (row.opened_at or row.issued_at)}
         episodes = status.episodes or row.n
-        await in_thread(
-            self._desk.store.sealed, self.lease, row.index, episodes, timings, self._now
-        )
+        sealed = self._desk.store.sealed
+        await self._tell(sealed, self.lease, row.index, episodes, timings, self._now)
 
     async def _abandon(self, row: DeploymentRecord) -> None:
         """Give up the batch if it is short; the shuffler keeps a full one, see its status then."""
@@ -220,10 +226,19 @@ class Driver:
         again, failure = None, None
         if run.state == "running":
             again, failure = await in_thread(self._reissue, run, row, why)
-        store, now = self._desk.store, self._now
-        await in_thread(
-            store.abandoned, self.lease, row.index, episodes, now, again=again, failure=failure
-        )
+        await self._end(row, episodes, again, failure)
+
+    async def _end(
+        self,
+        row: DeploymentRecord,
+        episodes: int,
+        again: Issue | None = None,
+        failure: str | None = None,
+    ) -> None:
+        """The batch will not be counted; see `Store.abandoned`."""
+        desk, now = self._desk, self._now
+        abandoned = partial(desk.store.abandoned, again=again, failure=failure)
+        await self._tell(desk.over, partial(abandoned, self.lease, row.index, episodes, now))
 
     def _reissue(
         self, run: RunRecord, row: DeploymentRecord, why: str
@@ -247,7 +262,7 @@ class Driver:
             status = await self._desk.shuffler.status(row.batch_id, 0.0)
         if status is None or status.state not in FULL:
             episodes = 0 if status is None else status.episodes or 0
-            await in_thread(self._desk.store.abandoned, self.lease, row.index, episodes, self._now)
+            await self._end(row, episodes)
         elif row.state == "issued":
             await in_thread(self._desk.store.opened, self.lease, row.index, self._now)
         else:
@@ -269,7 +284,7 @@ class Driver:
         opened = Settlement(row.index, spend, released, timings)
         settlement = await in_thread(self._settlement, run, row, opened)
         timings["planning"] = laps.lap()
-        await in_thread(self._desk.store.settle, self.lease, settlement, self._now)
+        await self._tell(self._desk.store.settle, self.lease, settlement, self._now)
         self._storing = laps.lap()
 
     async def _released(
@@ -364,7 +379,8 @@ class Driver:
         if self._storing is not None:
             timings["storing"] = self._storing
         timings["acknowledging"], self._storing = laps.lap(), None
-        await in_thread(self._desk.store.acknowledged, self.lease, row.index, timings)
+        acknowledged = self._desk.store.acknowledged
+        await in_thread(self._desk.over, partial(acknowledged, self.lease, row.index, timings))
         self._desk.metrics.took(timings)
 
 
