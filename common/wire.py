@@ -5,7 +5,8 @@ lease id (16 bytes) || sealed report. A batch is handed over as n * L sealed mes
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,7 +14,7 @@ from common.descriptor import Document, Hex16, Hex32, Name
 from common.errors import RemoteError
 
 LEASE_BYTES = 16
-MAX_USERS_A_LEASE = 512
+MAX_USERS_A_LEASE = 2_048
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
@@ -21,6 +22,17 @@ BATCH_KEY_HEADER = "Riffle-Batch-Key"
 DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
+
+
+class _Item:
+    """Base of what documents hold by the thousand: strict where it is read, as a `Document`.
+
+    Who writes it makes it unchecked, and not frozen: either would cost more than all else it goes
+    through.
+    """
+
+    __slots__ = ()
+    __pydantic_config__ = Document.model_config
 
 
 class ShufflerIdentity(Document):
@@ -49,16 +61,18 @@ class LeaseRequest(Document):
     users: tuple[Hex16, ...] = Field(min_length=1, max_length=MAX_USERS_A_LEASE)
 
 
-class Lease(Document):
+@dataclass(slots=True)
+class Lease(_Item):
     """A slot in a batch, one user's until ``expires_at`` (seconds since 1970, UTC)."""
 
     user: Hex16
-    slot: int = Field(ge=0)
+    slot: Annotated[int, Field(ge=0)]
     lease: Hex16
-    expires_at: int = Field(ge=0)
+    expires_at: Annotated[int, Field(ge=0)]
 
 
-class Refusal(Document):
+@dataclass(slots=True)
+class Refusal(_Item):
     """Why a user got no slot: a problem slug."""
 
     user: Hex16
@@ -72,7 +86,8 @@ class LeaseReply(Document):
     refused: tuple[Refusal, ...]
 
 
-class UploadResult(Document):
+@dataclass(slots=True)
+class UploadResult(_Item):
     """What became of one frame: ``accepted``, ``replayed`` (the same report again), or a slug."""
 
     lease: Hex16

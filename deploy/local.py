@@ -35,7 +35,7 @@ STOP_SECONDS = 25.0
 # A block as large as a batch goes back to the system when it is freed, instead of staying with
 # whichever thread asked for it; smaller ones, as of an upload, do not come and go page by page
 # (glibc, where the first of the two alone would make them; elsewhere nobody reads this).
-MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 22)}
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 23)}
 
 
 @dataclass(frozen=True, slots=True)

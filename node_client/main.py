@@ -14,9 +14,10 @@ from node_client.settings import Settings
 from node_client.shuffler_api import ShufflerApi, open_client
 from node_client.users import Users
 
-# Chunks on their way: one being sealed and one queued for each worker, the rest being uploaded.
-ROOM_A_WORKER = 2
-ROOM_FOR_UPLOADS = 4
+# Chunks on their way. All workers seal the same one, in 16 tasks or more: while they do, one waits
+# for them, one is being made, and one being uploaded.
+ROOM = 4
+WORKERS_A_CHUNK = 8
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> Totals:
@@ -45,7 +46,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
                     api=api,
                     users=users,
                     totals=totals,
-                    room=asyncio.Semaphore(ROOM_A_WORKER * settings.workers + ROOM_FOR_UPLOADS),
+                    room=asyncio.Semaphore(ROOM + settings.workers // WORKERS_A_CHUNK),
                     test_entry=settings.test_entry and settings.loopback,
                 )
                 await Runner(

@@ -27,7 +27,7 @@ from node_client.environments.environment import Environment
 from node_client.journal import JOURNAL, note
 from node_client.pace import Pace
 from node_client.report import BatchPlan, slot_report
-from node_client.sealing import CHUNK_MESSAGES, SealKeys, whole_reports
+from node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
 from node_client.settings import Credential
 from node_client.shuffler_api import ShufflerApi
 from node_client.trust import Accepted
@@ -99,7 +99,7 @@ class Pipeline:
 
         Users whose leases end too soon are not asked. Returns how many were.
         """
-        step, asked = whole_reports(CHUNK_MESSAGES, job.keys.messages), 0
+        step, asked = whole_reports(MOST_CHUNK, job.keys.messages), 0
         for start in range(0, len(leases), step):
             await self.room.acquire()
             try:

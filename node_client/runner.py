@@ -19,7 +19,7 @@ from common.errors import LocalError, RemoteError, RiffleError
 from common.wire import Lease, LeaseReply, OpenBatch
 from node_client.journal import JOURNAL, note
 from node_client.pipeline import Job, Pipeline
-from node_client.sealing import CHUNK_MESSAGES, whole_reports
+from node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from node_client.settings import Credential
 from node_client.shuffler_api import ShufflerApi
 from node_client.trust import Demands, accept, check_expiry
@@ -31,8 +31,6 @@ MOST_DOUBLINGS = 7  # of it, while the users' file fails: half a minute
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 KEPT_JOBS = 16
 LATER_SECONDS = 10.0  # a node that holds its share of a batch asks again after this
-# About two seconds of sealing: a lease of one minute never runs out while its users wait.
-LEASED_MESSAGES = 20_000
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 
 
@@ -267,10 +265,9 @@ class Runner:
 def portion(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Users of one lease request, in a batch with ``free`` slots and L = ``messages`` a report.
 
-    The node's fair share of the free slots, but at least one chunk (see `sealing`), and at
-    most what is sealed within seconds, what is free, and ``users_a_request``.
+    The node's fair share of the free slots, as a chunk may have it (see `sealing`), and at most
+    what is free, and ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
-    chunk = whole_reports(CHUNK_MESSAGES, messages)
-    soon = whole_reports(LEASED_MESSAGES, messages)
-    return max(1, min(max(fair, chunk), soon, free, users_a_request))
+    least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))
+    return min(max(fair, least), most, free, users_a_request)

@@ -1,9 +1,9 @@
 """Sealing reports in a pool of processes: 99 % of a node's work.
 
 HPKE holds the interpreter's lock, so threads do not help. A chunk is some whole reports of one
-batch, about `CHUNK_MESSAGES` messages, that are leased, marked and uploaded together, so that what
-a request costs is shared by many. It is sealed in tasks of about `TASK_MESSAGES`: one bytes object
-of indices in, one bytes object of sealed reports out.
+batch, from `LEAST_CHUNK` to `MOST_CHUNK` messages, that are leased, marked and uploaded together,
+so that what a request costs is shared by many. It is sealed in tasks of about `TASK_MESSAGES`: one
+bytes object of indices in, one bytes object of sealed reports out.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ from common.tracing import traced
 from common.workers import process_pool
 from common.workflow import Symbols
 
-CHUNK_MESSAGES = 12_000
+LEAST_CHUNK = 24_000
+# About two seconds of sealing on two cores: no lease runs out while its users wait for others.
+MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 _INDEX = np.dtype("<u4")
 _BREAKS_IN_A_ROW = 3

@@ -375,7 +375,7 @@ def preflight(settings: Settings) -> None:
 
 
 def _frame(lease: str, sealed: bytes, *, opens: bool) -> Frame:
-    return Frame(lease, hashlib.sha256(sealed).hexdigest(), opens, sealed)
+    return Frame(lease, hashlib.sha256(sealed).digest(), opens, sealed)
 
 
 def _same(known: SignedDescriptor, data: bytes) -> SignedDescriptor:

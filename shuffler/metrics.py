@@ -40,7 +40,7 @@ def census(connection: Connection) -> Census:
     refused = select(dropped.c.problem, func.sum(dropped.c.frames)).group_by(dropped.c.problem)
     return Census(
         batches={row[0]: row[1] for row in connection.execute(states)},
-        held=int(connection.scalar(select(func.count()).select_from(reports)) or 0),
+        held=int(connection.scalar(select(func.sum(reports.c.held))) or 0),
         discarded={row[0]: int(row[1]) for row in connection.execute(ended)},
         refused={row[0]: int(row[1]) for row in connection.execute(refused)},
     )

@@ -8,7 +8,7 @@ order in which reports arrived enters anywhere.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from common.errors import LocalError
-from common.hpke import open_each
+from common.hpke import OVERHEAD, open_each
 from common.mechanism import permutation
 from common.tracing import traced
 from shuffler.vault import BatchSecret
@@ -51,23 +51,37 @@ class Release:
 
 @traced("permute")
 def shuffle(
-    sealed: Iterable[bytes], secret: BatchSecret, info: bytes, *, n: int, L: int, message_bytes: int
+    uploads: Iterable[tuple[Sequence[int], bytes]],
+    secret: BatchSecret,
+    info: bytes,
+    *,
+    n: int,
+    L: int,
+    message_bytes: int,
 ) -> Release:
-    """Open n sealed reports, given in the order of their slots, and permute their n * L messages.
+    """Open n sealed reports and permute their n * L messages.
+
+    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order.
 
     Raises:
-        LocalError: a report does not open or there are not exactly n. Neither can happen to a
-            sealed batch unless its store was damaged; nothing is released then.
+        LocalError: a report does not open, or they are not one for each of n slots. Neither can
+            happen to a sealed batch unless its store was damaged; nothing is released then.
     """
     opened = np.empty((n, L * message_bytes), dtype=np.uint8)
-    found = 0
-    for plaintext in open_each(secret.outer.private, info, sealed):
-        if plaintext is None or found == n or len(plaintext) != opened.shape[1]:
-            raise LocalError("internal", "a stored report is damaged; nothing is released")
-        opened[found] = np.frombuffer(plaintext, dtype=np.uint8)
-        found += 1
-    if found != n:
-        raise LocalError("internal", f"{found} of {n} reports are stored; nothing is released")
+    empty = np.ones(n, dtype=np.bool_)
+    for slots, sealed in uploads:
+        size = L * message_bytes + OVERHEAD
+        each = (sealed[start : start + size] for start in range(0, len(sealed), size))
+        plain = [one for one in open_each(secret.outer.private, info, each) if one is not None]
+        right = len(plain) == len(slots) and len(sealed) == size * len(slots)
+        if not right or max(slots) >= n or not empty[slots].all():
+            raise LocalError("internal", "stored reports are damaged; nothing is released")
+        opened[slots] = np.frombuffer(b"".join(plain), dtype=np.uint8).reshape(len(slots), -1)
+        empty[slots] = False
+    if empty.any():
+        raise LocalError(
+            "internal", f"{empty.sum()} of {n} reports are missing; nothing is released"
+        )
     messages = opened.reshape(n * L, message_bytes)
     order = permutation(n * L, Keystream(secret.permutation))
     permuted = messages.take(order, 0)

@@ -21,13 +21,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from common.errors import RemoteError
 from common.noise import Guarantee, Trust
 from common.verification import check_guarantee, check_trust
-from common.wire import BatchState, BatchStatus
+from common.wire import BatchState, BatchStatus, Lease
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
@@ -42,6 +42,8 @@ Decision = Literal[
     "share-exceeded",
     "batch-full",
 ]
+Standing = Literal["live", "reported", "over"]
+"""Of a lease: may report, has reported, or may not any more: it expired or its user has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +61,23 @@ class Demands:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseView:
-    """A lease as stored. ``slot`` is None once it was given to someone else."""
-
-    lease: str
-    user: str
-    slot: int | None
-    expires_at: int
-    report_sha256: str | None
-
-    def live(self, now: int) -> bool:
-        """Whether it still holds its slot without having reported."""
-        return self.report_sha256 is None and self.slot is not None and now < self.expires_at
-
-    def reported(self, sha256: str) -> "LeaseView":
-        """The same with its report."""
-        return LeaseView(self.lease, self.user, self.slot, self.expires_at, sha256)
-
-
-@dataclass(frozen=True, slots=True)
 class UserView:
-    """What is known of a user who asks for a slot."""
+    """What is known of a user who asks for a slot.
 
-    user: str
+    ``here`` is its live lease in this batch; ``elsewhere``: it has one in another open batch.
+    """
+
     owner: str | None
     reported: bool
-    here: LeaseView | None
+    here: Lease | None
     elsewhere: bool
 
 
-@dataclass(frozen=True, slots=True)
+STRANGER = UserView(owner=None, reported=False, here=None, elsewhere=False)
+"""A user of whom nothing is known."""
+
+
+@dataclass(slots=True)
 class Room:
     """What is left: users of the node's quota, free slots of the batch, slots of its share."""
 
@@ -96,17 +85,19 @@ class Room:
     free_slots: int
     share: int
 
-    def less(self, *, fresh_user: bool) -> "Room":
-        """What is left after one more slot was given."""
-        return Room(self.quota - fresh_user, self.free_slots - 1, self.share - 1)
+    def take(self, *, fresh_user: bool) -> None:
+        """Take one slot."""
+        self.quota -= fresh_user
+        self.free_slots -= 1
+        self.share -= 1
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of an upload; ``opens``: the outer seal opened under the batch's key."""
+class Frame(NamedTuple):
+    """One frame of an upload: its lease, its report and that one's SHA-256; ``opens``: the outer
+    seal opened under the batch's key."""
 
     lease: str
-    sha256: str
+    digest: bytes
     opens: bool
     sealed: bytes
 
@@ -203,11 +194,7 @@ def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | Non
 
 
 def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
-    view: UserView,
-    node_id: str,
-    closed: Closed | None,
-    now: int,
-    room: Room,
+    view: UserView, node_id: str, closed: Closed | None, room: Room
 ) -> Decision:
     """What a node gets for one user: a new slot, the slot it has, or a problem slug.
 
@@ -220,7 +207,7 @@ def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
         return "already-reported"
     if closed is not None:
         return closed
-    if view.here is not None and view.here.live(now):
+    if view.here is not None:
         return "keep"
     if view.elsewhere:
         return "wrong-state"
@@ -239,21 +226,27 @@ def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> 
 
 
 def judge_frame(
-    frame: Frame, lease: LeaseView | None, *, reported: bool, accepting: bool, now: int
+    frame: Frame,
+    standing: Standing | None,
+    digest: bytes | None,
+    *,
+    reported: bool,
+    accepting: bool,
 ) -> Outcome:
-    """What becomes of one frame, given its lease in this batch held by this node.
+    """What becomes of one frame, given how its lease in this batch held by this node stands.
 
-    ``reported``: the lease's user has reported, in any batch. ``accepting``: the batch is open and
-    has not expired. A repetition is recognised first, whatever became of the batch since, so that
-    a node whose answer was lost always learns that its report is stored. A batch that is over has
-    forgotten the leases that never reported, so an unknown lease is late there.
+    ``digest``: of what the lease has reported. ``reported``: its user has, with another lease, in
+    any batch. ``accepting``: the batch is open and has not expired. A repetition is recognised
+    first, whatever became of the batch since, so that a node whose answer was lost always learns
+    that its report is stored. A batch that is over has forgotten the leases that never reported, so
+    an unknown lease is late there.
     """
-    if lease is None:
+    if standing is None:
         return "unknown-lease" if accepting else "late"
-    if lease.report_sha256 == frame.sha256:
-        return "replayed"
-    if reported or lease.report_sha256 is not None:
+    if standing == "reported":
+        return "replayed" if digest == frame.digest else "already-reported"
+    if reported:
         return "already-reported"
-    if not accepting or not lease.live(now):
+    if not accepting or standing == "over":
         return "late"
     return "accepted" if frame.opens else "wrong-key"

@@ -18,14 +18,14 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    UniqueConstraint,
+    Text,
 )
 
 from common.database import meta_table, open_database
 from common.errors import LocalError
 from common.migrations import Schema
 
-SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_2")
+SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_3")
 
 metadata = MetaData()
 
@@ -47,8 +47,7 @@ users = Table(
     metadata,
     Column("user", String(32), primary_key=True),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
-    Column("reported", Boolean, nullable=False, default=False),
-    # The newest lease, which may be over or gone: of a user no other can be live in an open batch.
+    # The newest lease, which may be over or gone: of a user no other can be live or have reported.
     Column("lease", String(32)),
 )
 
@@ -79,33 +78,40 @@ batches = Table(
     Column("clean", Boolean, nullable=False, default=False),
 )
 
-leases = Table(
-    "leases",
+# What single leases are in: `shuffler.grants`. The long columns stand last, so that the others are
+# read without them.
+grants = Table(
+    "grants",
     metadata,
-    Column("lease", String(32), primary_key=True),
+    Column("grant_id", String(16), primary_key=True),
     Column("batch_id", String(32), ForeignKey("batches.batch_id"), nullable=False),
-    Column("user", String(32), ForeignKey("users.user"), nullable=False),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
-    # NULL once the lease expired and its slot went to another; two NULLs are not equal in SQL.
-    Column("slot", BigInteger),
     Column("expires_at", BigInteger, nullable=False),
-    Column("report_sha256", String(64)),
-    UniqueConstraint("batch_id", "slot"),
+    Column("pending", Integer, nullable=False),
+    Column("reports", Integer, nullable=False),
+    Column("slots", LargeBinary, nullable=False),
+    Column("states", Text, nullable=False),
+    Column("users", LargeBinary, nullable=False),
+    Column("digests", LargeBinary, nullable=False),
 )
-Index("shares", leases.c.batch_id, leases.c.node_id)
+Index(
+    "shares", *(grants.c[of] for of in ("batch_id", "node_id", "expires_at", "pending", "reports"))
+)
 Index(
     "pending",
-    leases.c.batch_id,
-    leases.c.expires_at,
-    sqlite_where=leases.c.report_sha256.is_(None),
-    postgresql_where=leases.c.report_sha256.is_(None),
+    *(grants.c[of] for of in ("batch_id", "expires_at", "pending")),
+    sqlite_where=grants.c.pending > 0,
+    postgresql_where=grants.c.pending > 0,
 )
 
+# The reports of one upload, sealed, end to end; ``slots`` are theirs and ``slot`` is the first.
 reports = Table(
     "reports",
     metadata,
     Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
     Column("slot", BigInteger, primary_key=True, autoincrement=False),
+    Column("held", Integer, nullable=False),
+    Column("slots", LargeBinary, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
 )
 

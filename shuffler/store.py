@@ -14,6 +14,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -27,7 +28,8 @@ from common.errors import LocalError, RemoteError
 from common.hpke import LABEL_REPORT, OVERHEAD
 from common.news import announce
 from common.wire import BatchState, BatchStatus, OpenBatch
-from shuffler.schema import batches, dropped, leases, meta, reports
+from shuffler.grants import PENDING, forget_unused, read_slots
+from shuffler.schema import batches, dropped, grants, meta, reports
 from shuffler.states import TRANSITIONS, Event, after
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
@@ -68,20 +70,19 @@ _COLUMNS = [batches.c[field.name] for field in fields(Batch)]
 _FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
 _FIND_LOCKED = _FIND.with_for_update()
 
-_LIVE = and_(
-    leases.c.report_sha256.is_(None),
-    leases.c.slot.is_not(None),
-    leases.c.expires_at > bindparam("now"),
-)
-_LEASED = select(func.count()).where(leases.c.batch_id == bindparam("batch"), _LIVE)
-_HELD = select(func.count()).where(
-    leases.c.batch_id == bindparam("batch"),
-    leases.c.node_id == bindparam("node"),
-    or_(leases.c.report_sha256.is_not(None), _LIVE),
-)
+_LIVE = and_(PENDING, grants.c.expires_at > bindparam("now"))
+_LEASED = select(func.sum(grants.c.pending)).where(grants.c.batch_id == bindparam("batch"), _LIVE)
+_HELD = select(
+    func.sum(
+        grants.c.reports + case((grants.c.expires_at > bindparam("now"), grants.c.pending), else_=0)
+    )
+).where(grants.c.batch_id == bindparam("batch"), grants.c.node_id == bindparam("node"))
 _OPEN = (
-    select(batches.c.batch_id, batches.c.n - batches.c.reports - func.count(leases.c.lease))
-    .select_from(batches.outerjoin(leases, (leases.c.batch_id == batches.c.batch_id) & _LIVE))
+    select(
+        batches.c.batch_id,
+        batches.c.n - batches.c.reports - func.coalesce(func.sum(grants.c.pending), 0),
+    )
+    .select_from(batches.outerjoin(grants, (grants.c.batch_id == batches.c.batch_id) & _LIVE))
     .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
     .group_by(batches.c.batch_id, batches.c.n, batches.c.reports, batches.c.deposited)
     .order_by(batches.c.deposited)
@@ -178,8 +179,14 @@ def _lost_reports(
 
 def count_stored(connection: Connection, batch_id: str) -> int:
     """Reports whose bytes are in the store."""
-    query = select(func.count()).select_from(reports).where(reports.c.batch_id == batch_id)
+    query = select(func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)
     return int(connection.scalar(query) or 0)
+
+
+def stored_slots(connection: Connection, batch_id: str) -> list[int]:
+    """Slots of the reports whose bytes are in the store."""
+    query = select(reports.c.slots).where(reports.c.batch_id == batch_id)
+    return [slot for slots in connection.scalars(query) for slot in read_slots(slots)]
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
@@ -248,7 +255,7 @@ def to_clean(connection: Connection) -> list[str]:
 
 
 def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
-    """Delete the stored reports of some slots."""
+    """Delete the stored reports of the uploads whose first slots these are."""
     connection.execute(
         delete(reports).where(
             reports.c.batch_id == batch_id,
@@ -261,14 +268,12 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
 def mark_clean(connection: Connection, batch_id: str) -> None:
     """Secret and reports are gone: an acknowledged batch is erased, an abandoned one is done.
 
-    Leases without a report go too; the others stay, to know a late repetition for what it is.
+    Leases without a report go too (`shuffler.grants.forget_unused`).
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":
         transition(connection, batch, "erase")
-    connection.execute(
-        delete(leases).where(leases.c.batch_id == batch_id, leases.c.report_sha256.is_(None))
-    )
+    forget_unused(connection, batch_id)
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(clean=True))
 
 
@@ -278,11 +283,11 @@ def holding_secrets(connection: Connection) -> set[str]:
     return set(connection.scalars(query))
 
 
-def sealed_reports(connection: Connection, batch_id: str) -> Iterator[bytes]:
-    """Reports under their outer seals, in the order of their slots."""
-    query = select(reports.c.sealed).where(reports.c.batch_id == batch_id).order_by(reports.c.slot)
-    for row in connection.execution_options(yield_per=64).execute(query):
-        yield bytes(row.sealed)
+def sealed_reports(connection: Connection, batch_id: str) -> Iterator[tuple[list[int], bytes]]:
+    """Reports under their outer seals, an upload's at a time: their slots, and they, end to end."""
+    query = select(reports.c.slots, reports.c.sealed).where(reports.c.batch_id == batch_id)
+    for slots, sealed in connection.execution_options(yield_per=1).execute(query):
+        yield read_slots(slots), bytes(sealed)
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:

@@ -1,39 +1,27 @@
 """Reports into the store, exactly once, and the seal.
 
-All of an upload is one transaction: outcomes are decided, reports stored, users marked and, when
-the n-th distinct report is among them, the batch sealed. A user is marked in the same transaction
-that stores its report, so no crash lies between the two.
+All of an upload is one transaction: outcomes are decided, reports stored, leases marked and, when
+the n-th distinct report is among them, the batch sealed. A lease is marked in the same transaction
+that stores its report, so no crash lies between the two; and of a user only the newest lease can be
+marked (`shuffler.leasing`), so a marked lease marks its user.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, distinct, func, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, update
 
 from common.errors import LocalError
-from common.statements import execute_rows, is_one_of, unindexed
 from common.wire import UploadReply, UploadResult
-from shuffler import leasing, store
+from shuffler import grants as granted
 from shuffler import nodes as enrolled
-from shuffler.rules import Frame, LeaseView, closed_problem, judge_frame
-from shuffler.schema import batches, leases, reports, users
+from shuffler import store, users
+from shuffler.grants import Grant
+from shuffler.rules import Frame, closed_problem, judge_frame
+from shuffler.schema import batches, reports
 
-_HELD = select(*leasing.VIEW).where(
-    is_one_of(leases.c.lease, "sent"),
-    unindexed(leases.c.batch_id) == bindparam("batch"),
-    leases.c.node_id == bindparam("node"),
-)
-_REPORTED = (
-    select(users.c.user, users.c.reported).where(is_one_of(users.c.user, "asked")).with_for_update()
-)
 _STORE = insert(reports)
-_NOTE = (
-    update(leases)
-    .where(leases.c.lease == bindparam("key"))
-    .values(report_sha256=bindparam("sha256"))
-)
-_MARK = update(users).where(is_one_of(users.c.user, "asked")).values(reported=True)
 _GROW = (
     update(batches)
     .where(batches.c.batch_id == bindparam("batch"))
@@ -59,60 +47,73 @@ def upload(
     """
     enrolled.lock(connection, node_id)
     batch = store.find(connection, batch_id, lock=True)
-    held = _held(connection, batch_id, node_id, frames)
-    reported = _reported(connection, held)
+    held = granted.of_upload(connection, batch_id, node_id, (frame.lease for frame in frames))
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
+    reported = _reported(connection, held, frames, now, accepting=accepting)
     results: list[UploadResult] = []
-    accepted: dict[str, Frame] = {}
+    accepted: list[tuple[int, bytes]] = []
     for frame in frames:
-        lease = held.get(frame.lease)
-        outcome = judge_frame(
-            frame,
-            lease,
-            reported=lease is not None and lease.user in reported,
-            accepting=accepting,
-            now=now,
-        )
-        if outcome == "accepted" and lease is not None:
-            accepted[frame.lease] = frame
-            held[frame.lease] = lease.reported(frame.sha256)
-            reported.add(lease.user)
-        results.append(UploadResult(lease=frame.lease, outcome=outcome))
+        standing = digest = place = None
+        grant = held.get(granted.grant_id(frame.lease))
+        if grant is not None and (place := grant.find(frame.lease)) is not None:
+            standing = grant.standing(place, now)
+            digest = grant.digest(place) if standing == "reported" else None
+        known = frame.lease in reported
+        outcome = judge_frame(frame, standing, digest, reported=known, accepting=accepting)
+        if outcome == "accepted" and grant is not None and place is not None:
+            grant.report(place, frame.digest)
+            accepted.append((grant.slots[place], frame.sealed))
+        results.append(UploadResult(frame.lease, outcome))
     _write(connection, batch, held, accepted)
     store.count_dropped(connection, batch_id, _not_accepted(results))
     sealed = _seal_if_full(connection, batch, len(accepted))
     return Stored(UploadReply(results=tuple(results)), sealed)
 
 
-def _held(
-    connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame]
-) -> dict[str, LeaseView]:
-    sent = [frame.lease for frame in frames]
-    rows = connection.execute(_HELD, {"sent": sent, "batch": batch_id, "node": node_id})
-    return {row.lease: LeaseView(*row) for row in rows}
+def _reported(
+    connection: Connection,
+    held: dict[str, Grant],
+    frames: Iterable[Frame],
+    now: int,
+    *,
+    accepting: bool,
+) -> set[str]:
+    """Of the leases that may not report any more: those whose users have, with another one.
 
-
-def _reported(connection: Connection, held: dict[str, LeaseView]) -> set[str]:
-    """Users of these leases who have reported, in whatever batch; locked until the end."""
-    asked = [lease.user for lease in held.values()]
-    return {user for user, reported in connection.execute(_REPORTED, {"asked": asked}) if reported}
+    A live lease is its user's newest, so where all are live nothing has to be looked up.
+    """
+    doubtful = {name for name, grant in held.items() if not (accepting and grant.all_live(now))}
+    whose: dict[str, str] = {}
+    for frame in frames:
+        name = granted.grant_id(frame.lease)
+        if name in doubtful and (place := held[name].find(frame.lease)) is not None:
+            whose[frame.lease] = held[name].user(place)
+    if not whose:
+        return set()
+    known = users.known(connection, list(set(whose.values())))
+    return {lease for lease, user in whose.items() if user in known and known[user].reported}
 
 
 def _write(
     connection: Connection,
     batch: store.Batch,
-    held: dict[str, LeaseView],
-    accepted: dict[str, Frame],
+    held: dict[str, Grant],
+    accepted: list[tuple[int, bytes]],
 ) -> None:
     if not accepted:
         return
-    rows = [(held[lease], frame) for lease, frame in accepted.items()]
-    stored = [(batch.batch_id, lease.slot, frame.sealed) for lease, frame in rows]
-    execute_rows(connection, _STORE, ("batch_id", "slot", "sealed"), stored)
-    noted = [(frame.sha256, lease.lease) for lease, frame in rows]
-    execute_rows(connection, _NOTE, ("sha256", "key"), noted)
-    connection.execute(_MARK, {"asked": [lease.user for lease, _ in rows]})
-    connection.execute(_GROW, {"batch": batch.batch_id, "more": len(rows)})
+    accepted.sort()
+    slots = [slot for slot, _ in accepted]
+    row = {
+        "batch_id": batch.batch_id,
+        "slot": slots[0],
+        "held": len(slots),
+        "slots": granted.write_slots(slots),
+        "sealed": b"".join(sealed for _, sealed in accepted),
+    }
+    connection.execute(_STORE, row)
+    granted.save(connection, held.values())
+    connection.execute(_GROW, {"batch": batch.batch_id, "more": len(slots)})
 
 
 def _not_accepted(results: Sequence[UploadResult]) -> dict[str, int]:
@@ -127,15 +128,9 @@ def _seal_if_full(connection: Connection, batch: store.Batch, added: int) -> boo
     """
     if not added or batch.reports + added < batch.n:
         return False
-    people = connection.scalar(
-        select(func.count(distinct(leases.c.user)))
-        .join(
-            reports, (reports.c.batch_id == leases.c.batch_id) & (reports.c.slot == leases.c.slot)
-        )
-        .where(leases.c.batch_id == batch.batch_id, leases.c.report_sha256.is_not(None))
-    )
-    stored = store.count_stored(connection, batch.batch_id)
-    if people != batch.n or stored != batch.n:
+    people, slots = granted.reported(connection, batch.batch_id)
+    stored = store.stored_slots(connection, batch.batch_id)
+    if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
     store.transition(connection, batch, "fill")
     return True

@@ -91,7 +91,7 @@ def release(world: World, messages: Ints, number: int) -> bytes:
         for user in range(descriptor.n)
     )
     released = shuffle(
-        (report for _, report in frames(body, size)),
+        (([slot], report) for slot, (_, report) in enumerate(frames(body, size))),
         BatchSecret(world.outer, _permutation_key(world, number)),
         world.context.report_info,
         n=descriptor.n,

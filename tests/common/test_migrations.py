@@ -50,7 +50,7 @@ def test_a_newer_store_is_refused_and_left_alone(url: str, schema: Any) -> None:
 
 def test_the_store_of_another_service_is_refused(url: str) -> None:
     shuffler.schema.open_store(url).dispose()
-    with pytest.raises(LocalError, match="schema version shuffler_2, this program knows coord"):
+    with pytest.raises(LocalError, match="schema version shuffler_3, this program knows coord"):
         coordinator.schema.open_store(url)
 
 

@@ -80,7 +80,9 @@ class Sent:
 
     def truth(self, stream: bytes) -> Ints:
         """For each message of the stream: slot * L + its number in its report."""
-        each = (stream[start : start + self.size] for start in range(0, len(stream), self.size))
+        each = (
+            bytes(stream[start : start + self.size]) for start in range(0, len(stream), self.size)
+        )
         return np.array([self.owner[message] for message in each])
 
 

@@ -105,7 +105,7 @@ def test_keys_can_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"SHUFFLER_KEY": "abc"}, "shuffler_key"),
         ({"SHUFFLER_ID": "two words"}, "shuffler_id"),
         ({"WORKERS": "0"}, "workers"),
-        ({"USERS_A_REQUEST": "513"}, "users_a_request"),
+        ({"USERS_A_REQUEST": "2049"}, "users_a_request"),
         ({"STATES": "0"}, "states"),
         ({"SIMULATED_USERS": None}, "exactly one of users_file and simulated_users"),
         ({"SIMULATED_USERS": "false"}, "exactly one of users_file and simulated_users"),

@@ -78,7 +78,7 @@ def test_while_an_expired_batch_is_abandoned(
         assert api.call("GET", path, COORDINATOR_TOKEN).status_code == 500
     api.restart()
     assert api.status(batch)["state"] == "abandoned"
-    assert (secrets(api), count(api, "reports"), count(api, "leases")) == ([], 0, 1)
+    assert (secrets(api), count(api, "reports"), count(api, "grants")) == ([], 0, 1)
 
 
 def test_expiry_is_found_at_start(api: Api) -> None:

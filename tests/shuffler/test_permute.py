@@ -16,14 +16,18 @@ from shuffler.vault import BatchSecret
 INFO = b"a context"
 
 
-def reports(secret: BatchSecret, n: int, L: int, size: int) -> tuple[list[bytes], list[bytes]]:
-    """n sealed reports, and their n * L distinct messages."""
+Uploads = list[tuple[list[int], bytes]]
+
+
+def reports(secret: BatchSecret, n: int, L: int, size: int) -> tuple[Uploads, list[bytes]]:
+    """n sealed reports, the first two in one upload, and their n * L distinct messages."""
     rows = [index.to_bytes(size, "big") for index in range(n * L)]
     sealed = [
         hpke.seal(secret.outer.public, INFO, b"".join(rows[start : start + L]))
         for start in range(0, n * L, L)
     ]
-    return sealed, rows
+    rest = [([slot], sealed[slot]) for slot in range(2, n)]
+    return [([0, 1], sealed[0] + sealed[1]), *rest], rows
 
 
 def released(release: Release) -> list[bytes]:
@@ -44,6 +48,15 @@ def test_the_same_secret_and_reports_give_the_same_bytes() -> None:
     sealed, _ = reports(secret, 5, 9, 49)
     first, again = (shuffle(sealed, secret, INFO, n=5, L=9, message_bytes=49) for _ in range(2))
     assert first.sha256 == again.sha256
+    assert released(first) == released(again)
+
+
+def test_the_order_of_uploads_does_not_show() -> None:
+    secret = BatchSecret.generate()
+    sealed, _ = reports(secret, 6, 9, 49)
+    first, again = (
+        shuffle(each, secret, INFO, n=6, L=9, message_bytes=49) for each in (sealed, sealed[::-1])
+    )
     assert released(first) == released(again)
 
 
@@ -77,22 +90,42 @@ def test_the_keystream_is_aes_256_in_counter_mode() -> None:
     assert stream.read(10) + stream.read(54) == Keystream(bytes(range(32))).read(64)
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "tampered", "wrong context", "short"])
+FAULTS = (
+    "missing",
+    "one too many",
+    "twice",
+    "beyond n",
+    "tampered",
+    "wrong context",
+    "short",
+    "cut",
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_released_of_a_damaged_batch(fault: str) -> None:
     secret = BatchSecret.generate()
-    sealed, _ = reports(secret, 3, 4, 49)
-    if fault == "missing":
-        sealed.pop()
-    elif fault == "extra":
-        sealed.append(sealed[0])
-    elif fault == "tampered":
-        sealed[1] = sealed[1][:-1] + bytes([sealed[1][-1] ^ 1])
-    elif fault == "wrong context":
-        sealed[2] = hpke.seal(secret.outer.public, b"another", bytes(4 * 49))
-    else:
-        sealed[0] = hpke.seal(secret.outer.public, INFO, bytes(4 * 49 - 1))
+    uploads, _ = reports(secret, 4, 4, 49)
+    slots, sealed = uploads[-1]
+    uploads[-1] = {
+        "missing": ([3], b""),
+        "one too many": ([3], sealed * 2),
+        "twice": ([0], sealed),
+        "beyond n": ([4], sealed),
+        "tampered": (slots, sealed[:-1] + bytes([sealed[-1] ^ 1])),
+        "wrong context": (slots, hpke.seal(secret.outer.public, b"another", bytes(4 * 49))),
+        "short": (slots, hpke.seal(secret.outer.public, INFO, bytes(4 * 49 - 1))),
+        "cut": (slots, sealed[:-1]),
+    }[fault]
     with pytest.raises(LocalError, match="nothing is released"):
-        shuffle(sealed, secret, INFO, n=3, L=4, message_bytes=49)
+        shuffle(uploads, secret, INFO, n=4, L=4, message_bytes=49)
+
+
+def test_nothing_is_released_of_a_batch_with_an_upload_less() -> None:
+    secret = BatchSecret.generate()
+    uploads, _ = reports(secret, 4, 4, 49)
+    with pytest.raises(LocalError, match="1 of 4 reports are missing"):
+        shuffle(uploads[:-1], secret, INFO, n=4, L=4, message_bytes=49)
 
 
 def test_large_releases_leave_in_pieces() -> None:

@@ -1,9 +1,11 @@
 """Slots and reports: exactly once, over batches; every refusal counted by its reason."""
 
 import pytest
+from sqlalchemy import select
 
 from common import hpke
 from common.wire import Lease
+from shuffler.schema import grants
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 
@@ -160,6 +162,48 @@ def test_an_old_lease_does_not_help_a_user_who_reported_elsewhere(api: Api) -> N
     api.outcomes(second, [(held(api, second).lease, second.report())])
     api.clock.now -= 60  # a clock that jumps back makes the old lease look alive
     assert api.outcomes(first, [(old.lease, first.report())]) == ["already-reported"]
+
+
+@pytest.mark.parametrize("where", ["the same batch", "another batch"])
+def test_of_a_users_two_leases_the_newest_alone_reports(api: Api, where: str) -> None:
+    """As two replicas see it whose clocks differ: both leases are live for one of them."""
+    first = api.deposit()
+    second = first if where == "the same batch" else api.deposit(deployment=1)
+    old = held(api, first)
+    api.clock.now += 60
+    new = held(api, second)
+    api.clock.now -= 60
+    assert api.outcomes(first, [(old.lease, first.report())]) == ["late"]
+    assert api.outcomes(second, [(new.lease, second.report())]) == ["accepted"]
+    assert api.outcomes(first, [(old.lease, first.report())]) == ["already-reported"]
+    api.clock.now += 60
+    assert len(api.leases(first, [user(i) for i in range(1, 4)])) == 3  # its old slot is free
+
+
+def test_reports_of_several_requests_come_in_one_upload_in_any_order(api: Api) -> None:
+    batch = api.deposit(n=6)
+    leases = [*api.leases(batch, [user(0), user(1)]), held(api, batch, 2)]
+    api.clock.now += 60
+    leases = [held(api, batch, 9), *api.leases(batch, [user(i) for i in range(3, 8)])]
+    assert sorted(lease.slot for lease in leases) == [0, 1, 2, 3, 4, 5]
+    frames = [(lease.lease, batch.report()) for lease in leases[::-1]]
+    assert api.outcomes(batch, frames[:4]) == ["accepted"] * 4
+    assert api.outcomes(batch, frames[2:]) == ["replayed"] * 2 + ["accepted"] * 2
+    assert len(api.finish(batch)) == 6 * batch.context.descriptor.padding.messages
+
+
+def test_who_held_a_lease_and_never_reported_is_forgotten_with_the_batch(api: Api) -> None:
+    batch = api.deposit()
+    leases = api.leases(batch, [user(1), user(2)])
+    api.leases(batch, [user(3)])
+    api.outcomes(batch, [(leases[0].lease, batch.report())])
+    api.abandon(batch)
+    engine = api.client.app.state.shuffler._access.engine  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        (kept,) = connection.scalars(select(grants.c.users))
+    assert bytes(kept) == bytes.fromhex(user(1)) + bytes(16)
+    late = api.outcomes(batch, [(leases[1].lease, batch.report())])
+    assert late == ["late"]
 
 
 def test_a_report_that_does_not_open(api: Api) -> None:

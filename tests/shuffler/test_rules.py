@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from common.descriptor import sign_deposit
 from common.errors import RemoteError
 from common.noise import Guarantee
+from common.wire import Lease
 from shuffler.rules import (
+    STRANGER,
     Demands,
     Frame,
-    LeaseView,
     Room,
+    Standing,
     UserView,
     accept_deposit,
     closed_problem,
@@ -99,27 +101,24 @@ def test_a_third_of_the_vectors_must_fail() -> None:
     assert 3 * len(negative) >= len(VECTORS)
 
 
-HELD = LeaseView("aa", "u", 3, NOW + 10, None)
-USER = UserView("u", owner=None, reported=False, here=None, elsewhere=False)
-OWN = replace(USER, owner="me")
+HELD = Lease("aa" * 16, 3, "bb" * 16, NOW + 10)
+OWN = replace(STRANGER, owner="me")
 
 
 @pytest.mark.parametrize(
     ("view", "closed", "quota", "free", "decision"),
     [
         (replace(OWN, here=HELD), None, 0, 1, "keep"),
-        (USER, None, 1, 1, "grant"),
+        (STRANGER, None, 1, 1, "grant"),
         (OWN, None, 0, 1, "grant"),
         (replace(OWN, here=HELD), None, 0, 0, "keep"),
-        (replace(OWN, here=replace(HELD, expires_at=NOW)), None, 0, 1, "grant"),
-        (replace(OWN, here=replace(HELD, slot=None)), None, 0, 1, "grant"),
-        (USER, None, 0, 1, "quota-exceeded"),
-        (USER, None, 1, 0, "batch-full"),
-        (USER, "late", 1, 1, "late"),
-        (USER, "batch-full", 1, 1, "batch-full"),
+        (STRANGER, None, 0, 1, "quota-exceeded"),
+        (STRANGER, None, 1, 0, "batch-full"),
+        (STRANGER, "late", 1, 1, "late"),
+        (STRANGER, "batch-full", 1, 1, "batch-full"),
         (replace(OWN, here=HELD), "late", 1, 1, "late"),
-        (replace(USER, owner="other"), None, 1, 1, "forbidden"),
-        (replace(USER, owner="other", reported=True), None, 1, 1, "forbidden"),
+        (replace(STRANGER, owner="other"), None, 1, 1, "forbidden"),
+        (replace(STRANGER, owner="other", reported=True), None, 1, 1, "forbidden"),
         (replace(OWN, reported=True), None, 1, 1, "already-reported"),
         (replace(OWN, reported=True), "batch-full", 1, 1, "already-reported"),
         (replace(OWN, elsewhere=True), None, 1, 1, "wrong-state"),
@@ -127,22 +126,22 @@ OWN = replace(USER, owner="me")
 )
 def test_lease(view: UserView, closed: Any, quota: int, free: int, decision: str) -> None:
     room = Room(quota=quota, free_slots=free, share=1)
-    assert decide_lease(view, "me", closed, NOW, room) == decision
+    assert decide_lease(view, "me", closed, room) == decision
 
 
 @pytest.mark.parametrize(
     ("view", "free", "decision"),
     [
-        (USER, 1, "share-exceeded"),
+        (STRANGER, 1, "share-exceeded"),
         (OWN, 1, "share-exceeded"),
-        (USER, 0, "batch-full"),
+        (STRANGER, 0, "batch-full"),
         (replace(OWN, here=HELD), 0, "keep"),
         (replace(OWN, elsewhere=True), 1, "wrong-state"),
     ],
 )
 def test_lease_beyond_the_share(view: UserView, free: int, decision: str) -> None:
     room = Room(quota=1, free_slots=free, share=0)
-    assert decide_lease(view, "me", None, NOW, room) == decision
+    assert decide_lease(view, "me", None, room) == decision
 
 
 @pytest.mark.parametrize(
@@ -154,31 +153,38 @@ def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
     assert share_slots(share, n) == slots
 
 
-FRAME = Frame("aa", "f0", opens=True, sealed=b"")
+ONE, OTHER = b"1" * 32, b"2" * 32
+FRAME = Frame("aa", ONE, opens=True, sealed=b"")
+SHUT = FRAME._replace(opens=False)
 
 
 @pytest.mark.parametrize(
-    ("frame", "lease", "reported", "accepting", "outcome"),
+    ("frame", "standing", "digest", "reported", "accepting", "outcome"),
     [
-        (FRAME, HELD, False, True, "accepted"),
-        (FRAME, None, False, True, "unknown-lease"),
-        (FRAME, None, False, False, "late"),
-        (FRAME, replace(HELD, report_sha256="f0"), True, True, "replayed"),
-        (FRAME, replace(HELD, report_sha256="f0"), True, False, "replayed"),
-        (FRAME, replace(HELD, report_sha256="f1"), True, True, "already-reported"),
-        (FRAME, HELD, True, True, "already-reported"),
-        (FRAME, HELD, False, False, "late"),
-        (FRAME, replace(HELD, expires_at=NOW), False, True, "late"),
-        (FRAME, replace(HELD, slot=None), False, True, "late"),
-        (replace(FRAME, opens=False), HELD, False, True, "wrong-key"),
-        (replace(FRAME, opens=False), HELD, False, False, "late"),
-        (replace(FRAME, opens=False), None, False, True, "unknown-lease"),
+        (FRAME, "live", None, False, True, "accepted"),
+        (FRAME, None, None, False, True, "unknown-lease"),
+        (FRAME, None, None, False, False, "late"),
+        (FRAME, "reported", ONE, False, True, "replayed"),
+        (FRAME, "reported", ONE, False, False, "replayed"),
+        (FRAME, "reported", OTHER, False, True, "already-reported"),
+        (FRAME, "live", None, True, True, "already-reported"),
+        (FRAME, "over", None, True, True, "already-reported"),
+        (FRAME, "live", None, False, False, "late"),
+        (FRAME, "over", None, False, True, "late"),
+        (SHUT, "live", None, False, True, "wrong-key"),
+        (SHUT, "live", None, False, False, "late"),
+        (SHUT, None, None, False, True, "unknown-lease"),
     ],
 )
 def test_frame(
-    frame: Frame, lease: LeaseView | None, reported: bool, accepting: bool, outcome: str
+    frame: Frame,
+    standing: Standing | None,
+    digest: bytes | None,
+    reported: bool,
+    accepting: bool,
+    outcome: str,
 ) -> None:
-    assert judge_frame(frame, lease, reported=reported, accepting=accepting, now=NOW) == outcome
+    assert judge_frame(frame, standing, digest, reported=reported, accepting=accepting) == outcome
 
 
 @pytest.mark.parametrize(

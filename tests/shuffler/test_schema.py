@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, create_engine, func, insert, select, text
 
 from common.database import writer
+from common.errors import LocalError
 from common.migrations import Schema, migrate
-from shuffler.schema import SCHEMA, batches, leases, nodes, open_store, sqlite_url, users
+from shuffler.grants import of_upload
+from shuffler.schema import SCHEMA, batches, nodes, open_store, sqlite_url
+from shuffler.store import count_held, count_leased, sealed_reports
+from shuffler.users import known
 from tests.shuffler.world import NOW
 
 
@@ -18,7 +23,26 @@ def test_a_store_is_opened_again(tmp_path: Path) -> None:
         engine.dispose()
 
 
-def test_leases_that_are_live_stay_so_when_users_come_to_name_theirs(url: str) -> None:
+EXPIRED, LIVE, OVER, DONE, LOST = (f"{slot:016x}{slot + 5:016x}" for slot in (0, 0, 0, 1, 7))
+OLDER, OLDEST = "fedcba98" * 4, "76543210" * 4  # of a time when ids said no slot
+PEOPLE = {
+    name: f"{number:032x}"
+    for number, name in enumerate(
+        ("two leases", "none", "of a batch that is over", "reported", "slot given away", "older")
+    )
+}
+LEASES = (
+    (EXPIRED, "one", "two leases", 0, NOW - 9),
+    (LIVE[:-1] + "a", "two", "two leases", 0, NOW + 9),
+    (OVER[:-1] + "b", "over", "of a batch that is over", 0, NOW + 99),
+    (DONE, "one", "reported", 1, NOW + 9),
+    (LOST, "one", "slot given away", None, NOW - 9),
+    (OLDER, "one", "older", 4, NOW + 9),
+    (OLDEST, "one", "older", None, NOW - 9),
+)
+
+
+def test_leases_and_reports_of_the_first_version_are_kept(url: str) -> None:
     engine = create_engine(url)
     with writer(engine).begin() as connection:
         migrate(connection, Schema(SCHEMA.folder, "shuffler_1"))
@@ -26,15 +50,35 @@ def test_leases_that_are_live_stay_so_when_users_come_to_name_theirs(url: str) -
     engine.dispose()
     engine = open_store(url)
     with engine.connect() as connection:
-        found = connection.execute(select(users.c.user, users.c.lease).order_by(users.c.user)).all()
-        assert [tuple(row) for row in found] == [
-            ("a-live-and-an-expired", "live"),
-            ("never-leased", None),
-            ("of-a-batch-that-is-over", None),
-            ("reported", None),
-            ("slot-given-away", None),
-        ]
+        found = known(connection, list(PEOPLE.values()))
+        by_name = {name: found[user] for name, user in PEOPLE.items()}
+        assert {name: one.owner for name, one in by_name.items()} == dict.fromkeys(PEOPLE, "n")
+        assert [name for name, one in by_name.items() if one.reported] == ["reported"]
+        live = {name: one.live(NOW) for name, one in by_name.items()}
+        assert {name: one.batch_id for name, one in live.items() if one is not None} == {
+            "two leases": "two",
+            "older": "one",
+        }
+        assert by_name["two leases"].lease == LIVE[:-1] + "a"
+        assert by_name["older"].lease == f"{4:016x}{OLDER[16:]}"
+        assert (by_name["none"].lease, by_name["slot given away"].lease) == (None, None)
+        assert list(sealed_reports(connection, "one")) == [([1], b"a report")]
+        done = of_upload(connection, "one", "n", [DONE])[DONE[16:]]
+        assert (done.digest(0), done.user(0)) == (b"\xab" * 32, PEOPLE["reported"])
+        assert count_leased(connection, "one", NOW) == 1
+        assert count_held(connection, "one", "n", NOW) == 2
     engine.dispose()
+
+
+def test_a_report_of_nobodys_is_not_migrated(url: str) -> None:
+    engine = create_engine(url)
+    with writer(engine).begin() as connection:
+        migrate(connection, Schema(SCHEMA.folder, "shuffler_1"))
+        _fill_first_version(connection)
+        connection.execute(text("DELETE FROM leases WHERE report_sha256 IS NOT NULL"))
+    engine.dispose()
+    with pytest.raises(LocalError, match="of whom no lease is stored"):
+        open_store(url)
 
 
 def _fill_first_version(connection: Connection) -> None:
@@ -46,24 +90,24 @@ def _fill_first_version(connection: Connection) -> None:
         rest = dict.fromkeys(("coordinator_signature", "batch_key", "shuffler_signature"), "")
         row = {"batch_id": name, "state": state, "descriptor": b"", "digest": b""}
         connection.execute(insert(batches), row | numbers | sizes | rest)
-    people = (
-        "a-live-and-an-expired",
-        "never-leased",
-        "of-a-batch-that-is-over",
-        "reported",
-        "slot-given-away",
+    for name, user in PEOPLE.items():
+        values = {"user": user, "reported": name == "reported"}
+        connection.execute(text("INSERT INTO users VALUES (:user, 'n', :reported)"), values)
+    for lease, batch, name, slot, expires in LEASES:
+        sha256 = "ab" * 32 if name == "reported" else None
+        values = {
+            "lease": lease,
+            "batch": batch,
+            "user": PEOPLE[name],
+            "slot": slot,
+            "sha256": sha256,
+        }
+        connection.execute(
+            text(
+                "INSERT INTO leases VALUES (:lease, :batch, :user, 'n', :slot, :expires, :sha256)"
+            ),
+            values | {"expires": expires},
+        )
+    connection.execute(
+        text("INSERT INTO reports VALUES ('one', 1, :sealed)"), {"sealed": b"a report"}
     )
-    for person in people:
-        sql = "INSERT INTO users (\"user\", node_id, reported) VALUES (:user, 'n', :no)"
-        connection.execute(text(sql), {"user": person, "no": False})
-    for lease, batch, person, slot, expires in (
-        ("expired", "one", people[0], 0, NOW - 9),
-        ("live", "two", people[0], 0, NOW + 9),
-        ("over", "over", people[2], 0, NOW + 99),
-        ("done", "one", people[3], 1, NOW + 9),
-        ("lost", "one", people[4], None, NOW - 9),
-    ):
-        held = {"lease": lease, "batch_id": batch, "user": person, "node_id": "n"}
-        sha256 = "ab" * 32 if person == "reported" else None
-        place = {"slot": slot, "expires_at": expires}
-        connection.execute(insert(leases), held | place | {"report_sha256": sha256})
