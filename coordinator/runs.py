@@ -109,8 +109,8 @@ class Coordinator:
 
     # -- deployments by hand ---------------------------------------------------------------------
 
-    async def deploy(self, run_id: str, wanted: ManualDeployment) -> int:
-        """Issue a deployment asked for by hand; returns its index.
+    async def deploy(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
+        """Issue a deployment asked for by hand.
 
         Raises:
             RemoteError: ``unknown-run``, ``invalid-spec``, ``batch-too-small``, ``wrong-state``.
@@ -119,7 +119,7 @@ class Coordinator:
         self.desk.bell.ring(run_id)
         return issued
 
-    def _deploy(self, run_id: str, wanted: ManualDeployment) -> int:
+    def _deploy(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
         run, rows = self.desk.store.run(run_id), self.desk.store.deployments(run_id)
         if run.spec.learner != MANUAL:
             raise RemoteError("wrong-state", f"run {run_id} is driven by {run.spec.learner}")
@@ -133,7 +133,7 @@ class Coordinator:
             return _repeated(rows, asked)
         issued = self.desk.issue(run_id, run.spec, asked, index=len(rows), step=step)
         self.desk.store.issue_manual(run_id, issued, self.desk.clock())
-        return issued.index
+        return self.desk.store.deployments(run_id)[issued.index]
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -156,11 +156,11 @@ class Coordinator:
             await wait(ticket, min(left, RECHECK_SECONDS))
 
 
-def _repeated(rows: list[DeploymentRecord], asked: Deployment) -> int:
-    """The index of a deployment that was asked for before: the answer to a retry."""
+def _repeated(rows: list[DeploymentRecord], asked: Deployment) -> DeploymentRecord:
+    """A deployment that was asked for before: the answer to a retry."""
     for row in reversed(rows):
         if row.step == asked.stage and same_deployment(row.deployment, asked):
-            return row.index
+            return row
     raise RemoteError("wrong-state", f"step {asked.stage} is not the next one, or was another one")
 
 

@@ -93,9 +93,9 @@ async def list_deployments(run_id: str, service: Service) -> views.DeploymentsVi
 async def deploy(run_id: str, request: Request, service: Service) -> views.ProgressView:
     """Manual mode: deploy a policy or a mixture for a number of episodes."""
     body = await read_body(request, MAX_MIXTURE_BYTES)
-    index = await service.deploy(run_id, read_document(ManualDeployment, body))
-    _, rows = await in_thread(_rows, service, run_id)
-    return reports.progress_view(rows[index])
+    return reports.progress_view(
+        await service.deploy(run_id, read_document(ManualDeployment, body))
+    )
 
 
 @router.get("/{run_id}/deployments/{index}")

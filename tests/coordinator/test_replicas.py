@@ -222,7 +222,7 @@ class TestTwo:
                 clock = asyncio.get_running_loop().time
                 started = clock()
                 wanted = ManualDeployment(policy=((0, 0), (0, 0)), episodes=20, layer=0)
-                assert await two.deploy(RUN, wanted) == 0
+                assert (await two.deploy(RUN, wanted)).index == 0
                 found = await waiting
                 assert found is not None
                 assert found.index == 0
