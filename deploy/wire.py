@@ -8,7 +8,7 @@ episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both
 run, the primitive before and after, so that a machine that changes its speed meanwhile shows.
 
 What servers do outside cryptography is all processor time of shuffler and coordinator, their pools
-aside, less the two outer opens of every report at the rate of an open of that size. The run is by
+aside, less the outer open of every report at the rate of an open of that size. The run is by
 hand, so what the coordinator plans is the batch's noise and the estimate of its value.
 """
 
@@ -137,7 +137,7 @@ def report(
     """The benchmark's document from a counted deployment and what it used."""
     n, total = row["n"], row["n"] * row["messages"]
     own = primitives[0].mean(primitives[1])
-    split = Split.of(used, 2 * n * own.outer_open)
+    split = Split.of(used, n * own.outer_open)
     servers = split.http - used["node"].main + split.store + split.coordinator
     return {
         "messages": total,
@@ -175,13 +175,13 @@ def missed(document: dict[str, Any]) -> list[str]:
 def run_split(used: dict[str, Usage], rows: Sequence[Answer], width: int) -> Split:
     """Where a whole run's processor time went, given its deployments.
 
-    The shuffler opens every report twice; what that takes is measured now, at the mean size.
+    The shuffler opens every report once; what that takes is measured now, at the mean size.
     """
     reports = sum(row["n"] for row in rows)
     messages = sum(row["n"] * row["messages"] for row in rows)
     size = messages // max(reports, 1) * (width + OVERHEAD)
     _, _, (seconds, _) = _one_core((width, size, SPLIT_SECONDS))
-    return Split.of(used, 2 * reports * seconds)
+    return Split.of(used, reports * seconds)
 
 
 def batch_for(spec: RunSpec, messages: int) -> int:

@@ -10,10 +10,10 @@ the event loop stays free. What must survive a crash is ordered here:
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -54,10 +54,13 @@ from shuffler.rules import Frame, accept_deposit
 from shuffler.schema import not_usable, open_store
 from shuffler.settings import Settings
 from shuffler.states import reached
+from shuffler.stored import Stored
 from shuffler.vault import BatchSecret, SecretLostError, Vault
 from shuffler.waiting import Budget, Changes
 
 Clock = Callable[[], float]
+Parts = Sequence[tuple[str, bytes]]
+"""Lease and sealed report of every frame of an upload."""
 
 
 class Shuffler:
@@ -234,21 +237,21 @@ class Shuffler:
             self.metrics.frames.labels(error.slug).inc()
             raise
         self.callers.reports(node_id, len(parts), asyncio.get_running_loop().time())
-        checked = await self._checked(batch, parts)
+        checked, stored = await self._checked(batch, parts)
         clock = asyncio.get_running_loop().time
         measured = self._books.due(batch_id, clock())
 
-        def write(connection: Connection) -> uploads.Stored:
+        def write(connection: Connection) -> uploads.Done:
             add_latencies(connection, batch_id, measured)
-            return uploads.upload(connection, batch_id, node_id, checked, self.now)
+            return uploads.upload(connection, batch_id, node_id, checked, stored, self.now)
 
-        stored = await self._access.write(write)
+        done = await self._access.write(write)
         self._books.took(batch_id, clock() - began)
-        self.metrics.uploaded(stored.reply, clock() - began)
-        if stored.sealed:
+        self.metrics.uploaded(done.reply, clock() - began)
+        if done.sealed:
             self.changes.notify()
             note("sealed", batch_id=batch_id, reports=batch.n)
-        return stored.reply
+        return done.reply
 
     # What the operator does
 
@@ -319,24 +322,28 @@ class Shuffler:
         await self._endings.lose(batch_id)
         self.changes.notify()
 
-    async def _checked(self, batch: store.Batch, parts: Sequence[tuple[str, bytes]]) -> list[Frame]:
-        """Frames with their seals tried; none opens once the secret is lost and the batch over."""
+    async def _checked(self, batch: store.Batch, parts: Parts) -> tuple[list[Frame], Stored | None]:
+        """Frames out of their outer seals, and how to store them.
+
+        None opens once the secret is lost and the batch over.
+        """
         try:
             return await asyncio.to_thread(self._check, batch, parts)
         except SecretLostError:
             await self._lose(batch.batch_id)
-            return [_frame(lease, sealed, opens=False) for lease, sealed in parts]
+            return _unopened(parts), None
 
-    def _check(self, batch: store.Batch, parts: Sequence[tuple[str, bytes]]) -> list[Frame]:
-        """Try every outer seal, so that no batch is sealed with a report that does not open."""
+    def _check(self, batch: store.Batch, parts: Parts) -> tuple[list[Frame], Stored | None]:
+        """Open every outer seal, so that no batch is sealed with a report that does not open."""
         if batch.state != "open":
-            return [_frame(lease, sealed, opens=False) for lease, sealed in parts]
-        key = self._vault.get(batch.batch_id).outer.private
-        opened = open_each(key, batch.report_info, (sealed for _, sealed in parts))
-        return [
-            _frame(lease, sealed, opens=plaintext is not None)
-            for (lease, sealed), plaintext in zip(parts, opened, strict=True)
+            return _unopened(parts), None
+        secret = self._vault.get(batch.batch_id)
+        opened = open_each(secret.outer.private, batch.report_info, (sealed for _, sealed in parts))
+        checked = [
+            Frame(lease, sha256(sealed).digest(), report)
+            for (lease, sealed), report in zip(parts, opened, strict=True)
         ]
+        return checked, Stored(batch.batch_id, secret)
 
     async def _read_open(self) -> list[OpenBatch]:
         await self.tidy()
@@ -374,8 +381,8 @@ def preflight(settings: Settings) -> None:
         engine.dispose()
 
 
-def _frame(lease: str, sealed: bytes, *, opens: bool) -> Frame:
-    return Frame(lease, hashlib.sha256(sealed).digest(), opens, sealed)
+def _unopened(parts: Parts) -> list[Frame]:
+    return [Frame(lease, sha256(sealed).digest(), None) for lease, sealed in parts]
 
 
 def _same(known: SignedDescriptor, data: bytes) -> SignedDescriptor:

@@ -1,4 +1,4 @@
-"""The shuffle: outer seals off, then one permutation over all messages of all reports.
+"""The shuffle: one permutation over all messages of all reports.
 
 The permutation sorts 128-bit keys from an AES-256-CTR keystream whose 32-byte key came from the
 system's CSPRNG when the batch was made, so it is uniform up to the cipher's and a tie's advantage
@@ -16,10 +16,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from common.errors import LocalError
-from common.hpke import OVERHEAD, open_each
 from common.mechanism import permutation
 from common.tracing import traced
-from shuffler.vault import BatchSecret
 
 CHUNK_BYTES = 1 << 20
 
@@ -52,37 +50,33 @@ class Release:
 @traced("permute")
 def shuffle(
     uploads: Iterable[tuple[Sequence[int], bytes]],
-    secret: BatchSecret,
-    info: bytes,
+    key: bytes,
     *,
     n: int,
     L: int,
     message_bytes: int,
 ) -> Release:
-    """Open n sealed reports and permute their n * L messages.
+    """Permute the n * L messages of n reports.
 
-    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order.
+    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order. ``key``: the
+    permutation's, 32 bytes.
 
     Raises:
-        LocalError: a report does not open, or they are not one for each of n slots. Neither can
-            happen to a sealed batch unless its store was damaged; nothing is released then.
+        LocalError: the reports are not one for each of n slots. That cannot happen to a sealed
+            batch unless its store was damaged; nothing is released then.
     """
-    opened = np.empty((n, L * message_bytes), dtype=np.uint8)
-    empty = np.ones(n, dtype=np.bool_)
-    for slots, sealed in uploads:
-        size = L * message_bytes + OVERHEAD
-        each = (sealed[start : start + size] for start in range(0, len(sealed), size))
-        plain = [one for one in open_each(secret.outer.private, info, each) if one is not None]
-        right = len(plain) == len(slots) and len(sealed) == size * len(slots)
-        if not right or max(slots) >= n or not empty[slots].all():
+    rows = np.empty((n, L * message_bytes), dtype=np.uint8)
+    missing = np.ones(n, dtype=np.bool_)
+    for slots, reports in uploads:
+        whole = len(reports) == len(slots) * L * message_bytes
+        if not whole or max(slots) >= n or not missing[slots].all():
             raise LocalError("internal", "stored reports are damaged; nothing is released")
-        opened[slots] = np.frombuffer(b"".join(plain), dtype=np.uint8).reshape(len(slots), -1)
-        empty[slots] = False
-    if empty.any():
+        rows[slots] = np.frombuffer(reports, dtype=np.uint8).reshape(len(slots), -1)
+        missing[slots] = False
+    if missing.any():
         raise LocalError(
-            "internal", f"{empty.sum()} of {n} reports are missing; nothing is released"
+            "internal", f"{missing.sum()} of {n} reports are missing; nothing is released"
         )
-    messages = opened.reshape(n * L, message_bytes)
-    order = permutation(n * L, Keystream(secret.permutation))
-    permuted = messages.take(order, 0)
+    order = permutation(n * L, Keystream(key))
+    permuted = rows.reshape(n * L, message_bytes).take(order, 0)
     return Release(permuted, hashlib.sha256(permuted.data).hexdigest())

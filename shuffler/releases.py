@@ -5,6 +5,7 @@ The digest of the bytes is committed before the first byte is sent (`store.mark_
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 
 from common.database import claimed
@@ -14,6 +15,7 @@ from shuffler.access import Access
 from shuffler.metrics import ShufflerMetrics
 from shuffler.permute import Release, shuffle
 from shuffler.states import after
+from shuffler.stored import Stored
 from shuffler.vault import SecretLostError, Vault
 
 RELEASES_IN_MEMORY = 2
@@ -80,14 +82,16 @@ class Releases:
                 # Both would make the same bytes; one of them is enough work and memory.
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)
-            return shuffle(
-                store.sealed_reports(connection, batch.batch_id),
-                secret,
-                batch.report_info,
-                n=batch.n,
-                L=batch.L,
-                message_bytes=batch.message_bytes,
-            )
+            stored = Stored(batch.batch_id, secret)
+            info = batch.report_info
+            with closing(store.sealed_reports(connection, batch.batch_id)) as kept:
+                return shuffle(
+                    ((slots, stored.decrypt(slots, data, info)) for slots, data in kept),
+                    secret.permutation,
+                    n=batch.n,
+                    L=batch.L,
+                    message_bytes=batch.message_bytes,
+                )
 
     def _keep(self, batch_id: str, release: Release) -> None:
         self.forget(batch_id)

@@ -93,13 +93,12 @@ class Room:
 
 
 class Frame(NamedTuple):
-    """One frame of an upload: its lease, its report and that one's SHA-256; ``opens``: the outer
-    seal opened under the batch's key."""
+    """One frame of an upload: its lease, the SHA-256 of its report as it came, and the report out
+    of its outer seal, or None if that does not open under the batch's key."""
 
     lease: str
     digest: bytes
-    opens: bool
-    sealed: bytes
+    report: bytes | None
 
 
 def accept_deposit(
@@ -249,4 +248,4 @@ def judge_frame(
         return "already-reported"
     if not accepting or standing == "over":
         return "late"
-    return "accepted" if frame.opens else "wrong-key"
+    return "wrong-key" if frame.report is None else "accepted"

@@ -104,7 +104,7 @@ Index(
     postgresql_where=grants.c.pending > 0,
 )
 
-# The reports of one upload, sealed, end to end; ``slots`` are theirs and ``slot`` is the first.
+# The reports of one upload as `shuffler.stored` has them; ``slots`` are theirs, ``slot`` the first.
 reports = Table(
     "reports",
     metadata,

@@ -5,7 +5,7 @@ checks everything before it changes anything, and repeats harmlessly: a retry af
 finds the work done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -283,11 +283,12 @@ def holding_secrets(connection: Connection) -> set[str]:
     return set(connection.scalars(query))
 
 
-def sealed_reports(connection: Connection, batch_id: str) -> Iterator[tuple[list[int], bytes]]:
-    """Reports under their outer seals, an upload's at a time: their slots, and they, end to end."""
+def sealed_reports(connection: Connection, batch_id: str) -> Generator[tuple[list[int], bytes]]:
+    """Reports as they are stored, an upload's at a time, in any order: their slots, and they."""
     query = select(reports.c.slots, reports.c.sealed).where(reports.c.batch_id == batch_id)
-    for slots, sealed in connection.execution_options(yield_per=1).execute(query):
-        yield read_slots(slots), bytes(sealed)
+    with connection.execution_options(yield_per=1).execute(query) as rows:
+        for slots, sealed in rows:
+            yield read_slots(slots), bytes(sealed)
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:

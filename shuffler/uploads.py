@@ -20,6 +20,7 @@ from shuffler import store, users
 from shuffler.grants import Grant
 from shuffler.rules import Frame, closed_problem, judge_frame
 from shuffler.schema import batches, reports
+from shuffler.stored import Stored
 
 _STORE = insert(reports)
 _GROW = (
@@ -30,7 +31,7 @@ _GROW = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Done:
     """The answer to an upload, and whether it sealed the batch."""
 
     reply: UploadReply
@@ -38,9 +39,14 @@ class Stored:
 
 
 def upload(
-    connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame], now: int
-) -> Stored:
-    """Store what is accepted of ``frames``; count the rest by reason.
+    connection: Connection,
+    batch_id: str,
+    node_id: str,
+    frames: Sequence[Frame],
+    stored: Stored | None,
+    now: int,
+) -> Done:
+    """Store what is accepted of ``frames``, as ``stored`` encrypts it; count the rest by reason.
 
     Raises:
         RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
@@ -60,14 +66,15 @@ def upload(
             digest = grant.digest(place) if standing == "reported" else None
         known = frame.lease in reported
         outcome = judge_frame(frame, standing, digest, reported=known, accepting=accepting)
-        if outcome == "accepted" and grant is not None and place is not None:
+        if outcome == "accepted" and grant and place is not None and frame.report is not None:
             grant.report(place, frame.digest)
-            accepted.append((grant.slots[place], frame.sealed))
+            accepted.append((grant.slots[place], frame.report))
         results.append(UploadResult(frame.lease, outcome))
-    _write(connection, batch, held, accepted)
+    if accepted and stored is not None:
+        _write(connection, batch, held, accepted, stored)
     store.count_dropped(connection, batch_id, _not_accepted(results))
     sealed = _seal_if_full(connection, batch, len(accepted))
-    return Stored(UploadReply(results=tuple(results)), sealed)
+    return Done(UploadReply(results=tuple(results)), sealed)
 
 
 def _reported(
@@ -99,9 +106,8 @@ def _write(
     batch: store.Batch,
     held: dict[str, Grant],
     accepted: list[tuple[int, bytes]],
+    stored: Stored,
 ) -> None:
-    if not accepted:
-        return
     accepted.sort()
     slots = [slot for slot, _ in accepted]
     row = {
@@ -109,7 +115,7 @@ def _write(
         "slot": slots[0],
         "held": len(slots),
         "slots": granted.write_slots(slots),
-        "sealed": b"".join(sealed for _, sealed in accepted),
+        "sealed": stored.encrypt(slots, b"".join(report for _, report in accepted)),
     }
     connection.execute(_STORE, row)
     granted.save(connection, held.values())

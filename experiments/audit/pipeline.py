@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.counters import Ints
-from common.hpke import open_histogram
+from common.hpke import open_each, open_histogram
 from common.randomness import SeededRandomness
 from common.wire import frame, frames
 from coordinator.analyzer import Analyzer
@@ -24,7 +24,7 @@ from experiments.audit.world import World
 from node_client.report import slot_report
 from node_client.sealing import pack, seal_reports
 from shuffler.permute import shuffle
-from shuffler.vault import KEY_BYTES, BatchSecret
+from shuffler.vault import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,11 @@ def release(world: World, messages: Ints, number: int) -> bytes:
         frame(f"{user:032x}", sealed[user * size : (user + 1) * size])
         for user in range(descriptor.n)
     )
+    reports = (report for _, report in frames(body, size))
+    opened = open_each(world.outer.private, world.context.report_info, reports)
     released = shuffle(
-        (([slot], report) for slot, (_, report) in enumerate(frames(body, size))),
-        BatchSecret(world.outer, _permutation_key(world, number)),
-        world.context.report_info,
+        (([slot], report or b"") for slot, report in enumerate(opened)),
+        _permutation_key(world, number),
         n=descriptor.n,
         L=descriptor.padding.messages,
         message_bytes=descriptor.message_bytes,

@@ -47,9 +47,9 @@ def test_rates_are_those_of_one_batch() -> None:
     assert found["messages_a_second"] == 12_500
     assert found["share_of_primitive"] == pytest.approx(12_500 / 15_000)
     assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.87)
-    # 0.1 + 0.05 in the event loops, 0.2 less two opens of 100 reports, 0.02: over 10,000 messages
-    assert found["server_us_a_message"] == pytest.approx(27.0)
-    assert missed(found) == ["share_of_primitive 0.833 < 0.85", "server_us_a_message 27.0 > 1.5"]
+    # 0.1 + 0.05 in the event loops, 0.2 less an open of 100 reports, 0.02: over 10,000 messages
+    assert found["server_us_a_message"] == pytest.approx(32.0)
+    assert missed(found) == ["share_of_primitive 0.833 < 0.85", "server_us_a_message 32.0 > 1.5"]
     good = {"share_of_primitive": 0.85, "server_us_a_message": 1.5}
     assert missed(good) == []
 
@@ -63,7 +63,7 @@ def test_a_runs_split_leaves_no_time_out() -> None:
     rows = [{"n": 1_000, "messages": 100}, {"n": 3_000, "messages": 20}]
     found = run_split(used, rows, 2)
     assert sum(asdict(found).values()) == pytest.approx(112)
-    assert 90 + 8_000 * 20 * US < found.crypto < 90 + 8_000 * 800 * US
+    assert 90 + 4_000 * 20 * US < found.crypto < 90 + 4_000 * 800 * US
 
 
 @pytest.mark.parametrize("messages", [100_000, 300_000])

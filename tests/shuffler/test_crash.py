@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from common.errors import LocalError
 from shuffler import store
 from shuffler.core import Shuffler, preflight
+from shuffler.permute import shuffle
 from shuffler.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, user
@@ -112,21 +113,38 @@ def test_a_hand_over_whose_answer_was_lost(api: Api) -> None:
     assert sorted(batch.rows(first)) == sorted(sent)
 
 
-def test_bytes_that_would_differ_are_not_handed_over(api: Api) -> None:
+def other_secret(api: Api, _: pytest.MonkeyPatch) -> None:
+    path = secrets(api)[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # in the permutation's key
+    path.write_bytes(data)
+
+
+def other_permutation(_: Api, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("shuffler.releases.shuffle", lambda *a, **k: shuffle(a[0], bytes(32), **k))
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (other_secret, "stored reports, or their secret, are damaged; none is released"),
+        (other_permutation, "the store or the secret changed; nothing is handed over"),
+    ],
+)
+def test_bytes_that_would_differ_are_not_handed_over(
+    api: Api,
+    fault: Callable[[Api, pytest.MonkeyPatch], None],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two permutations of the same reports could be compared; so a changed secret ends it."""
     batch = api.deposit()
     api.fill(batch)
     api.messages(batch)
     api.restart()
-    path = secrets(api)[0]
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # in the permutation's key
-    path.write_bytes(data)
+    fault(api, monkeypatch)
     answer = api.messages(batch)
-    assert (answer.status_code, answer.json()["detail"]) == (
-        500,
-        "the store or the secret changed; nothing is handed over",
-    )
+    assert (answer.status_code, answer.json()["detail"]) == (500, says)
 
 
 def lose_secret(api: Api, batch: Batch) -> None:
@@ -209,12 +227,14 @@ def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
     assert api.acknowledge(forwarded, digest).json()["state"] == "erased"
 
 
-def test_no_leftover_of_an_erased_batch_opens(api: Api) -> None:
-    """What the database still holds after erasure does not include the batch's keys."""
+@pytest.mark.parametrize("erased", [False, True], ids=["sealed", "erased"])
+def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None:
+    """The database never holds a batch's keys, nor a message that is not under one of them."""
     batch = api.deposit()
     secret = secrets(api)[0].read_bytes()
-    api.fill(batch)
-    api.finish(batch)
+    sent = api.fill(batch)
+    if erased:
+        api.finish(batch)
     url = core(api)._access.engine.url
     folders = [api.directory / "data"]
     if "host" in url.query:
@@ -222,8 +242,10 @@ def test_no_leftover_of_an_erased_batch_opens(api: Api) -> None:
     for folder in folders:
         for path in (path for path in folder.rglob("*") if path.is_file()):
             data = path.read_bytes()
-            assert secret[16:48] not in data
-            assert secret[48:] not in data
+            assert not any(message in data for message in sent)
+            if path.suffix != ".secret":
+                assert secret[16:48] not in data
+                assert secret[48:] not in data
 
 
 def test_a_user_marked_by_a_batch_is_marked_whatever_follows(api: Api) -> None:

@@ -154,8 +154,8 @@ def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
 
 
 ONE, OTHER = b"1" * 32, b"2" * 32
-FRAME = Frame("aa", ONE, opens=True, sealed=b"")
-SHUT = FRAME._replace(opens=False)
+FRAME = Frame("aa", ONE, b"a report")
+SHUT = FRAME._replace(report=None)
 
 
 @pytest.mark.parametrize(

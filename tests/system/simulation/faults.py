@@ -18,7 +18,6 @@ from node_client.users import Users
 from shuffler import store, uploads
 from shuffler.committer import Committer, Job
 from shuffler.permute import shuffle
-from shuffler.rules import Frame
 from shuffler.schema import batches
 from shuffler.vault import BatchSecret
 from tests.system.simulation.machine import Killed
@@ -55,11 +54,9 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The threshold counts reports that came, not distinct ones."""
     upload = uploads.upload
 
-    def counting(
-        connection: Connection, batch_id: str, node_id: str, frames: Sequence[Frame], now: int
-    ) -> uploads.Stored:
-        stored = upload(connection, batch_id, node_id, frames, now)
-        again = sum(result.outcome == "replayed" for result in stored.reply.results)
+    def counting(connection: Connection, batch_id: str, *rest: Any) -> uploads.Done:
+        done = upload(connection, batch_id, *rest)
+        again = sum(result.outcome == "replayed" for result in done.reply.results)
         batch = store.find(connection, batch_id, lock=True)
         if again and batch.state == "open":
             row = batches.c.batch_id == batch_id
@@ -67,7 +64,7 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
             connection.execute(update(batches).where(row).values(reports=reports))
             if reports >= batch.n:
                 store.transition(connection, batch, "fill")
-        return stored
+        return done
 
     patch.setattr(uploads, "upload", counting)
 
@@ -75,10 +72,8 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
 def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
     """Messages are permuted anew each time they are asked for, and nobody compares."""
 
-    def anew(sealed: Any, secret: BatchSecret, *args: Any, **sizes: Any) -> Any:
-        return shuffle(
-            sealed, BatchSecret(secret.outer, BatchSecret.generate().permutation), *args, **sizes
-        )
+    def anew(reports: Any, _key: bytes, **sizes: Any) -> Any:
+        return shuffle(reports, BatchSecret.generate().permutation, **sizes)
 
     def unchecked(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
         row = batches.c.batch_id == batch_id
