@@ -17,6 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from common.endpoint import Tls, is_loopback
 from common.errors import (
@@ -177,6 +178,26 @@ async def bearer(
 Token = Annotated[str, Depends(bearer)]
 
 
+class _Protocol(HttpToolsProtocol):
+    """Hands a body on in the pieces that the parser made of it.
+
+    uvicorn copies each into a buffer and out of it again, a seventh of what it takes to read 2 MB
+    of reports. Now a buffer is made only where a piece comes before the last one was taken.
+    """
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None:
+            self.cycle.body = _room(self.cycle.body)  # type: ignore[assignment]
+        super().on_body(body)
+
+
+def _room(held: bytes | bytearray) -> bytes | bytearray:
+    """What to add a piece to. An empty `bytes` and a piece add up to the piece itself, uncopied."""
+    if not held:
+        return b""
+    return held if isinstance(held, bytearray) else bytearray(held)
+
+
 class _Server(uvicorn.Server):
     """Says that it stops before it waits for answers that are still to be given.
 
@@ -273,6 +294,7 @@ class _Lifespan:
 def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
+        http=_Protocol,
         log_config=None,  # it would replace the handlers of the whole process
         log_level="warning",
         access_log=False,  # an access log would tell who sent when

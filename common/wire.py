@@ -4,6 +4,7 @@ Bulk data is raw bytes of fixed-size frames; pydantic never sees it. An upload i
 lease id (16 bytes) || sealed report. A batch is handed over as n * L sealed messages end to end.
 """
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -203,8 +204,5 @@ def frames(body: bytes, report_bytes: int) -> Iterator[tuple[str, bytes]]:
             f"an upload to this batch is a whole number of frames of {size} bytes, "
             f"not {len(body)} bytes",
         )
-    for start in range(0, len(body), size):
-        yield (
-            body[start : start + LEASE_BYTES].hex(),
-            body[start + LEASE_BYTES : start + size],
-        )
+    for lease, sealed in struct.iter_unpack(f"{LEASE_BYTES}s{report_bytes}s", body):
+        yield lease.hex(), sealed

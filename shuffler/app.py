@@ -46,6 +46,7 @@ from common.wire import (
     ShufflerIdentity,
     UploadReply,
 )
+from shuffler.answers import leased, uploaded
 from shuffler.callers import (
     CoordinatorOnly,
     Core,
@@ -154,7 +155,7 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Take slots for users."""
     async with node_of(request, token) as node:
         wanted = await _document(request, LeaseRequest)
-        return _as_json(await shuffler_of(request).lease(batch_id, node, wanted.users))
+        return _json(leased(await shuffler_of(request).lease(batch_id, node, wanted.users)))
 
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
@@ -165,8 +166,11 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
         node, batch = await core.admission.upload(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
-        body = await read_body(metered(request, meter), core.upload_limit(batch))
-        return _as_json(await core.upload(batch, node, body, began))
+        request, limit = metered(request, meter), core.upload_limit(batch)
+        # Nothing here holds the body, so that it is let go once it is cut into frames.
+        return _json(
+            uploaded(await core.upload(batch, node, await read_body(request, limit), began))
+        )
 
 
 @router.get("/v1/batches/{batch_id}/status")
@@ -261,9 +265,9 @@ async def show_metrics(core: Core) -> Response:
     return exposition(core.metrics.registry)
 
 
-def _as_json(document: Document) -> Response:
+def _json(octets: bytes) -> Response:
     """An answer as it is: FastAPI would check a long one again, item by item."""
-    return Response(document.model_dump_json(), media_type="application/json")
+    return Response(octets, media_type="application/json")
 
 
 async def _document(request: Request, model: type[D]) -> D:

@@ -236,8 +236,10 @@ class Shuffler:
             )
             self.metrics.frames.labels(error.slug).inc()
             raise
+        del body  # 2 MB, as the parts: what follows needs as much again
         self.callers.reports(node_id, len(parts), asyncio.get_running_loop().time())
         checked, stored = await self._checked(batch, parts)
+        del parts
         clock = asyncio.get_running_loop().time
         measured = self._books.due(batch_id, clock())
 

@@ -115,7 +115,7 @@ class ShufflerMetrics:
 
     def uploaded(self, reply: UploadReply, seconds: float) -> None:
         """Note an upload that was decided."""
-        for outcome, count in Counter(result.outcome for result in reply.results).items():
+        for outcome, count in Counter([result.outcome for result in reply.results]).items():
             self.frames.labels(outcome).inc(count)
         self.uploading.observe(seconds)
 

@@ -4,7 +4,9 @@ The server runs in a process of its own, because it takes over the process's sig
 """
 
 import datetime
+import hashlib
 import json
+import random
 import signal
 import socket
 import ssl
@@ -28,11 +30,11 @@ from deploy.certificates import make_authority
 
 # Waits for news (ended by on_stop), or works for a while (must be finished in the drain).
 PROGRAM = """
-import asyncio, json, sys
+import asyncio, hashlib, json, sys
 from pathlib import Path
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from common.endpoint import Tls
-from common.service import serve
+from common.service import read_body, serve
 
 host, port, certificate, key = json.loads(sys.argv[1])
 app, stopping = FastAPI(), asyncio.Event()
@@ -50,6 +52,10 @@ async def work() -> str:
 @app.get("/ready")
 async def ready() -> str:
     return "yes"
+
+@app.post("/body")
+async def body(request: Request) -> str:
+    return hashlib.sha256(await read_body(request, 1 << 23)).hexdigest()
 
 tls = Tls(Path(certificate), Path(key)) if certificate else None
 serve(app, host, port, tls=tls, on_start=lambda: print("serving", flush=True),
@@ -127,6 +133,24 @@ def test_answers_have_the_date() -> None:
     now = datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(seconds=1) <= dates[1] - dates[0]
     assert abs(now - dates[1]) < datetime.timedelta(seconds=4)
+
+
+@pytest.mark.parametrize("piece", [1, 1_000, 70_000, 3_000_000])
+def test_bodies_arrive_whole_in_whatever_pieces(piece: int) -> None:
+    """Of a declared length, and in chunks, of which many come at once; one after the other."""
+    port = free_port()
+    sent = random.Random(piece).randbytes(min(3_000_000, 10_000 * piece))
+    pieces = [sent[start : start + piece] for start in range(0, len(sent), piece)]
+    with served("127.0.0.1", port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        for whole, content in (
+            (sent, sent),
+            (sent, iter(pieces)),
+            (b"", b""),
+            (b"abc", iter([b"ab", b"c"])),
+            (sent, sent),
+        ):
+            found = client.post("/body", content=content).json()
+            assert found == hashlib.sha256(whole).hexdigest()
 
 
 def test_work_is_finished_before_leaving() -> None:
