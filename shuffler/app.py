@@ -63,6 +63,7 @@ from shuffler.callers import (
 from shuffler.core import Clock, Shuffler
 from shuffler.journal import JOURNAL
 from shuffler.metrics import ShufflerMetrics
+from shuffler.permute import Release
 from shuffler.rules import check_batch_key, for_coordinator
 from shuffler.settings import Settings
 from shuffler.waiting import metered
@@ -197,7 +198,7 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     """All sealed messages of a sealed batch, permuted: the same bytes until acknowledged."""
     release = await core.release(batch_id)
     headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.messages.nbytes)}
-    return StreamingResponse(release.chunks(), media_type=OCTETS, headers=headers)
+    return StreamingResponse(_pieces(release), media_type=OCTETS, headers=headers)
 
 
 @router.post(
@@ -263,6 +264,12 @@ async def show_metrics(core: Core) -> Response:
     """
     await core.measure()
     return exposition(core.metrics.registry)
+
+
+async def _pieces(release: Release) -> AsyncIterator[memoryview]:
+    """Its chunks, which are there: of what is no coroutine, each would be fetched in a thread."""
+    for chunk in release.chunks():
+        yield chunk
 
 
 def _json(octets: bytes) -> Response:
