@@ -128,6 +128,8 @@ def _prepare_sqlite(engine: Engine) -> None:
         connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")  # NORMAL would not sync each commit
+        # 16 MiB of log: pages that many commits change go into the file once for all of them.
+        connection.execute("PRAGMA wal_autocheckpoint=4000")
         connection.execute("PRAGMA foreign_keys=ON")
         # Some builds write zeros over what is deleted, page by page, before the log has even left
         # the disk. What must be unreadable is under a key that is destroyed (`shuffler.vault`).
