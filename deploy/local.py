@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from common.at_rest import replace_file
 from common.errors import LocalError
@@ -23,7 +24,15 @@ from common.noise import Trust
 from deploy.certificates import LOOPBACK
 from deploy.cli.output import bar
 from deploy.folder import claimed
-from deploy.network import SHUFFLER_ID, TOKEN_FILE, URL_FILE, enrol, init_network
+from deploy.network import (
+    SHUFFLER_ID,
+    TOKEN_FILE,
+    URL_FILE,
+    enrol,
+    init_network,
+    operator_client,
+    operator_token,
+)
 from deploy.presets import Preset
 from deploy.probe import get
 from deploy.processes import Usage, read_usage
@@ -35,6 +44,7 @@ STOP_SECONDS = 25.0
 # A block as large as a batch goes back to the system when it is freed, instead of staying with
 # whichever thread asked for it; smaller ones, as of an upload, do not come and go page by page
 # (glibc, where the first of the two alone would make them; elsewhere nobody reads this).
+OPENING = "riffle_shuffler_opening_seconds_total"
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 23)}
 
 
@@ -132,6 +142,20 @@ class LocalNetwork:
     def operator_token(self) -> str:
         """The operator's token at the coordinator."""
         return (self.secrets / "operator" / TOKEN_FILE).read_text()
+
+    def opening_seconds(self) -> float:
+        """Processor time that the shufflers have spent on opening outer seals since they started.
+
+        Raises:
+            httpx.HTTPError: one of them does not answer.
+        """
+        token, total = operator_token(self.secrets, "metrics_token"), 0.0
+        for url in self.shufflers.values():
+            with operator_client(self.secrets, url, token) as client:
+                page = client.get("/metrics").raise_for_status().text
+            for family in text_string_to_metric_families(page):
+                total += sum(s.value for s in family.samples if s.name == OPENING)
+        return total
 
     def _start_all(self, step: Callable[[], None]) -> None:
         """Start everything; ``step`` is called at every service that is ready and every node."""

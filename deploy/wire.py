@@ -8,14 +8,14 @@ episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both
 run, the primitive before and after, so that a machine that changes its speed meanwhile shows.
 
 What servers do outside cryptography is all processor time of shuffler and coordinator, their pools
-aside, less the outer open of every report at the rate of an open of that size. The run is by
+aside, less what the shuffler itself measured of its opening of outer seals. The run is by
 hand, so what the coordinator plans is the batch's noise and the estimate of its value.
 """
 
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from common.counters import CounterLayout
 from common.errors import LocalError
-from common.hpke import LABEL_MESSAGE, OVERHEAD
+from common.hpke import LABEL_MESSAGE
 from coordinator.planning import calibrated
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from deploy.cli.output import expected
@@ -36,7 +36,6 @@ from deploy.presets import Preset
 from deploy.processes import Usage
 
 PRIMITIVE_SECONDS = 4.0
-SPLIT_SECONDS = 0.1
 WARM_EPISODES, WARM_SECONDS = 400, 5.0
 MOST_EPISODES = 1 << 22
 LEAST_EPISODES = 300
@@ -47,12 +46,11 @@ Timed = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """Seconds of one core for a message's seal and open and for a report's outer open; and
-    messages a second, each sealed and opened, with all cores at work."""
+    """Seconds of one core for a message's seal and open, and messages a second, each sealed and
+    opened, with all cores at work."""
 
     seal: float
     open: float
-    outer_open: float
     rate: float
 
     def mean(self, other: "Primitive") -> "Primitive":
@@ -101,7 +99,6 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
     spec = RunSpec.model_validate(chosen.spec.model_dump() | fields)
     n = batch_for(spec, messages)
     width = CounterLayout(spec.sizes, spec.families).width
-    sizes = (width, calibrated(spec, n, None).padding.messages * (width + OVERHEAD))
     config = LocalConfig(
         folder,
         spec.environment,
@@ -117,28 +114,33 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
         run_id = operator.create_run(spec)["id"]
         with expected("warming up", WARM_SECONDS):
             _deploy(operator, run_id, spec, WARM_EPISODES)
-        before = measure_primitive(*sizes, cores)
+        before = measure_primitive(width, cores)
         with expected(f"{n} reports", messages / before.rate):
-            started, use = time.monotonic(), network.usage()
+            opened, use = network.opening_seconds(), network.usage()
+            started = time.monotonic()
             row = _deploy(operator, run_id, spec, n)
             seconds = time.monotonic() - started
         used = {role: now.since(use[role]) for role, now in network.usage().items()}
-        after = measure_primitive(*sizes, cores)
-    return report(row, seconds, used, (before, after), cores)
+        split = Split.of(used, network.opening_seconds() - opened)
+        after = measure_primitive(width, cores)
+    return report(row, seconds, split, used["node"].main, (before, after), cores)
 
 
 def report(
     row: Answer,
     seconds: float,
-    used: dict[str, Usage],
+    split: Split,
+    nodes_http: float,
     primitives: tuple[Primitive, Primitive],
     cores: int,
 ) -> dict[str, Any]:
-    """The benchmark's document from a counted deployment and what it used."""
+    """The benchmark's document from a counted deployment and what it used.
+
+    ``nodes_http``: the part of the split's ``http`` that is the nodes', who are no servers.
+    """
     n, total = row["n"], row["n"] * row["messages"]
     own = primitives[0].mean(primitives[1])
-    split = Split.of(used, n * own.outer_open)
-    servers = split.http - used["node"].main + split.store + split.coordinator
+    servers = split.http - nodes_http + split.store + split.coordinator
     return {
         "messages": total,
         "reports": n,
@@ -172,18 +174,6 @@ def missed(document: dict[str, Any]) -> list[str]:
     )
 
 
-def run_split(used: dict[str, Usage], rows: Sequence[Answer], width: int) -> Split:
-    """Where a whole run's processor time went, given its deployments.
-
-    The shuffler opens every report once; what that takes is measured now, at the mean size.
-    """
-    reports = sum(row["n"] for row in rows)
-    messages = sum(row["n"] * row["messages"] for row in rows)
-    size = messages // max(reports, 1) * (width + OVERHEAD)
-    _, _, (seconds, _) = _one_core((width, size, SPLIT_SECONDS))
-    return Split.of(used, reports * seconds)
-
-
 def batch_for(spec: RunSpec, messages: int) -> int:
     """The smallest n whose n L is at least ``messages`` (n L grows with n, but for rounding)."""
     low, high = LEAST_EPISODES, max(LEAST_EPISODES + 1, messages)
@@ -196,30 +186,27 @@ def batch_for(spec: RunSpec, messages: int) -> int:
     return low
 
 
-def measure_primitive(width: int, report_bytes: int, cores: int) -> Primitive:
-    """The primitive on ``width`` bytes and on a report's bytes, with one process a core."""
+def measure_primitive(width: int, cores: int) -> Primitive:
+    """The primitive on ``width`` bytes, with one process a core."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(cores, mp_context=context)
     with expected("the primitive alone", PRIMITIVE_SECONDS), pool:
-        list(pool.map(_one_core, [(width, report_bytes, 0.05)] * cores))  # started and warm
-        jobs = [(width, report_bytes, PRIMITIVE_SECONDS / 3)] * cores
-        each = list(pool.map(_one_core, jobs))
-    seal, opened, outer = (sum(one[i][0] for one in each) / cores for i in range(3))
-    return Primitive(seal, opened, outer, sum(1 / (one[0][1] + one[1][1]) for one in each))
+        list(pool.map(_one_core, [(width, 0.05)] * cores))  # started and warm
+        each = list(pool.map(_one_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))
+    seal, opened = (sum(one[i][0] for one in each) / cores for i in range(2))
+    return Primitive(seal, opened, sum(1 / (one[0][1] + one[1][1]) for one in each))
 
 
-def _one_core(job: tuple[int, int, float]) -> tuple[Timed, Timed, Timed]:
-    """Seconds a seal, an open, and an open of a report, each tried for so many seconds."""
-    width, report_bytes, seconds = job
+def _one_core(job: tuple[int, float]) -> tuple[Timed, Timed]:
+    """Seconds a seal and an open, each tried for so many seconds."""
+    width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)
     public, data = private.public_key(), os.urandom(width)
     small = suite.encrypt(data, public, info)
-    whole = suite.encrypt(os.urandom(report_bytes), public, info)
     return (
         _timed(lambda: suite.encrypt(data, public, info), seconds),
         _timed(lambda: suite.decrypt(small, private, info), seconds),
-        _timed(lambda: suite.decrypt(whole, private, info), seconds),
     )
 
 

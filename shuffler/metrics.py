@@ -70,6 +70,11 @@ class ShufflerMetrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self.opening = prometheus.Counter(
+            "riffle_shuffler_opening_seconds",
+            "processor time of opening outer seals",
+            registry=registry,
+        )
         self.shuffling = Histogram(
             "riffle_shuffler_shuffle_seconds",
             "opening and permuting one batch",

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from common.counters import CounterLayout
 from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
@@ -22,7 +21,7 @@ from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
 from deploy.presets import Preset
 from deploy.report import FILES
-from deploy.wire import run_split
+from deploy.wire import Split
 
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
@@ -97,12 +96,10 @@ def _carried_out(network: LocalNetwork, chosen: Preset, started: float) -> dict[
     )
     with Operator.of(network.secrets) as operator:
         stop_earlier(operator)
-        before = network.usage()
+        before, opened = network.usage(), network.opening_seconds()
         document = run_to_end(operator, chosen, out, started)
-        rows = operator.deployments(document["run_id"])
-    width = CounterLayout(chosen.spec.sizes, chosen.spec.families).width
     used = {role: now.since(before[role]) for role, now in network.usage().items()}
-    split = asdict(run_split(used, rows, width))
+    split = asdict(Split.of(used, network.opening_seconds() - opened))
     times = {"wall_seconds": document["timings"], "core_seconds": split}
     (out / "timings.json").write_text(json.dumps(times, indent=2) + "\n")
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in split.items())

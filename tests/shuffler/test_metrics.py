@@ -56,6 +56,8 @@ def test_frames_batches_and_drops_are_counted(api: Api) -> None:
     }.items():
         assert sample(text, series) == expected, series
     assert sample(text, "riffle_shuffler_disk_free_bytes") > 0
+    opening = sample(text, "riffle_shuffler_opening_seconds_total")
+    assert 5 * 10e-6 < opening < 5 * 0.1, "five outer seals opened, some 50 us each"
 
 
 def test_nobody_is_named(api: Api) -> None:
