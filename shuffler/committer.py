@@ -51,9 +51,14 @@ class Job(Generic[T]):
             self._answer = lambda: self.future.set_exception(failure)
 
     def answer(self) -> None:
-        """Hand over the result: only after the group's commit."""
-        if self._answer is not None:
-            self._answer()
+        """Hand over the result: only after the group's commit.
+
+        What answers is let go: it and this job hold each other, and with them megabytes of an
+        upload, until a full garbage collection would find them.
+        """
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer()
 
 
 def _ends_all(error: Exception) -> bool:
@@ -103,6 +108,7 @@ class Committer:
             group, open_for_more = self._next_group()
             if group:
                 self._commit(group)
+            del group  # nothing of it is kept while no other comes
 
     def _next_group(self) -> tuple[list[Job[object]], bool]:
         """Wait for one job and take what else is there; False when told to end."""

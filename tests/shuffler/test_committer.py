@@ -1,8 +1,12 @@
 """The writing thread: grouped, isolated, answered only when durable."""
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,26 @@ class Gate:
     def __call__(self, _: Connection) -> None:
         self.entered.set()
         assert self.leave.wait(10)
+
+
+class Large:
+    """What a write carries."""
+
+
+def test_nothing_of_a_write_is_kept_once_it_is_answered(committer: Committer) -> None:
+    """Without the garbage collector: uploads are megabytes, and it comes only now and then."""
+    large = Large()
+    left = weakref.ref(large)
+    gc.disable()
+    try:
+        assert committer.submit(partial(lambda carried, _: bool(carried), large)).result(10)
+        del large
+        deadline = time.monotonic() + 10
+        while left() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_answered_is_stored(engine: Engine, committer: Committer) -> None:
