@@ -46,7 +46,6 @@ from common.wire import (
     ShufflerIdentity,
     UploadReply,
 )
-from shuffler.answers import leased, uploaded
 from shuffler.callers import (
     CoordinatorOnly,
     Core,
@@ -156,7 +155,7 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Take slots for users."""
     async with node_of(request, token) as node:
         wanted = await _document(request, LeaseRequest)
-        return _json(leased(await shuffler_of(request).lease(batch_id, node, wanted.users)))
+        return _as_json(await shuffler_of(request).lease(batch_id, node, wanted.users))
 
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
@@ -169,9 +168,8 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         request, limit = metered(request, meter), core.upload_limit(batch)
         # Nothing here holds the body, so that it is let go once it is cut into frames.
-        return _json(
-            uploaded(await core.upload(batch, node, await read_body(request, limit), began))
-        )
+        reply = await core.upload(batch, node, await read_body(request, limit), began)
+        return _as_json(reply)
 
 
 @router.get("/v1/batches/{batch_id}/status")
@@ -272,9 +270,9 @@ async def _pieces(release: Release) -> AsyncIterator[memoryview]:
         yield chunk
 
 
-def _json(octets: bytes) -> Response:
+def _as_json(document: Document) -> Response:
     """An answer as it is: FastAPI would check a long one again, item by item."""
-    return Response(octets, media_type="application/json")
+    return Response(document.model_dump_json(), media_type="application/json")
 
 
 async def _document(request: Request, model: type[D]) -> D:
