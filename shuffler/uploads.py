@@ -70,7 +70,7 @@ def upload(
             grant.report(place, frame.digest)
             accepted.append((grant.slots[place], frame.report))
         results.append(UploadResult(frame.lease, outcome))
-    if accepted and stored is not None:
+    if accepted:
         _write(connection, batch, held, accepted, stored)
     store.count_dropped(connection, batch_id, _not_accepted(results))
     sealed = _seal_if_full(connection, batch, len(accepted))
@@ -106,8 +106,10 @@ def _write(
     batch: store.Batch,
     held: dict[str, Grant],
     accepted: list[tuple[int, bytes]],
-    stored: Stored,
+    stored: Stored | None,
 ) -> None:
+    if stored is None:
+        raise LocalError("internal", "reports were accepted of a batch whose secret is not here")
     accepted.sort()
     slots = [slot for slot, _ in accepted]
     row = {
