@@ -116,7 +116,6 @@ class Shuffler:
         """Finish waiting writes and let go of the store."""
         if self._listening is not None:
             self._listening.cancel()
-        self._releases.close()
         self._access.close()
 
     # Batches: what the coordinator does

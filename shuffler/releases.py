@@ -5,9 +5,7 @@ The digest of the bytes is committed before the first byte is sent (`store.mark_
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from contextvars import copy_context
 from functools import partial
 
 from common.database import claimed
@@ -39,12 +37,6 @@ class Releases:
         self._lose = lose
         self._kept: dict[str, Release] = {}
         self._releasing = asyncio.Lock()
-        # One thread for all batches: an allocator keeps room for the last large batch a thread.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shuffle")
-
-    def close(self) -> None:
-        """Finish the batch that is being permuted, and end the thread."""
-        self._thread.shutdown()
 
     def forget(self, batch_id: str) -> None:
         """Drop what memory holds of a batch."""
@@ -74,8 +66,7 @@ class Releases:
     async def _shuffled(self, batch: store.Batch) -> Release:
         try:
             with self._metrics.shuffling.time():
-                work = partial(copy_context().run, self._shuffle, batch)
-                release = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                release = await asyncio.to_thread(self._shuffle, batch)
         except SecretLostError as error:
             await self._lose(batch.batch_id)
             raise RemoteError(
