@@ -69,11 +69,13 @@ check_counts() {
     inside "$2" "
 import os, pathlib
 from sqlalchemy import create_engine, text
+from shuffler.grants import reported
 from shuffler.schema import sqlite_url
 engine = create_engine(os.environ.get('RIFFLE_SHUFFLER_STORE_URL') or sqlite_url(pathlib.Path('/data')))
 with engine.connect() as connection:
-    for query in ('SELECT count(*) FROM users WHERE reported', 'SELECT sum(n) FROM batches'):
-        print(connection.execute(text(query)).scalar_one())
+    batches = connection.scalars(text('SELECT batch_id FROM batches')).all()
+    print(len(set().union(*(reported(connection, batch)[0] for batch in batches))))
+    print(connection.scalar(text('SELECT sum(n) FROM batches')))
 " >"$work/users"
     python3 - "$work" <<'PYTHON'
 import json, pathlib, sys
