@@ -270,4 +270,4 @@ def portion(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))
-    return min(max(fair, least), most, free, users_a_request)
+    return max(1, min(max(fair, least), most, free, users_a_request))
