@@ -55,7 +55,8 @@ MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_EXACT = (1 << 53) - 1
 """Largest integer that every reader of JSON takes as it is; it fits a column of 64 bits too."""
 
-Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+HEX16 = "[0-9a-f]{32}"
+Hex16 = Annotated[str, StringConstraints(pattern=f"^{HEX16}$")]
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 Weight = Annotated[int, Field(ge=-TOTAL_WEIGHT, le=TOTAL_WEIGHT)]

@@ -16,13 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from common.descriptor import HEX16
 from common.errors import RiffleError
 from common.service import problem_answer, token_of
 
 Endpoint = Callable[..., Awaitable[Response]]
 """``(*ids, request=..., token=...)``: the parameters of its path by name, each a `Hex16`."""
-
-_ID = "[0-9a-f]{32}"
 
 
 class Straight:
@@ -65,4 +64,4 @@ class Straight:
 
 def _pattern(route: APIRoute) -> re.Pattern[str]:
     """The route's path, with an id for each of its parameters."""
-    return re.compile(re.sub(r"\{(\w+)\}", rf"(?P<\1>{_ID})", route.path))
+    return re.compile(re.sub(r"\{(\w+)\}", rf"(?P<\1>{HEX16})", route.path))

@@ -41,10 +41,10 @@ from node_client.environments.registry import Parameter
 READY_SECONDS = 60.0
 SIMULATED_USERS = 1 << 30
 STOP_SECONDS = 25.0
+OPENING = "riffle_shuffler_opening_seconds_total"
 # A block as large as a batch goes back to the system when it is freed, instead of staying with
 # whichever thread asked for it; smaller ones, as of an upload, do not come and go page by page
 # (glibc, where the first of the two alone would make them; elsewhere nobody reads this).
-OPENING = "riffle_shuffler_opening_seconds_total"
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 23)}
 
 

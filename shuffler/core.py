@@ -250,7 +250,7 @@ class Shuffler:
 
         done = await self._access.write(write)
         self._books.took(batch_id, clock() - began)
-        self.metrics.uploaded(done.reply, clock() - began)
+        self.metrics.uploaded(done.outcomes, clock() - began)
         if done.sealed:
             self.changes.notify()
             note("sealed", batch_id=batch_id, reports=batch.n)

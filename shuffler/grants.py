@@ -164,7 +164,7 @@ class Grant:
 
     def find(self, lease: str) -> int | None:
         """The place of a lease of this grant; None when it has none of this id."""
-        place = self._places.get(int(lease[:16], 16))
+        place = self._places.get(slot(lease))
         return None if place is None or self.states[place] == FORGOTTEN else place
 
     def standing(self, place: int, now: int) -> Standing:

@@ -6,6 +6,7 @@ same at every replica: take their maximum, not their sum. No label is a node, a 
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from sqlalchemy import Connection, func, select
 
 from common.metrics import SECONDS, RequestMetrics
-from common.wire import LeaseReply, UploadReply
+from common.wire import LeaseReply
 from shuffler.schema import batches, dropped, reports
 from shuffler.states import ORDER
 
@@ -118,9 +119,9 @@ class ShufflerMetrics:
         for problem, count in Counter(refusal.problem for refusal in reply.refused).items():
             self.leases.labels(problem).inc(count)
 
-    def uploaded(self, reply: UploadReply, seconds: float) -> None:
-        """Note an upload that was decided."""
-        for outcome, count in Counter([result.outcome for result in reply.results]).items():
+    def uploaded(self, outcomes: Mapping[str, int], seconds: float) -> None:
+        """Note an upload that was decided: its frames by outcome."""
+        for outcome, count in outcomes.items():
             self.frames.labels(outcome).inc(count)
         self.uploading.observe(seconds)
 

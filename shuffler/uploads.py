@@ -32,9 +32,10 @@ _GROW = (
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to an upload, and whether it sealed the batch."""
+    """The answer to an upload, its outcomes counted, and whether it sealed the batch."""
 
     reply: UploadReply
+    outcomes: Counter[str]
     sealed: bool
 
 
@@ -72,9 +73,11 @@ def upload(
         results.append(UploadResult(frame.lease, outcome))
     if accepted:
         _write(connection, batch, held, accepted, stored)
-    store.count_dropped(connection, batch_id, _not_accepted(results))
+    outcomes = Counter([result.outcome for result in results])
+    refused = {outcome: count for outcome, count in outcomes.items() if outcome != "accepted"}
+    store.count_dropped(connection, batch_id, refused)
     sealed = _seal_if_full(connection, batch, len(accepted))
-    return Done(UploadReply(results=tuple(results)), sealed)
+    return Done(UploadReply(results=tuple(results)), outcomes, sealed)
 
 
 def _reported(
@@ -122,10 +125,6 @@ def _write(
     connection.execute(_STORE, row)
     granted.save(connection, held.values())
     connection.execute(_GROW, {"batch": batch.batch_id, "more": len(slots)})
-
-
-def _not_accepted(results: Sequence[UploadResult]) -> dict[str, int]:
-    return dict(Counter(result.outcome for result in results if result.outcome != "accepted"))
 
 
 def _seal_if_full(connection: Connection, batch: store.Batch, added: int) -> bool:
