@@ -26,6 +26,7 @@ from common.noise import Noise, Padding
 from common.randomness import ByteSource, Randomness
 
 DRAWS_AT_ONCE = 1 << 20
+KEYS_AT_ONCE = 1 << 16
 
 
 def noise_messages(counters: int, noise: Noise, randomness: Randomness) -> Ints:
@@ -89,16 +90,32 @@ def encode(
 def permutation(size: int, randomness: ByteSource) -> Ints:
     """The shuffler's half: a uniform permutation (size,), by sorting 128-bit random keys.
 
-    Two of 2**24 keys are equal with probability below 2**-81, which is what a tie could bias. Their
-    first halves alone are equal in one of 2**17 such batches: both are looked at only then, as
-    sorting by both takes three times as long.
+    Two of 2**24 keys are equal with probability below 2**-81, which is what a tie could bias. What
+    is sorted are the first bits of each, with its index in place of the others; the few that are
+    equal in these bits are then sorted by their whole keys.
     """
-    keys = np.frombuffer(randomness.read(16 * size), dtype="<u8").reshape(size, 2)
-    order = np.argsort(keys[:, 0])
-    first = keys[order, 0]
-    if (first[1:] == first[:-1]).any():
-        order = np.lexsort((keys[:, 1], keys[:, 0]))
-    return order.astype(np.int64, copy=False)
+    keys = _keys(size, randomness)
+    index = np.uint64((1 << (size - 1).bit_length()) - 1)
+    packed = keys[:, 0] & ~index
+    packed |= np.arange(size, dtype=np.uint64)
+    packed.sort()
+    order = packed & index
+    packed ^= order
+    same = packed[1:] == packed[:-1]
+    if same.any():
+        tied = np.append(same, False) | np.append(False, same)
+        among = order[tied]
+        order[tied] = among[np.lexsort((keys[among, 1], keys[among, 0]))]
+    return order.view(np.int64)
+
+
+def _keys(size: int, randomness: ByteSource) -> npt.NDArray[np.uint64]:
+    """Random keys (size, 2), read in pieces that stay in a processor's cache."""
+    keys = np.empty((size, 2), dtype="<u8")
+    for start in range(0, size, KEYS_AT_ONCE):
+        piece = keys[start : start + KEYS_AT_ONCE]
+        piece[:] = np.frombuffer(randomness.read(piece.nbytes), dtype="<u8").reshape(-1, 2)
+    return keys
 
 
 def count(layout: CounterLayout, messages: npt.NDArray[np.integer]) -> Ints:

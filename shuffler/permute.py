@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from common.counters import Ints
 from common.errors import LocalError
 from common.mechanism import permutation
 from common.tracing import traced
@@ -65,18 +66,26 @@ def shuffle(
         LocalError: the reports are not one for each of n slots. That cannot happen to a sealed
             batch unless its store was damaged; nothing is released then.
     """
-    rows = np.empty((n, L * message_bytes), dtype=np.uint8)
+    places = _places(n * L, key).reshape(n, L)
+    permuted = np.empty(n * L, dtype=f"V{message_bytes}")
     missing = np.ones(n, dtype=np.bool_)
     for slots, reports in uploads:
         whole = len(reports) == len(slots) * L * message_bytes
         if not whole or max(slots) >= n or not missing[slots].all():
             raise LocalError("internal", "stored reports are damaged; nothing is released")
-        rows[slots] = np.frombuffer(reports, dtype=np.uint8).reshape(len(slots), -1)
+        np.put(permuted, places[slots], np.frombuffer(reports, dtype=permuted.dtype))
         missing[slots] = False
     if missing.any():
         raise LocalError(
             "internal", f"{missing.sum()} of {n} reports are missing; nothing is released"
         )
-    order = permutation(n * L, Keystream(key))
-    permuted = rows.reshape(n * L, message_bytes).take(order, 0)
-    return Release(permuted, hashlib.sha256(permuted.data).hexdigest())
+    messages = permuted.view(np.uint8).reshape(n * L, message_bytes)
+    return Release(messages, hashlib.sha256(messages.data).hexdigest())
+
+
+def _places(size: int, key: bytes) -> Ints:
+    """Where each message goes (size,): the permutation says which message comes to each place."""
+    order = permutation(size, Keystream(key))
+    places = np.empty(size, dtype=np.int64)
+    places[order] = np.arange(size)
+    return places

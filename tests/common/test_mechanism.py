@@ -120,19 +120,32 @@ def test_permutation_is_uniform() -> None:
 
 @dataclass
 class Fixed:
-    """Keys that were drawn before."""
+    """Keys that were drawn before, one after the other."""
 
     keys: npt.NDArray[np.uint64]
+    taken: int = 0
 
     def read(self, size: int) -> bytes:
-        return self.keys.astype("<u8").tobytes()[:size]
+        start, self.taken = self.taken, self.taken + size
+        return self.keys.astype("<u8").tobytes()[start : self.taken]
 
 
-@pytest.mark.parametrize("largest", [3, 1 << 20, (1 << 64) - 1])
-def test_a_permutation_sorts_whole_keys_where_first_halves_are_equal_too(largest: int) -> None:
+@pytest.mark.parametrize("bits", [0, 2, 12, 20, 64])
+@pytest.mark.parametrize("at_once", [64, 1 << 16])
+def test_a_permutation_sorts_whole_keys_where_first_halves_are_equal_too(
+    bits: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index takes the place of the last 9 bits: of 12, 3 are left to sort by; of 2, none."""
+    monkeypatch.setattr("common.mechanism.KEYS_AT_ONCE", at_once)
+    largest = (1 << bits) - 1
     keys = np.random.default_rng(7).integers(largest, size=(500, 2), dtype=np.uint64, endpoint=True)
     whole = np.lexsort((keys[:, 1], keys[:, 0]))
     assert permutation(500, Fixed(keys)).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_a_permutation_of_next_to_nothing(size: int) -> None:
+    assert sorted(permutation(size, SYSTEM).tolist()) == list(range(size))
 
 
 def test_counting_drops_dummies_and_refuses_unknown_indices() -> None:
