@@ -42,10 +42,14 @@ READY_SECONDS = 60.0
 SIMULATED_USERS = 1 << 30
 STOP_SECONDS = 25.0
 OPENING = "riffle_shuffler_opening_seconds_total"
-# A block as large as a batch goes back to the system when it is freed, instead of staying with
-# whichever thread asked for it; smaller ones, as of an upload, do not come and go page by page
-# (glibc, where the first of the two alone would make them; elsewhere nobody reads this).
-MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 22), "MALLOC_TRIM_THRESHOLD_": str(1 << 23)}
+# A block as large as a batch goes back to the system when it is freed; smaller ones, as of an
+# upload, do not come and go page by page; and all threads share what is kept, instead of each
+# keeping what it once needed (glibc; elsewhere nobody reads this).
+MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 22),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 23),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from common.failover import split_urls
 from coordinator.keys import KeyRing
 from coordinator.settings import Settings as CoordinatorSettings
 from deploy.cli.main import build
+from deploy.local import MEMORY
 from deploy.network import ROLES, SHUFFLER_ID, init_network
 from deploy.presets import preset
 from node_client.settings import Settings as NodeSettings
@@ -164,6 +165,13 @@ def test_the_ports_are_the_same_everywhere() -> None:
         assert f"https://{role}:{port}" in COMPOSE
         assert f"https://localhost:{port}/readyz" in COMPOSE
         assert f"{role.upper()}_PORT={port}" in script
+
+
+def test_the_image_keeps_memory_as_a_local_network_does() -> None:
+    image, advice = (DEPLOY / "Dockerfile").read_text(), DEPLOY.parent / "docs" / "operations.md"
+    for name, value in MEMORY.items():
+        assert f" {name}={value} " in image
+        assert f"`{name}={value}`" in advice.read_text()
 
 
 def test_every_role_has_its_folder() -> None:
