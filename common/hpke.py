@@ -62,7 +62,7 @@ def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
 
 
 def open_each(
-    private_key: bytes, info: bytes, ciphertexts: Iterable[bytes]
+    private_key: bytes, info: bytes, ciphertexts: Iterable[bytes | memoryview]
 ) -> Iterator[bytes | None]:
     """Open every ciphertext; None for one that does not open. The key is parsed once."""
     key = X25519PrivateKey.from_private_bytes(private_key)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -57,11 +56,9 @@ from shuffler.settings import Settings
 from shuffler.states import reached
 from shuffler.stored import Stored
 from shuffler.vault import BatchSecret, SecretLostError, Vault
-from shuffler.waiting import Budget, Changes
+from shuffler.waiting import STILL_SECONDS, Budget, Changes
 
 Clock = Callable[[], float]
-Parts = Sequence[tuple[str, bytes]]
-"""Lease and sealed report of every frame of an upload."""
 
 
 class Shuffler:
@@ -92,6 +89,7 @@ class Shuffler:
             lambda: self.now,
             settings.retention_seconds,
             self._releases.forget,
+            self.changes,
         )
         self._books = Books(self._access, show_fill=settings.show_fill)
         self._open = Shared(self._read_open, lambda: (self._access.writes, self.now))
@@ -148,8 +146,9 @@ class Shuffler:
         """Status, at the latest after ``wait`` seconds, before if ``wanted`` is reached."""
 
         async def look() -> BatchStatus:
-            await self.tidy()
-            return await self._access.read(partial(store.status, batch_id=batch_id, now=self.now))
+            return await self._endings.settled(
+                partial(store.status, batch_id=batch_id, now=self.now)
+            )
 
         return await self.changes.poll(
             wait, look, lambda status: wanted is None or reached(status.state, wanted)
@@ -197,11 +196,14 @@ class Shuffler:
     async def open_batches(self, *, wait: float, accepting: bool) -> list[OpenBatch]:
         """Open batches; with ``accepting`` those with a free slot, waiting until there is one."""
         if not accepting:
-            return await self._open.get()
+            return (await self._open.get()).batches
         found = await self.changes.poll(
-            wait, self._open.get, lambda batches: any(batch.free_slots for batch in batches), bool
+            wait,
+            self._open.get,
+            lambda found: any(batch.free_slots for batch in found.batches),
+            lambda found: found.changes_within(STILL_SECONDS, self.settings.lease_seconds),
         )
-        return [batch for batch in found if batch.free_slots]
+        return [batch for batch in found.batches if batch.free_slots]
 
     async def lease(self, batch_id: str, node_id: str, users: Sequence[str]) -> LeaseReply:
         """Slots for users of a node."""
@@ -229,7 +231,7 @@ class Shuffler:
         """
         batch_id = batch.batch_id
         try:
-            parts = list(frames(body, batch.report_bytes))
+            leases, sealed = frames(body, batch.report_bytes)
         except RemoteError as error:
             dropped = {error.slug: 1}
             await self._access.write(
@@ -237,10 +239,9 @@ class Shuffler:
             )
             self.metrics.frames.labels(error.slug).inc()
             raise
-        del body  # 2 MB, as the parts: what follows needs as much again
-        self.callers.reports(node_id, len(parts), asyncio.get_running_loop().time())
-        checked, stored = await self._checked(batch, parts)
-        del parts
+        self.callers.reports(node_id, len(leases), asyncio.get_running_loop().time())
+        checked, stored = await self._checked(batch, leases, sealed)
+        del body, sealed  # 2 MB; what was opened is as much
         clock = asyncio.get_running_loop().time
         measured = self._books.due(batch_id, clock())
 
@@ -287,8 +288,7 @@ class Shuffler:
 
     async def tidy(self) -> None:
         """End what is due; destroy and delete what is over. Repeats harmlessly."""
-        if await self._endings.tidy():
-            self.changes.notify()
+        await self._endings.tidy()
 
     # Inside
 
@@ -325,34 +325,33 @@ class Shuffler:
         await self._endings.lose(batch_id)
         self.changes.notify()
 
-    async def _checked(self, batch: store.Batch, parts: Parts) -> tuple[list[Frame], Stored | None]:
+    async def _checked(
+        self, batch: store.Batch, leases: list[str], sealed: list[memoryview]
+    ) -> tuple[list[Frame], Stored | None]:
         """Frames out of their outer seals, and how to store them.
 
         None opens once the secret is lost and the batch over.
         """
         try:
-            return await asyncio.to_thread(self._check, batch, parts)
+            return await asyncio.to_thread(self._check, batch, leases, sealed)
         except SecretLostError:
             await self._lose(batch.batch_id)
-            return _unopened(parts), None
+            return uploads.framed(leases, sealed), None
 
-    def _check(self, batch: store.Batch, parts: Parts) -> tuple[list[Frame], Stored | None]:
+    def _check(
+        self, batch: store.Batch, leases: list[str], sealed: list[memoryview]
+    ) -> tuple[list[Frame], Stored | None]:
         """Open every outer seal, so that no batch is sealed with a report that does not open."""
         if batch.state != "open":
-            return _unopened(parts), None
+            return uploads.framed(leases, sealed), None
         secret = self._vault.get(batch.batch_id)
-        begun, sealed = time.thread_time(), (sealed for _, sealed in parts)
+        begun = time.thread_time()
         opened = list(open_each(secret.outer.private, batch.report_info, sealed))
         self.metrics.opening.inc(time.thread_time() - begun)
-        checked = [
-            Frame(lease, sha256(sealed).digest(), report)
-            for (lease, sealed), report in zip(parts, opened, strict=True)
-        ]
-        return checked, Stored(batch.batch_id, secret)
+        return uploads.framed(leases, sealed, opened), Stored(batch.batch_id, secret)
 
-    async def _read_open(self) -> list[OpenBatch]:
-        await self.tidy()
-        return await self._access.read(partial(store.open_batches, now=self.now))
+    async def _read_open(self) -> store.Open:
+        return await self._endings.settled(partial(store.open_batches, now=self.now))
 
     async def _probe(self) -> None:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
@@ -384,10 +383,6 @@ def preflight(settings: Settings) -> None:
         raise not_usable("written", error) from error
     finally:
         engine.dispose()
-
-
-def _unopened(parts: Parts) -> list[Frame]:
-    return [Frame(lease, sha256(sealed).digest(), None) for lease, sealed in parts]
 
 
 def _same(known: SignedDescriptor, data: bytes) -> SignedDescriptor:

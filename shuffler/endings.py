@@ -7,17 +7,24 @@ deleted, then ``clean``. `Endings.tidy` does the last three for whatever it find
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
 
 from shuffler import store
 from shuffler.access import Access
 from shuffler.journal import note
 from shuffler.vault import SecretLostError, Vault
+from shuffler.waiting import Changes
 
 SLOTS_A_DELETE = 4_096
 
+T = TypeVar("T")
+
 
 class Endings:
-    """Ends batches of one store and vault. ``forget`` drops what memory holds of one.
+    """Ends batches of one store and vault. ``forget`` drops what memory holds of one,
+    who waits for ``changes`` is told.
 
     ``clock`` returns seconds since 1970; ``retention`` is how long after its expiry, in seconds,
     a complete batch is kept for an analyzer that does not come.
@@ -30,30 +37,39 @@ class Endings:
         clock: Callable[[], int],
         retention: int,
         forget: Callable[[str], object],
+        changes: Changes,
     ) -> None:
         self._access = access
         self._vault = vault
         self._clock = clock
         self._retention = retention
         self._forget = forget
+        self._changes = changes
         self._tidying = asyncio.Lock()
 
-    async def tidy(self) -> bool:
-        """End what is due; destroy and delete what is over. Repeats harmlessly.
+    async def settled(self, query: Callable[[Connection], T]) -> T:
+        """What a query finds after `tidy`: in one read where nothing is due, as mostly."""
 
-        Returns whether there was anything to do.
-        """
+        def look(connection: Connection) -> tuple[T] | None:
+            return None if self._due(connection) else (query(connection),)
+
+        found = await self._access.read(look)
+        if found is not None:
+            return found[0]
+        await self.tidy()
+        return await self._access.read(query)
+
+    async def tidy(self) -> None:
+        """End what is due; destroy and delete what is over. Repeats harmlessly."""
         now, retention = self._clock(), self._retention
         async with self._tidying:
-            if not await self._access.read(
-                partial(store.anything_due, now=now, retention=retention)
-            ):
-                return False
+            if not await self._access.read(self._due):
+                return
             await self._access.write(partial(store.end_due, now=now, retention=retention))
             # Read anew, outside any write: a secret goes only after its batch's end is durable.
             for batch_id in await self._access.read(store.to_clean):
                 await self._clean(batch_id)
-        return True
+        self._changes.notify()
 
     async def find_lost(self) -> int:
         """Give up every batch that needs a secret and has none; returns how many have theirs.
@@ -76,6 +92,9 @@ class Endings:
         if state in store.NEED_SECRET:  # else it ended meanwhile, and its secret with it
             note("secret-lost", batch_id=batch_id, state=state)
         await self.tidy()
+
+    def _due(self, connection: Connection) -> bool:
+        return store.anything_due(connection, self._clock(), self._retention)
 
     async def _clean(self, batch_id: str) -> None:
         self._forget(batch_id)

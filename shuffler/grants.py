@@ -154,6 +154,10 @@ class Grant:
         """The id of the lease of a slot."""
         return f"{slot:016x}{self.grant_id}"
 
+    def leases(self) -> list[str]:
+        """The ids of all its leases."""
+        return [self.lease(slot) for slot in self.slots]
+
     def user(self, place: int) -> str:
         """Whose lease it is."""
         return self.users[place * USER_BYTES : (place + 1) * USER_BYTES].hex()

@@ -7,6 +7,7 @@ after all is told that it is late. Of a user the newest lease alone may report.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, update
 
@@ -21,6 +22,7 @@ from shuffler.rules import (
     decide_lease,
     lowest_free,
     share_slots,
+    strangers_granted,
 )
 from shuffler.schema import batches
 from shuffler.users import Known
@@ -56,16 +58,17 @@ def lease(
     distinct = list(dict.fromkeys(wanted))
     known = users.known(connection, distinct)
     kept: list[Lease] = []
-    granted: list[str] = []
+    granted = [] if known else distinct[: strangers_granted(closed, room)]
+    room.take(len(granted), strangers=len(granted))
     refused: list[Refusal] = []
-    for user in distinct:
+    for user in distinct[len(granted) :]:
         view = _view(user, known[user], batch_id, terms.now) if user in known else STRANGER
         decision = decide_lease(view, node_id, closed, room)
         if decision == "keep" and view.here is not None:
             kept.append(view.here)
         elif decision == "grant":
             granted.append(user)
-            room.take(fresh_user=view.owner is None)
+            room.take(1, strangers=view.owner is None)
         else:
             refused.append(Refusal(user, decision))
     fresh = _grant(connection, batch, node_id, granted, known, terms) if granted else []
@@ -101,15 +104,12 @@ def _grant(
     slots = lowest_free(returned, batch.next_slot, batch.n, len(people))
     expires_at = min(terms.now + terms.seconds, batch.expires_at)
     grant = grants.new(connection, batch.batch_id, node_id, expires_at, people, slots)
-    fresh = [
-        Lease(user, slot, grant.lease(slot), expires_at)
-        for user, slot in zip(people, slots, strict=True)
-    ]
-    users.note(connection, node_id, [(lease.user, lease.lease) for lease in fresh], known)
+    leases = grant.leases()
+    users.note(connection, node_id, list(zip(people, leases, strict=True)), known)
     next_slot = max(batch.next_slot, slots[-1] + 1)
-    grown = {"batch": batch.batch_id, "more": len(fresh), "next": next_slot}
+    grown = {"batch": batch.batch_id, "more": len(slots), "next": next_slot}
     connection.execute(_GROW_BATCH, grown)
-    return fresh
+    return list(map(Lease, people, slots, leases, repeat(expires_at)))
 
 
 def _supersede(connection: Connection, again: Iterable[Known]) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from common.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from common.errors import RemoteError
@@ -85,20 +85,16 @@ class Room:
     free_slots: int
     share: int
 
-    def take(self, *, fresh_user: bool) -> None:
-        """Take one slot."""
-        self.quota -= fresh_user
-        self.free_slots -= 1
-        self.share -= 1
+    def take(self, slots: int, *, strangers: int) -> None:
+        """Take slots, so many of them for users who are new to the node."""
+        self.quota -= strangers
+        self.free_slots -= slots
+        self.share -= slots
 
 
-class Frame(NamedTuple):
-    """One frame of an upload: its lease, the SHA-256 of its report as it came, and the report out
-    of its outer seal, or None if that does not open under the batch's key."""
-
-    lease: str
-    digest: bytes
-    report: bytes | None
+Frame = tuple[str, bytes, bytes | None]
+"""One frame of an upload: its lease, the SHA-256 of its report as it came, and the report out of
+its outer seal, or None if that does not open under the batch's key."""
 
 
 def accept_deposit(
@@ -217,6 +213,11 @@ def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
     return "grant" if room.share > 0 else "share-exceeded"
 
 
+def strangers_granted(closed: Closed | None, room: Room) -> int:
+    """How many strangers, one after another, `decide_lease` gives a slot to, each taking one."""
+    return 0 if closed is not None else max(0, min(room.quota, room.free_slots, room.share))
+
+
 def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:
     """The ``count`` lowest free slots: those of expired leases, then the never used ones."""
     slots = sorted(returned)[:count]
@@ -225,27 +226,22 @@ def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> 
 
 
 def judge_frame(
-    frame: Frame,
-    standing: Standing | None,
-    digest: bytes | None,
-    *,
-    reported: bool,
-    accepting: bool,
+    standing: Standing | None, same: bool, opens: bool, reported: bool, accepting: bool
 ) -> Outcome:
     """What becomes of one frame, given how its lease in this batch held by this node stands.
 
-    ``digest``: of what the lease has reported. ``reported``: its user has, with another lease, in
-    any batch. ``accepting``: the batch is open and has not expired. A repetition is recognised
-    first, whatever became of the batch since, so that a node whose answer was lost always learns
-    that its report is stored. A batch that is over has forgotten the leases that never reported, so
-    an unknown lease is late there.
+    ``same``: the lease has reported just this. ``opens``: the report does, under the batch's key.
+    ``reported``: its user has, with another lease, in any batch. ``accepting``: the batch is open
+    and has not expired. A repetition is recognised first, whatever became of the batch since, so
+    that a node whose answer was lost always learns that its report is stored. A batch that is over
+    has forgotten the leases that never reported, so an unknown lease is late there.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"
     if standing == "reported":
-        return "replayed" if digest == frame.digest else "already-reported"
+        return "replayed" if same else "already-reported"
     if reported:
         return "already-reported"
     if not accepting or standing == "over":
         return "late"
-    return "wrong-key" if frame.report is None else "accepted"
+    return "accepted" if opens else "wrong-key"

@@ -66,6 +66,23 @@ class Batch:
         return self.state == "open" and self.expires_at <= now
 
 
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Batches that are open at ``now``, oldest first, and when the first of them or of their live
+    leases expires: that changes the list, and nothing says so."""
+
+    batches: list[OpenBatch]
+    now: int
+    next_expiry: int | None
+
+    def changes_within(self, seconds: float, lease_seconds: int) -> bool:
+        """Whether one may expire by then, be it a lease of so many seconds that is granted now."""
+        if self.next_expiry is None:
+            return False
+        # The clock shows whole seconds.
+        return min(self.next_expiry - self.now, lease_seconds) <= seconds + 1
+
+
 _COLUMNS = [batches.c[field.name] for field in fields(Batch)]
 _FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
 _FIND_LOCKED = _FIND.with_for_update()
@@ -81,10 +98,18 @@ _OPEN = (
     select(
         batches.c.batch_id,
         batches.c.n - batches.c.reports - func.coalesce(func.sum(grants.c.pending), 0),
+        batches.c.expires_at,
+        func.min(grants.c.expires_at),
     )
     .select_from(batches.outerjoin(grants, (grants.c.batch_id == batches.c.batch_id) & _LIVE))
     .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
-    .group_by(batches.c.batch_id, batches.c.n, batches.c.reports, batches.c.deposited)
+    .group_by(
+        batches.c.batch_id,
+        batches.c.n,
+        batches.c.reports,
+        batches.c.deposited,
+        batches.c.expires_at,
+    )
     .order_by(batches.c.deposited)
 )
 
@@ -322,10 +347,12 @@ def count_held(connection: Connection, batch_id: str, node_id: str, now: int) ->
     return int(connection.scalar(_HELD, whose) or 0)
 
 
-def open_batches(connection: Connection, now: int) -> list[OpenBatch]:
-    """Open batches, oldest first, with their free slots."""
-    rows = connection.execute(_OPEN, {"now": now})
-    return [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
+def open_batches(connection: Connection, now: int) -> Open:
+    """Batches that are open at ``now``."""
+    rows = connection.execute(_OPEN, {"now": now}).all()
+    listed = [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
+    expiries = (expiry for row in rows for expiry in row[2:] if expiry is not None)
+    return Open(listed, now, min(expiries, default=None))
 
 
 def anything_due(connection: Connection, now: int, retention: int) -> bool:

@@ -9,6 +9,8 @@ marked (`shuffler.leasing`), so a marked lease marks its user.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, insert, update
 
@@ -18,7 +20,7 @@ from shuffler import grants as granted
 from shuffler import nodes as enrolled
 from shuffler import store, users
 from shuffler.grants import Grant
-from shuffler.rules import Frame, closed_problem, judge_frame
+from shuffler.rules import Frame, Outcome, closed_problem, judge_frame
 from shuffler.schema import batches, reports
 from shuffler.stored import Stored
 
@@ -39,6 +41,16 @@ class Done:
     sealed: bool
 
 
+def framed(
+    leases: Sequence[str],
+    sealed: Sequence[memoryview],
+    opened: Iterable[bytes | None] | None = None,
+) -> list[Frame]:
+    """The frames of an upload as it came, and what its reports opened to; without it none does."""
+    digests = [sha256(report).digest() for report in sealed]
+    return list(zip(leases, digests, opened or repeat(None, len(leases)), strict=True))
+
+
 def upload(
     connection: Connection,
     batch_id: str,
@@ -54,36 +66,36 @@ def upload(
     """
     enrolled.lock(connection, node_id)
     batch = store.find(connection, batch_id, lock=True)
-    held = granted.of_upload(connection, batch_id, node_id, (frame.lease for frame in frames))
+    leases = [lease for lease, _, _ in frames]
+    held = granted.of_upload(connection, batch_id, node_id, leases)
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
-    reported = _reported(connection, held, frames, now, accepting=accepting)
-    results: list[UploadResult] = []
+    reported = _reported(connection, held, leases, now, accepting=accepting)
+    outcomes: list[Outcome] = []
     accepted: list[tuple[int, bytes]] = []
-    for frame in frames:
-        standing = digest = place = None
-        grant = held.get(granted.grant_id(frame.lease))
-        if grant is not None and (place := grant.find(frame.lease)) is not None:
+    for lease, digest, report in frames:
+        standing, same, place = None, False, None
+        grant = held.get(granted.grant_id(lease))
+        if grant is not None and (place := grant.find(lease)) is not None:
             standing = grant.standing(place, now)
-            digest = grant.digest(place) if standing == "reported" else None
-        known = frame.lease in reported
-        outcome = judge_frame(frame, standing, digest, reported=known, accepting=accepting)
-        if outcome == "accepted" and grant and place is not None and frame.report is not None:
-            grant.report(place, frame.digest)
-            accepted.append((grant.slots[place], frame.report))
-        results.append(UploadResult(frame.lease, outcome))
+            same = standing == "reported" and grant.digest(place) == digest
+        outcome = judge_frame(standing, same, report is not None, lease in reported, accepting)
+        if outcome == "accepted" and grant and place is not None and report is not None:
+            grant.report(place, digest)
+            accepted.append((grant.slots[place], report))
+        outcomes.append(outcome)
     if accepted:
         _write(connection, batch, held, accepted, stored)
-    outcomes = Counter([result.outcome for result in results])
-    refused = {outcome: count for outcome, count in outcomes.items() if outcome != "accepted"}
+    counts = Counter[str](outcomes)
+    refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
     store.count_dropped(connection, batch_id, refused)
     sealed = _seal_if_full(connection, batch, len(accepted))
-    return Done(UploadReply(results=tuple(results)), outcomes, sealed)
+    return Done(UploadReply(results=tuple(map(UploadResult, leases, outcomes))), counts, sealed)
 
 
 def _reported(
     connection: Connection,
     held: dict[str, Grant],
-    frames: Iterable[Frame],
+    leases: Sequence[str],
     now: int,
     *,
     accepting: bool,
@@ -93,13 +105,13 @@ def _reported(
     A live lease is its user's newest, so where all are live nothing has to be looked up.
     """
     doubtful = {name for name, grant in held.items() if not (accepting and grant.all_live(now))}
-    whose: dict[str, str] = {}
-    for frame in frames:
-        name = granted.grant_id(frame.lease)
-        if name in doubtful and (place := held[name].find(frame.lease)) is not None:
-            whose[frame.lease] = held[name].user(place)
-    if not whose:
+    if not doubtful:
         return set()
+    whose: dict[str, str] = {}
+    for lease in leases:
+        name = granted.grant_id(lease)
+        if name in doubtful and (place := held[name].find(lease)) is not None:
+            whose[lease] = held[name].user(place)
     known = users.known(connection, list(set(whose.values())))
     return {lease for lease, user in whose.items() if user in known and known[user].reported}
 

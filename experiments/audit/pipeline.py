@@ -90,7 +90,7 @@ def release(world: World, messages: Ints, number: int) -> bytes:
         frame(f"{user:032x}", sealed[user * size : (user + 1) * size])
         for user in range(descriptor.n)
     )
-    reports = (report for _, report in frames(body, size))
+    _, reports = frames(body, size)
     opened = open_each(world.outer.private, world.context.report_info, reports)
     released = shuffle(
         (([slot], report or b"") for slot, report in enumerate(opened)),

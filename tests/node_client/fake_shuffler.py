@@ -144,9 +144,10 @@ class FakeShuffler:
         body = await request.body()
         self.uploads.append(body)
         try:
+            leases, reports = frames(body, batch.descriptor.report_bytes)
             results = [
-                {"lease": lease, "outcome": self._store(batch, lease, sealed)}
-                for lease, sealed in frames(body, batch.descriptor.report_bytes)
+                {"lease": lease, "outcome": self._store(batch, lease, bytes(sealed))}
+                for lease, sealed in zip(leases, reports, strict=True)
             ]
         except RemoteError as error:
             return JSONResponse(error.document(), error.status, media_type=MEDIA_TYPE)

@@ -6,6 +6,7 @@ from sqlalchemy import select
 from common import hpke
 from common.wire import Lease
 from shuffler.schema import grants
+from shuffler.store import open_batches
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 
@@ -61,6 +62,24 @@ def test_expired_leases_are_given_out_again_lowest_first(api: Api) -> None:
     assert fresh[1].lease != leases[0].lease
     status = api.status(batch)
     assert (status["leased"], status["episodes"]) == (2, 6)
+
+
+def test_the_next_expiry_is_that_of_a_live_lease_or_an_open_batch(api: Api) -> None:
+    def next_expiry() -> int | None:
+        with api.client.app.state.shuffler._access.engine.connect() as store:  # type: ignore[attr-defined]
+            return open_batches(store, int(api.clock.now)).next_expiry
+
+    assert next_expiry() is None
+    batch = api.deposit(n=4)
+    assert next_expiry() == NOW + 3_600
+    lease = held(api, batch)
+    assert next_expiry() == NOW + 60
+    api.clock.now += 10
+    held(api, api.deposit(deployment=1, expires_at=NOW + 30), 1)
+    assert next_expiry() == NOW + 30
+    api.outcomes(batch, [(lease.lease, batch.report())])
+    api.clock.now += 20
+    assert next_expiry() == NOW + 3_600
 
 
 def test_a_lease_never_outlives_its_batch(api: Api) -> None:

@@ -16,7 +16,6 @@ from common.wire import Lease
 from shuffler.rules import (
     STRANGER,
     Demands,
-    Frame,
     Room,
     Standing,
     UserView,
@@ -26,6 +25,7 @@ from shuffler.rules import (
     judge_frame,
     lowest_free,
     share_slots,
+    strangers_granted,
 )
 from tests.shuffler.world import (
     BETA,
@@ -144,6 +144,24 @@ def test_lease_beyond_the_share(view: UserView, free: int, decision: str) -> Non
     assert decide_lease(view, "me", None, room) == decision
 
 
+@given(
+    st.sampled_from([None, "late", "batch-full"]),
+    st.tuples(*[st.integers(-1, 4)] * 3),
+    st.integers(0, 5),
+)
+def test_strangers_together_get_what_each_would_get(
+    closed: Any, left: tuple[int, int, int], wanted: int
+) -> None:
+    room, granted = Room(*left), 0
+    while granted < wanted and decide_lease(STRANGER, "me", closed, room) == "grant":
+        room.take(1, strangers=1)
+        granted += 1
+    together = Room(*left)
+    assert min(wanted, strangers_granted(closed, together)) == granted
+    together.take(granted, strangers=granted)
+    assert together == room
+
+
 @pytest.mark.parametrize(
     ("share", "n", "slots"),
     [(1.0, 4, 4), (0.5, 4, 2), (0.5, 5, 2), (0.3, 10, 3), (0.29, 100, 29), (1e-9, 4, 1)],
@@ -153,38 +171,34 @@ def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
     assert share_slots(share, n) == slots
 
 
-ONE, OTHER = b"1" * 32, b"2" * 32
-FRAME = Frame("aa", ONE, b"a report")
-SHUT = FRAME._replace(report=None)
-
-
 @pytest.mark.parametrize(
-    ("frame", "standing", "digest", "reported", "accepting", "outcome"),
+    ("standing", "same", "opens", "reported", "accepting", "outcome"),
     [
-        (FRAME, "live", None, False, True, "accepted"),
-        (FRAME, None, None, False, True, "unknown-lease"),
-        (FRAME, None, None, False, False, "late"),
-        (FRAME, "reported", ONE, False, True, "replayed"),
-        (FRAME, "reported", ONE, False, False, "replayed"),
-        (FRAME, "reported", OTHER, False, True, "already-reported"),
-        (FRAME, "live", None, True, True, "already-reported"),
-        (FRAME, "over", None, True, True, "already-reported"),
-        (FRAME, "live", None, False, False, "late"),
-        (FRAME, "over", None, False, True, "late"),
-        (SHUT, "live", None, False, True, "wrong-key"),
-        (SHUT, "live", None, False, False, "late"),
-        (SHUT, None, None, False, True, "unknown-lease"),
+        ("live", False, True, False, True, "accepted"),
+        (None, False, True, False, True, "unknown-lease"),
+        (None, False, True, False, False, "late"),
+        ("reported", True, True, False, True, "replayed"),
+        ("reported", True, True, False, False, "replayed"),
+        ("reported", True, False, False, False, "replayed"),
+        ("reported", False, True, False, True, "already-reported"),
+        ("live", False, True, True, True, "already-reported"),
+        ("over", False, True, True, True, "already-reported"),
+        ("live", False, True, False, False, "late"),
+        ("over", False, True, False, True, "late"),
+        ("live", False, False, False, True, "wrong-key"),
+        ("live", False, False, False, False, "late"),
+        (None, False, False, False, True, "unknown-lease"),
     ],
 )
 def test_frame(
-    frame: Frame,
     standing: Standing | None,
-    digest: bytes | None,
+    same: bool,
+    opens: bool,
     reported: bool,
     accepting: bool,
     outcome: str,
 ) -> None:
-    assert judge_frame(frame, standing, digest, reported=reported, accepting=accepting) == outcome
+    assert judge_frame(standing, same, opens, reported, accepting) == outcome
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from starlette.types import Message
 
 from common.errors import LocalError
 from common.service import read_body
+from shuffler.store import Open
 from shuffler.waiting import Budget, Changes, metered
 
 
@@ -192,3 +193,14 @@ def test_too_many_polls_are_refused() -> None:
         await poll
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("next_expiry", "lease_seconds", "soon"),
+    [(None, 1, False), (20, 60, False), (16, 60, True), (17, 60, False), (20, 6, True)],
+)
+def test_who_waits_for_a_slot_looks_sooner_where_one_may_expire(
+    next_expiry: int | None, lease_seconds: int, soon: bool
+) -> None:
+    """Be it by a lease that is granted while it waits."""
+    assert Open([], 10, next_expiry).changes_within(5.0, lease_seconds) == soon
