@@ -4,8 +4,10 @@ import asyncio
 import gc
 import signal
 import socket
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from email.utils import formatdate
+from functools import lru_cache
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,7 +18,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from common.endpoint import Tls, is_loopback
@@ -36,7 +38,6 @@ from common.routes import asked
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 BODY_SECONDS = 60
-DATE_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 30
 """A silent connection is kept longer than by any client of ours (5 s): one that both sides close at
 the same time breaks a request that was just being sent."""
@@ -201,8 +202,8 @@ def _room(held: bytes | bytearray) -> bytes | bytearray:
 class _Server(uvicorn.Server):
     """Says that it stops before it waits for answers that are still to be given.
 
-    It sleeps until a signal comes, but for the date of its answers, once a second: uvicorn's own
-    loop looks ten times a second, which is most of what an idle service takes.
+    It sleeps until a signal comes; `_Dated` says the date. uvicorn's own loop looks ten times a
+    second, which is most of what an idle service takes.
     """
 
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
@@ -213,9 +214,8 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         self._sleeping = asyncio.get_running_loop()
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), DATE_SECONDS)
+        if not self.should_exit:
+            await self._told.wait()
         self._sleeping = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -254,7 +254,7 @@ def serve(
             f"TLS is mandatory off loopback: give a certificate and key to listen on {host}",
         )
     lifespan = _Lifespan(app)
-    config = _config(lifespan, tls)
+    config = _config(_Dated(lifespan), tls)
     with _listen(host, port, config.backlog) as listener:
         server = _Server(config, on_stop)
         # uvicorn drains on both signals and then raises them again; the drain is all we want. One
@@ -273,6 +273,31 @@ def serve(
                 raise
     if lifespan.error is not None:
         raise lifespan.error
+
+
+class _Dated:
+    """Says in every answer when it began.
+
+    uvicorn's own date, made once a second, is that of the request: after a long poll a peer would
+    take the time it waited for a clock that is wrong.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def dated(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [(b"date", _date(int(time.time()))), *message["headers"]]
+            await send(message)
+
+        await self._app(scope, receive, dated)
+
+
+@lru_cache(maxsize=1)
+def _date(seconds: int) -> bytes:
+    """Seconds since 1970 as a header says them."""
+    return formatdate(seconds, usegmt=True).encode()
 
 
 class _Lifespan:
