@@ -3,8 +3,11 @@
 import asyncio
 import hashlib
 import json
+import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -157,6 +160,78 @@ def test_who_stops_waiting_for_messages_waits_no_longer() -> None:
 
     asyncio.run(whole())
     assert read == [b"se"]
+
+
+@contextmanager
+def answered_with(head: bytes, *, hang: bool) -> Iterator[tuple[str, threading.Event]]:
+    """A service's address, and whether it was asked: it says ``head`` and then nothing more."""
+    asked, over = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(head)
+                asked.set()
+                if hang:
+                    over.wait(30)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        over.set()
+        answering.join()
+
+
+HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsea"
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", HALF])
+def test_a_shuffler_that_hangs_holds_nobody_who_leaves(head: bytes) -> None:
+    """Its thread is over as well: the coordinator could not stop before."""
+
+    async def whole(url: str, asked: threading.Event) -> float:
+        api = ShufflerApi.connect(url, "token", verify=False)
+        task = asyncio.create_task(api.messages(BATCH, 6))
+        await asyncio.to_thread(asked.wait, 10)
+        await asyncio.sleep(0.1)
+        task.cancel()
+        left = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await api.close()
+        return time.monotonic() - left
+
+    with answered_with(head, hang=True) as (url, asked):
+        assert asyncio.run(whole(url, asked)) < 5
+
+
+@pytest.mark.parametrize(
+    ("head", "trouble"),
+    [
+        (b"", "does not answer"),
+        (b"nonsense\r\n\r\n", "does not answer"),
+        (HALF, "incomplete or changed"),
+        (b"HTTP/1.1 503 No\r\n\r\n", "the shuffler says: "),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx", "does not answer"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_asked_for_again(head: bytes, trouble: str) -> None:
+    async def whole(url: str) -> None:
+        api = ShufflerApi.connect(url, "token", verify=False)
+        try:
+            await api.messages(BATCH, 6)
+        finally:
+            await api.close()
+
+    breaks_off = answered_with(head, hang=False)
+    with breaks_off as (url, _), pytest.raises(LocalError, match=trouble) as caught:
+        asyncio.run(whole(url))
+    assert caught.value.slug == "unavailable"
+    with pytest.raises(LocalError, match="does not answer"):  # nobody listens there any more
+        asyncio.run(whole(url))
 
 
 def test_a_malformed_answer_is_the_shufflers_mistake() -> None:

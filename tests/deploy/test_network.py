@@ -114,9 +114,20 @@ def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Pat
         finally:
             await api.close()
 
-    assert asyncio.run(ready(secrets / "coordinator" / "ca.pem")) == SHUFFLER_ID
-    with pytest.raises(LocalError, match="does not answer"):
-        asyncio.run(ready(None))
+    async def fetch(ca_file: Path | None) -> None:
+        api = ShufflerApi.connect(url, token, trusted(ca_file))
+        try:
+            await api.messages("ab" * 16, 1)
+        finally:
+            await api.close()
+
+    own = secrets / "coordinator" / "ca.pem"
+    assert asyncio.run(ready(own)) == SHUFFLER_ID
+    with pytest.raises(RemoteError, match="batch"):
+        asyncio.run(fetch(own))
+    for ask in (ready, fetch):
+        with pytest.raises(LocalError, match="does not answer"):
+            asyncio.run(ask(None))
 
 
 def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
