@@ -73,7 +73,8 @@ def create_app(
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys, settings.workers)
             closing.callback(opener.close)
-            desk = desk_of(store=store, shuffler=peer, analyzer=opener, bell=Bell())
+            bell = Bell(shared=store.shared)
+            desk = desk_of(store=store, shuffler=peer, analyzer=opener, bell=bell)
             service = Coordinator(desk, test_entry=settings.test_entry, replica=settings.replica())
             app.state.coordinator = service
             app.state.ready = health.readiness(service, settings.data_dir)

@@ -3,12 +3,12 @@
 import json
 from dataclasses import asdict
 
-from sqlalchemy import Connection, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from common.errors import LocalError, RemoteError
 from common.news import announce
-from coordinator import schema
+from coordinator import queries, schema
 from coordinator.events import Event
 from coordinator.ledger import refuse_beyond
 from coordinator.planning import Issue
@@ -30,20 +30,15 @@ from coordinator.states import UNSETTLED, DeploymentState, RunState, check_deplo
 _runs, _deployments = schema.runs, schema.deployments
 
 
-def at(run_id: str, index: int) -> ColumnElement[bool]:
-    """Where a deployment's row is."""
-    return _here(_deployments, run_id, index)
-
-
 def find_run(connection: Connection, run_id: str) -> RunRecord:
     """One run.
 
     Raises:
         RemoteError: ``unknown-run``.
     """
-    query = select(_runs).where(_runs.c.id == run_id)
     # PostgreSQL takes no NUL, even to look for it.
-    row = None if "\0" in run_id else connection.execute(query).one_or_none()
+    found = None if "\0" in run_id else connection.execute(queries.RUN, {"run_id": run_id})
+    row = None if found is None else found.one_or_none()
     if row is None:
         raise RemoteError("unknown-run", f"there is no run {run_id[:32]}")
     return run_record(row)
@@ -52,9 +47,9 @@ def find_run(connection: Connection, run_id: str) -> RunRecord:
 def tell(connection: Connection, run_id: str, now: float, event: Event) -> None:
     """Write an event, numbered after the run's last one."""
     table, (kind, data) = schema.events, event
-    last = connection.execute(select(func.max(table.c.id)).where(table.c.run_id == run_id)).scalar()
+    last = connection.scalar(queries.LAST_EVENT, {"run_id": run_id})
     values = {"run_id": run_id, "id": (last or 0) + 1, "kind": kind, "at": now}
-    connection.execute(insert(table).values(data=json.dumps(data), **values))
+    connection.execute(insert(table), values | {"data": json.dumps(data)})
     announce(connection, run_id)
 
 
@@ -78,32 +73,40 @@ def issue(connection: Connection, run_id: str, spec: RunSpec, issued: Issue, now
         "n": deployment.n,
         "layer": deployment.layer,
     }
-    connection.execute(
-        insert(_deployments).values(
-            run_id=run_id,
-            batch_id=descriptor.batch_id,
-            descriptor=issued.data,
-            state="issued",
-            acknowledged=False,
-            episodes_executed=0,
-            issued_at=now,
-            timings="{}",
-            **asked,
-        )
-    )
+    row = {
+        "run_id": run_id,
+        "batch_id": descriptor.batch_id,
+        "descriptor": issued.data,
+        "state": "issued",
+        "acknowledged": False,
+        "episodes_executed": 0,
+        "issued_at": now,
+        "timings": "{}",
+    }
+    connection.execute(insert(_deployments), row | asked)
     size = {"policies": len(descriptor.policies), "messages": descriptor.padding.messages}
     tell(connection, run_id, now, ("deployment_issued", {**asked, **size}))
+
+
+def find(connection: Connection, run_id: str, index: int) -> DeploymentRecord:
+    """A deployment that is there."""
+    key = {"run_id": run_id, "index": index}
+    return deployment_record(connection.execute(queries.DEPLOYMENT, key).one())
+
+
+def change(connection: Connection, run_id: str, index: int, **values: object) -> None:
+    """Change a deployment's columns."""
+    connection.execute(queries.CHANGE, {"of_run": run_id, "at": index, **values})
 
 
 def move(
     connection: Connection, run_id: str, index: int, to: DeploymentState, **values: object
 ) -> DeploymentRecord:
     """Change a deployment's state by the table of transitions."""
-    row = connection.execute(select(_deployments).where(at(run_id, index))).one()
+    row = find(connection, run_id, index)
     check_deployment(row.state, to)
-    change = update(_deployments).where(at(run_id, index)).values(state=to, **values)
-    connection.execute(change)
-    return deployment_record(row)
+    change(connection, run_id, index, state=to, **values)
+    return row
 
 
 def end(connection: Connection, run_id: str, to: RunState, message: str, now: float) -> None:
@@ -121,8 +124,8 @@ def end(connection: Connection, run_id: str, to: RunState, message: str, now: fl
 
 def released(connection: Connection, run_id: str, index: int) -> Released | None:
     """The counts of a batch whose noise was drawn here, while it is not settled."""
-    table = schema.released
-    row = connection.execute(select(table).where(_here(table, run_id, index))).one_or_none()
+    key = {"run_id": run_id, "index": index}
+    row = connection.execute(queries.RELEASED, key).one_or_none()
     if row is None:
         return None
     return Released(unpack(row.histogram), row.opened, row.failed, row.messages_sha256)
@@ -131,7 +134,7 @@ def released(connection: Connection, run_id: str, index: int) -> Released | None
 def release(connection: Connection, run_id: str, index: int, drawn: Released) -> None:
     """Keep them."""
     values = asdict(drawn) | {"histogram": pack(drawn.histogram)}
-    connection.execute(insert(schema.released).values(run_id=run_id, index=index, **values))
+    connection.execute(insert(schema.released), {"run_id": run_id, "index": index, **values})
 
 
 def record(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
@@ -147,7 +150,7 @@ def record(connection: Connection, run_id: str, settlement: Settlement, now: flo
         timings=json.dumps({**settlement.timings}),
     )
     connection.execute(delete(schema.released).where(_here(schema.released, run_id, row.index)))
-    connection.execute(insert(schema.ledger).values(**key, **_entry(settlement, now)))
+    connection.execute(insert(schema.ledger), key | _entry(settlement, now))
     spend = settlement.spend
     data = {
         "index": settlement.index,
@@ -169,12 +172,11 @@ def record(connection: Connection, run_id: str, settlement: Settlement, now: flo
 
 def _record_counts(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
     key = {"run_id": run_id, "index": settlement.index}
-    connection.execute(
-        insert(schema.counts).values(**key, histogram=pack(settlement.released.histogram))
-    )
+    histogram = {"histogram": pack(settlement.released.histogram)}
+    connection.execute(insert(schema.counts), key | histogram)
     if settlement.stage is not None:
         result = to_json(settlement.stage)
-        connection.execute(insert(schema.stages).values(**key, result=result))
+        connection.execute(insert(schema.stages), key | {"result": result})
         tell(connection, run_id, now, ("stage_finished", json.loads(result)))
     if settlement.summary is not None:
         summary = to_json(settlement.summary)

@@ -157,8 +157,10 @@ class Driver:
 
     async def _tell(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Commit a change of which there is an event, and wake whoever waits for one."""
-        await in_thread(change, *args, **kwargs)
-        self._desk.bell.ring(self._run_id)
+        try:
+            await in_thread(change, *args, **kwargs)
+        finally:  # also when this driver is stopped meanwhile: the change is made
+            self._desk.bell.ring(self._run_id)
 
     # -- issued ----------------------------------------------------------------------------------
 
@@ -205,8 +207,7 @@ class Driver:
     async def _full(self, run: RunRecord, row: DeploymentRecord, status: BatchStatus) -> None:
         """All n users reported."""
         timings = {"waiting": self._now - (row.opened_at or row.issued_at)}
-        episodes = status.episodes or row.n
-        sealed = self._desk.store.sealed
+        sealed, episodes = self._desk.store.sealed, status.episodes or row.n
         await self._tell(sealed, self.lease, row.index, episodes, timings, self._now)
 
     async def _abandon(self, row: DeploymentRecord) -> None:

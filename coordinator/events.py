@@ -26,6 +26,11 @@ STOPPED = "stopped "
 """News (`common.news`) between replicas: a run's id, of which something happened, or this before it
 when it was stopped by hand."""
 
+RECHECK_SECONDS = 5.0
+"""Who waits looks again this often, as news of other replicas may be lost,"""
+STILL_SECONDS = 30.0
+"""and this often where there are none."""
+
 Event = tuple[EventKind, dict[str, Any]]
 
 
@@ -33,9 +38,12 @@ class Bell:
     """Wakes whoever waits for news of a run in this process.
 
     Take the ticket *before* looking at the store, then wait on it: news in between is not missed.
+    After ``pause`` seconds, look again all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        """``shared``: other replicas change the same store."""
+        self.pause = RECHECK_SECONDS if shared else STILL_SECONDS
         self._tickets: dict[str, asyncio.Event] = {}
         self.closed = False
 

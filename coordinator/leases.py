@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import CompoundSelect, Connection, insert, select, true, update
 
 from common.errors import LocalError
+from coordinator import queries
 from coordinator.schema import drivers
 
 
@@ -92,6 +93,5 @@ def hold(connection: Connection, leases: Iterable[RunLease], until: float) -> li
 
 def check(connection: Connection, lease: RunLease) -> None:
     """Raise LeaseLostError unless the lease is still good; it then is until the commit."""
-    fence = select(drivers.c.fence).where(drivers.c.run_id == lease.run_id).with_for_update()
-    if connection.scalar(fence) != lease.fence:
+    if connection.scalar(queries.FENCE, {"run_id": lease.run_id}) != lease.fence:
         raise LeaseLostError(lease.run_id)

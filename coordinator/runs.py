@@ -17,7 +17,6 @@ from coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from coordinator.threads import in_thread
 
 LONGEST_WAIT_SECONDS = 30.0
-RECHECK_SECONDS = 5.0
 
 
 class Coordinator:
@@ -132,8 +131,7 @@ class Coordinator:
         if number != step:
             return _repeated(rows, asked)
         issued = self.desk.issue(run_id, run.spec, asked, index=len(rows), step=step)
-        self.desk.store.issue_manual(run_id, issued, self.desk.clock())
-        return self.desk.store.deployments(run_id)[issued.index]
+        return self.desk.store.issue_manual(run_id, issued, self.desk.clock())
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Coordinator:
             over = run.state != "running" or self.desk.bell.closed
             if changed or left <= 0 or over:
                 return newest
-            await wait(ticket, min(left, RECHECK_SECONDS))
+            await wait(ticket, min(left, self.desk.bell.pause))
 
 
 def _repeated(rows: list[DeploymentRecord], asked: Deployment) -> DeploymentRecord:

@@ -17,7 +17,7 @@ from coordinator.access import Service, authorized
 from coordinator.conservation import conservation_view, records
 from coordinator.events import LAST, wait
 from coordinator.records import DeploymentRecord, RunRecord, Tally
-from coordinator.runs import LONGEST_WAIT_SECONDS, RECHECK_SECONDS, Coordinator
+from coordinator.runs import LONGEST_WAIT_SECONDS, Coordinator
 from coordinator.specs import ManualDeployment, RunSpec, read_document
 from coordinator.threads import in_thread
 
@@ -165,7 +165,7 @@ async def follow_events(
                 return
         if bell.closed or not follow:
             return
-        await wait(ticket, RECHECK_SECONDS)
+        await wait(ticket, bell.pause)
 
 
 # -- reading ------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from coordinator.leases import Replica
 from coordinator.specs import LearnerName
 
 PREFIX = "RIFFLE_COORDINATOR_"
+ALONE_SECONDS = 60
+"""Life of a lease where nobody else waits for it: there are no replicas without a `store_url`."""
 
 
 class Settings(ServerSettings):
@@ -60,7 +62,8 @@ class Settings(ServerSettings):
 
     def replica(self) -> Replica:
         """This replica's part in driving runs, under a name that a restart does not change."""
-        return Replica(f"{socket.gethostname()}:{self.port}", self.lease_seconds)
+        seconds = self.lease_seconds if self.store_url else ALONE_SECONDS
+        return Replica(f"{socket.gethostname()}:{self.port}", seconds)
 
     def operator_hash(self) -> str:
         """SHA-256 of the operator's token, hex."""

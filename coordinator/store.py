@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Connection, Table, case, func, insert, select, update
+from sqlalchemy import Connection, Select, case, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.sql.elements import ColumnElement
 
 from common.counters import Ints
 from common.database import writer
 from common.errors import LocalError, RemoteError
 from common.news import announce, listen
 from common.tracing import traced
-from coordinator import changes, leases, schema
+from coordinator import changes, leases, queries, schema
 from coordinator.events import STOPPED, Event
 from coordinator.leases import RunLease
 from coordinator.metrics import Census, census
@@ -41,18 +40,22 @@ from coordinator.records import (
     unpack,
 )
 from coordinator.specs import RunSpec, Truth
-from coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
+from coordinator.states import UNSETTLED
 from coordinator.truth import TrueRow
 
 _runs, _deployments = schema.runs, schema.deployments
 
 
 class Store:
-    """Runs, deployments, counts, ledger, stages, events. New batches are sealed to ``active()``."""
+    """Runs, deployments, counts, ledger, stages, events. New batches are sealed to ``active()``.
+
+    ``shared``: other processes may write to it.
+    """
 
     def __init__(self, url: str, active: Callable[[], str] | None = None) -> None:
         self._active = active
         self._engine = schema.open_store(url)
+        self.shared = self._engine.dialect.name != "sqlite"
         self._writer = writer(self._engine)
 
     def close(self) -> None:
@@ -106,44 +109,37 @@ class Store:
 
     def newest(self, run_id: str) -> DeploymentRecord | None:
         """A run's deployment of the highest index."""
-        query = select(_deployments).where(_deployments.c.run_id == run_id)
         with self._engine.connect() as connection:
-            row = connection.execute(query.order_by(_deployments.c["index"].desc())).first()
-            return None if row is None else deployment_record(row)
+            return _first(connection, queries.NEWEST, run_id)
 
     def next_work(self, run_id: str) -> tuple[RunRecord, DeploymentRecord | None]:
         """A run and its first deployment that needs a step, if any."""
-        query = select(_deployments).where(_deployments.c.run_id == run_id, _unsettled())
         with self._engine.connect() as connection:
-            row = connection.execute(query.order_by(_deployments.c["index"]).limit(1)).first()
-            return changes.find_run(connection, run_id), None if row is None else deployment_record(
-                row
-            )
+            row = _first(connection, queries.NEXT_WORK, run_id)
+            return changes.find_run(connection, run_id), row
 
     def histograms(self, run_id: str) -> dict[int, Ints]:
         """Counted histograms of a run by deployment index."""
-        table = schema.counts
-        query = select(table.c["index"], table.c.histogram).where(table.c.run_id == run_id)
         with self._engine.connect() as connection:
-            return {index: unpack(data) for index, data in connection.execute(query)}
+            rows = connection.execute(queries.COUNTS, {"run_id": run_id})
+            return {row._mapping["index"]: unpack(row.histogram) for row in rows}
 
     def ledger(self, run_id: str) -> list[LedgerRecord]:
         """What was spent, batch by batch."""
         with self._engine.connect() as connection:
-            return [ledger_record(row) for row in _rows(connection, schema.ledger, run_id)]
+            rows = connection.execute(queries.LEDGER, {"run_id": run_id})
+            return [ledger_record(row) for row in rows]
 
     def stages(self, run_id: str) -> list[dict[str, Any]]:
         """Stage results in order, each with the deployment that ended it."""
         with self._engine.connect() as connection:
-            rows = _rows(connection, schema.stages, run_id)
+            rows = connection.execute(queries.STAGES, {"run_id": run_id})
             return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
 
     def events(self, run_id: str, after: int = 0) -> list[EventRecord]:
         """Events of a run with a number above ``after``."""
-        table = schema.events
-        query = select(table).where(table.c.run_id == run_id, table.c.id > after)
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(table.c.id))
+            rows = connection.execute(queries.EVENTS, {"run_id": run_id, "after": after})
             return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
 
     def census(self) -> Census:
@@ -154,7 +150,7 @@ class Store:
     def with_work(self) -> list[str]:
         """Runs that go on, or that left a batch at the shuffler to be settled."""
         with self._engine.connect() as connection:
-            return sorted(connection.execute(_with_work()).scalars())
+            return sorted(connection.execute(queries.WITH_WORK).scalars())
 
     def unsettled(self) -> list[bytes]:
         """Descriptors, as bytes, of all batches that are still to be opened."""
@@ -168,16 +164,15 @@ class Store:
         An expired key that none of them names will never be needed: who issues a batch looks under
         the writing lock whether its key is active, so who saw it active has committed by now.
         """
-        query = select(_deployments.c.descriptor).where(_unsettled())
         with self._writer.begin() as connection:
-            return list(connection.execute(query).scalars())
+            return list(connection.execute(queries.NEEDING_KEYS).scalars())
 
     # -- who drives ------------------------------------------------------------------------------
 
     def take(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
         """Leases of runs with work that nobody drives; see `coordinator.leases.take`."""
         with self._writer.begin() as connection:
-            return leases.take(connection, _with_work(), holder, now, until, start=start)
+            return leases.take(connection, queries.WITH_WORK, holder, now, until, start=start)
 
     def hold(self, held: Sequence[RunLease], until: float) -> list[RunLease]:
         """Hold leases until another time; returns those that others have taken."""
@@ -221,14 +216,14 @@ class Store:
                 if known != values["spec"]:
                     raise RemoteError("wrong-state", f"run {run_id} exists with another spec")
                 return None
-            connection.execute(insert(_runs).values(id=run_id, created_at=now, **values))
+            connection.execute(insert(_runs), {"id": run_id, "created_at": now, **values})
             started: Event = ("run_started", {"name": spec.name, "learner": spec.learner})
             changes.tell(connection, run_id, now, started)
             if first is not None:
                 self._issue(connection, run_id, spec, first, now)
             return leases.grant(connection, run_id, holder, until)
 
-    def issue_manual(self, run_id: str, issue: Issue, now: float) -> None:
+    def issue_manual(self, run_id: str, issue: Issue, now: float) -> DeploymentRecord:
         """Record a deployment asked for by hand.
 
         Raises:
@@ -240,6 +235,7 @@ class Store:
             run, rows = changes.find_run(connection, run_id), _list(connection, run_id)
             changes.check_manual(run, rows, issue)
             self._issue(connection, run_id, run.spec, issue, now)
+            return changes.find(connection, run_id, issue.index)
 
     def stop(self, run_id: str, now: float) -> None:
         """Stop a run, whoever drives it; its batches are settled afterwards.
@@ -372,26 +368,14 @@ class Store:
         """The shuffler knows that the batch is settled."""
         values = {"acknowledged": True, "timings": json.dumps(dict(timings))}
         with self._driving(lease) as connection:
-            connection.execute(
-                update(_deployments).where(changes.at(lease.run_id, index)).values(values)
-            )
-
-
-def _unsettled() -> ColumnElement[bool]:
-    state = _deployments.c.state
-    to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
-    return state.in_(UNSETTLED) | to_acknowledge
-
-
-def _with_work() -> CompoundSelect[str]:
-    unfinished = select(_runs.c.id).where(_runs.c.state == "running")
-    return unfinished.union(select(_deployments.c.run_id).where(_unsettled()))
-
-
-def _rows(connection: Connection, table: Table, run_id: str) -> Sequence[Any]:
-    query = select(table).where(table.c.run_id == run_id).order_by(table.c["index"])
-    return connection.execute(query).all()
+            changes.change(connection, lease.run_id, index, **values)
 
 
 def _list(connection: Connection, run_id: str) -> list[DeploymentRecord]:
-    return [deployment_record(row) for row in _rows(connection, _deployments, run_id)]
+    rows = connection.execute(queries.DEPLOYMENTS, {"run_id": run_id})
+    return [deployment_record(row) for row in rows]
+
+
+def _first(connection: Connection, query: Select[Any], run_id: str) -> DeploymentRecord | None:
+    row = connection.execute(query, {"run_id": run_id}).first()
+    return None if row is None else deployment_record(row)

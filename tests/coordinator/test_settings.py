@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from common.errors import LocalError
 from coordinator.app import create_app
 from coordinator.runs import prepare_directory
-from coordinator.settings import PREFIX, Settings
+from coordinator.settings import ALONE_SECONDS, PREFIX, Settings
 from tests.coordinator.world import settings
 
 
@@ -37,6 +37,12 @@ def test_a_key_that_is_not_one_is_named(tmp_path: Path, name: str, text: str) ->
     (tmp_path / name).write_text(text)
     with pytest.raises(LocalError, match=name.upper()):
         create_app(known)
+
+
+def test_leases_are_short_only_where_another_replica_may_wait_for_them(tmp_path: Path) -> None:
+    shared = settings(tmp_path, store_url="postgresql://", lease_seconds=3)
+    assert shared.replica().lease_seconds == 3
+    assert settings(tmp_path, lease_seconds=3).replica().lease_seconds == ALONE_SECONDS
 
 
 def test_tls_files_are_handed_on(tmp_path: Path) -> None:
