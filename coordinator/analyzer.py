@@ -1,7 +1,7 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
 Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
-lock, so chunks of 1,000 to 10,000 messages go to worker processes as one bytes object each, and
+lock, so chunks of 1,000 to 20,000 messages go to worker processes as one bytes object each, and
 histograms come back. Which message failed, or in which chunk, is never said: only sums leave here.
 Conservation: opened + failed = n L, checked for every batch.
 """
@@ -26,7 +26,7 @@ from common.workflow import Symbols, count
 from coordinator.keys import Keys
 from coordinator.shuffler_api import Octets
 
-LEAST_CHUNK, MOST_CHUNK = 1_000, 10_000
+LEAST_CHUNK, MOST_CHUNK = 1_000, 20_000
 CHUNKS_A_WORKER = 4
 STATE_OF_POOL = "the analyzer's worker processes stopped; they are being started again"
 
