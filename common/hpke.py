@@ -93,7 +93,7 @@ def seal_indices(
 
 
 def open_histogram(
-    private_key: bytes, info: bytes, sealed: bytes, width: int, counters: int
+    private_key: bytes, info: bytes, sealed: bytes | memoryview, width: int, counters: int
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Open N concatenated messages and count them.
 

@@ -13,10 +13,11 @@ def process_pool(workers: int) -> ProcessPoolExecutor:
     They are spawned, not forked: the parent has threads and an event loop.
     """
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_enter_worker)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=enter_worker)
 
 
-def _enter_worker() -> None:
+def enter_worker() -> None:
+    """What such a process does first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

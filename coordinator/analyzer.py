@@ -1,7 +1,7 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
 Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
-lock, so chunks of 1,000 to 20,000 messages go to worker processes as one bytes object each, and
+lock, so chunks of 1,000 to 20,000 messages go to worker processes as one piece each, and
 histograms come back. Which message failed, or in which chunk, is never said: only sums leave here.
 Conservation: opened + failed = n L, checked for every batch.
 """
@@ -21,9 +21,9 @@ from common.hpke import OVERHEAD, open_each, open_histogram
 from common.noise import CentralNoise, Trust
 from common.randomness import Randomness, SeededRandomness, SystemRandomness
 from common.tracing import traced
-from common.workers import process_pool
 from common.workflow import Symbols, count
 from coordinator.keys import Keys
+from coordinator.openers import Openers
 from coordinator.shuffler_api import Octets
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 20_000
@@ -44,11 +44,9 @@ class Opening:
 
 
 class Analyzer:
-    """Opens batches with the keys they are sealed to; holds a few chunks a worker beside them."""
+    """Opens batches with the keys they are sealed to."""
 
-    def __init__(
-        self, keys: Keys, workers: int, pool: Callable[[int], Executor] = process_pool
-    ) -> None:
+    def __init__(self, keys: Keys, workers: int, pool: Callable[[int], Executor] = Openers) -> None:
         self._keys = keys
         self._workers = workers
         self._make_pool = pool
@@ -73,6 +71,7 @@ class Analyzer:
         try:
             parts = await self._all_chunks(private, context, messages)
         except BrokenExecutor as error:
+            self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = self._make_pool(self._workers)
             raise LocalError("unavailable", STATE_OF_POOL) from error
         histogram = np.asarray(np.sum([part for part, _ in parts], axis=0), dtype=np.int64)
@@ -108,6 +107,7 @@ class Analyzer:
         self, private: bytes, context: Context, messages: Octets
     ) -> list[tuple[Ints, int]]:
         descriptor, view = context.descriptor, memoryview(messages)
+        # Between a large batch's chunks there is room for those of another run.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
         async def one(span: slice) -> tuple[Ints, int]:
@@ -117,9 +117,9 @@ class Analyzer:
                     open_messages,
                     private,
                     context.message_info,
-                    bytes(view[span]),
                     descriptor.trust,
                     descriptor.layout,
+                    view[span],
                 )
 
         size = descriptor.message_bytes
@@ -127,7 +127,7 @@ class Analyzer:
 
 
 def open_messages(
-    private_key: bytes, info: bytes, sealed: bytes, trust: Trust, layout: CounterLayout
+    private_key: bytes, info: bytes, trust: Trust, layout: CounterLayout, sealed: Octets
 ) -> tuple[Ints, int]:
     """Open messages end to end and count them: histogram (C + 1,), and how many failed."""
     if trust == "shuffle":

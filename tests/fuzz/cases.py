@@ -203,7 +203,7 @@ def one_message(trust: Trust) -> Case:
     def decode(plaintext: bytes) -> object:
         fitted = plaintext[:size].ljust(size, b"\xff")
         sealed = seal(KEY.public, b"info", fitted)
-        histogram, failed = open_messages(KEY.private, b"info", sealed, trust, layout)
+        histogram, failed = open_messages(KEY.private, b"info", trust, layout, sealed)
         assert histogram[-1] + failed == 1
         if failed:
             raise NotCountedError

@@ -1,0 +1,111 @@
+"""Processes that open messages: what they answer, and that none is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.openers import Openers
+from tests.common.test_workers import running
+
+ORPHANS = """
+import time
+from coordinator.openers import Openers
+from tests.coordinator.test_openers import pid
+if __name__ == "__main__":
+    openers = Openers(1)
+    print(openers.submit(pid, b"").result(), flush=True)
+    time.sleep(60)
+"""
+
+
+def pid(_: bytes) -> int:
+    return os.getpid()
+
+
+def doubled(factor: int, data: bytes | memoryview, *, more: int = 0) -> tuple[int, type]:
+    return factor * len(data) + more, type(data)
+
+
+def refuse(data: bytes) -> None:
+    raise ValueError(f"{len(data)} bytes")
+
+
+def slow(data: bytes, *, seconds: float = 0.2) -> int:
+    time.sleep(seconds)
+    return len(data)
+
+
+@pytest.fixture
+def openers() -> Iterator[Openers]:
+    made = Openers(2)
+    yield made
+    made.shutdown()
+
+
+def until_gone(process: int) -> None:
+    deadline = time.monotonic() + 20
+    while running(process):
+        assert time.monotonic() < deadline, "the process is still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000_000])
+def test_a_part_of_a_large_memory_arrives_as_bytes(openers: Openers, size: int) -> None:
+    data = np.empty(size + 10, dtype=np.uint8).data[5 : 5 + size]
+    assert openers.submit(doubled, 2, data).result() == (2 * size, bytes)
+    assert openers.submit(doubled, 2, data, more=1).result() == (2 * size + 1, bytes)
+
+
+def test_more_work_than_processes_is_all_done(openers: Openers) -> None:
+    asked = [openers.submit(slow, bytes(n)) for n in range(6)]
+    assert [one.result() for one in asked] == list(range(6))
+    assert len({openers.submit(pid, b"").result() for _ in range(20)}) <= 2
+
+
+def test_an_error_comes_back_and_ends_nothing(openers: Openers) -> None:
+    for _ in range(3):
+        with pytest.raises(ValueError, match="7 bytes"):
+            openers.submit(refuse, bytes(7)).result()
+    assert openers.submit(slow, b"1").result() == 1
+
+
+def test_who_asked_a_process_that_dies_is_told() -> None:
+    made = Openers(1)
+    process = made.submit(pid, b"").result()
+    asked = made.submit(slow, b"", seconds=30)
+    os.kill(process, signal.SIGKILL)
+    for one in (asked, made.submit(slow, b"")):
+        with pytest.raises(BrokenExecutor, match="has died"):
+            one.result(20)
+    made.shutdown()
+
+
+def test_what_waits_is_cancelled_and_the_processes_end() -> None:
+    made = Openers(1)
+    process = made.submit(pid, b"").result()
+    asked = [made.submit(slow, b"1") for _ in range(20)]
+    made.shutdown(wait=True, cancel_futures=True)
+    assert sum(one.cancelled() for one in asked) >= 15
+    until_gone(process)
+
+
+def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = tmp_path / "parent.py"
+    program.write_text(ORPHANS)
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen(
+        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        process = int(parent.stdout.readline())
+        assert running(process)
+        parent.kill()
+    until_gone(process)
