@@ -55,6 +55,7 @@ from shuffler.callers import (
     Seen,
     SeesAll,
     doors,
+    doors_of,
     node_of,
     shuffler_of,
     strangers_of,
@@ -106,7 +107,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.state.strangers = strangers
     app.state.doors = doors(settings, strangers)
     install_problem_handlers(app, JOURNAL)
-    app.add_middleware(Straight, router=router, endpoints=(lease, upload))
+    app.add_middleware(Straight, router=router, endpoints=STRAIGHT)
     app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
     app.add_middleware(Traced)
     app.add_middleware(Measured, metrics=metrics.requests)
@@ -119,15 +120,14 @@ def release_polls(app: FastAPI) -> None:
     cast("Shuffler", app.state.shuffler).changes.close()
 
 
-@router.put("/v1/batches/{batch_id}", dependencies=[CoordinatorOnly], status_code=201)
-async def deposit(
-    batch_id: Hex16, request: Request, response: Response, core: Core
-) -> SignedDescriptor:
+@router.put("/v1/batches/{batch_id}", response_model=SignedDescriptor, status_code=201)
+async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Deposit a batch's descriptor; the same bytes again give the same answer."""
-    data = await read_body(request, MAX_DESCRIPTOR_BYTES)
-    signed, created = await core.deposit(batch_id, data, request.headers.get(SIGNATURE_HEADER))
-    response.status_code = 201 if created else 200
-    return signed
+    core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
+    with (await doors_of(request)).enter(token, "coordinator"):
+        data = await read_body(request, MAX_DESCRIPTOR_BYTES)
+        signed, created = await core.deposit(batch_id, data, signature)
+        return _as_json(signed, 201 if created else 200)
 
 
 @router.get("/v1/batches")
@@ -139,10 +139,11 @@ async def list_batches(
     return OpenBatches(batches=tuple(batches))
 
 
-@router.get("/v1/batches/{batch_id}")
-async def descriptor(batch_id: Hex16, core: Core, _node: Node) -> SignedDescriptor:
+@router.get("/v1/batches/{batch_id}", response_model=SignedDescriptor)
+async def descriptor(batch_id: Hex16, request: Request, token: Token) -> Response:
     """A batch's descriptor with both signatures."""
-    return await core.descriptor(batch_id)
+    async with node_of(request, token):
+        return _as_json(await shuffler_of(request).descriptor(batch_id))
 
 
 _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
@@ -201,13 +202,15 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
 
 @router.post(
     "/v1/batches/{batch_id}/acknowledgement",
-    dependencies=[CoordinatorOnly],
+    response_model=BatchStatus,
     openapi_extra=takes(Acknowledgement),
 )
-async def acknowledge(batch_id: Hex16, request: Request, core: Core) -> BatchStatus:
+async def acknowledge(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Acknowledge the messages; the batch is erased."""
-    acknowledgement = await _document(request, Acknowledgement)
-    return for_coordinator(await core.acknowledge(batch_id, acknowledgement.messages_sha256))
+    with (await doors_of(request)).enter(token, "coordinator"):
+        sha256 = (await _document(request, Acknowledgement)).messages_sha256
+        status = await shuffler_of(request).acknowledge(batch_id, sha256)
+        return _as_json(for_coordinator(status))
 
 
 @router.post("/v1/batches/{batch_id}/abandon")
@@ -264,15 +267,20 @@ async def show_metrics(core: Core) -> Response:
     return exposition(core.metrics.registry)
 
 
+STRAIGHT = (deposit, descriptor, lease, upload, acknowledge)
+"""Routes past the framework: those of every batch, or of every node and batch, that ask for
+nothing but an id and a body."""
+
+
 async def _pieces(release: Release) -> AsyncIterator[memoryview]:
     """Its chunks, which are there: of what is no coroutine, each would be fetched in a thread."""
     for chunk in release.chunks():
         yield chunk
 
 
-def _as_json(document: Document) -> Response:
+def _as_json(document: Document, status: int = 200) -> Response:
     """An answer as it is: FastAPI would check a long one again, item by item."""
-    return Response(document.model_dump_json(), media_type="application/json")
+    return Response(document.model_dump_json(), status, media_type="application/json")
 
 
 async def _document(request: Request, model: type[D]) -> D:
