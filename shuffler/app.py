@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar, cast
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
 from common.doors import Strangers
@@ -50,13 +50,13 @@ from shuffler.callers import (
     CoordinatorOnly,
     Core,
     MetricsOnly,
-    Node,
     OperatorOnly,
     Seen,
     SeesAll,
     doors,
     doors_of,
     node_of,
+    seen,
     shuffler_of,
     strangers_of,
 )
@@ -73,9 +73,26 @@ MAX_REQUESTS_AT_ONCE = 8_192
 """Long polls, of which there are at most half as many, and what else is under way."""
 
 D = TypeVar("D", bound=Document)
-Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")]
 
 router = APIRouter()
+
+
+class Waiting(BaseModel):
+    """Query of a long poll."""
+
+    wait: float = Field(default=0, ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")
+
+
+class ForSlots(Waiting):
+    """Query of the list of batches."""
+
+    accepting: bool = False
+
+
+class ForState(Waiting):
+    """Query of a batch's status."""
+
+    state: BatchState | None = None
 
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
@@ -130,13 +147,15 @@ async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
         return _as_json(signed, 201 if created else 200)
 
 
-@router.get("/v1/batches")
+@router.get("/v1/batches", response_model=OpenBatches)
 async def list_batches(
-    core: Core, _node: Node, wait: Wait = 0, accepting: bool = False
-) -> OpenBatches:
+    request: Request, token: Token, query: Annotated[ForSlots, Query()]
+) -> Response:
     """Open batches; with ``accepting`` waits for one that has a free slot."""
-    batches = await core.open_batches(wait=wait, accepting=accepting)
-    return OpenBatches(batches=tuple(batches))
+    async with node_of(request, token):
+        core = shuffler_of(request)
+        batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
+        return _as_json(OpenBatches(batches=tuple(batches)))
 
 
 @router.get("/v1/batches/{batch_id}", response_model=SignedDescriptor)
@@ -173,12 +192,15 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
         return _as_json(reply)
 
 
-@router.get("/v1/batches/{batch_id}/status")
+@router.get("/v1/batches/{batch_id}/status", response_model=BatchStatus)
 async def status(
-    batch_id: Hex16, core: Core, view: Seen, wait: Wait = 0, state: BatchState | None = None
-) -> BatchStatus:
+    batch_id: Hex16, request: Request, token: Token, query: Annotated[ForState, Query()]
+) -> Response:
     """A batch's status; with ``state`` waits until it has been reached."""
-    return view(await core.status(batch_id, wait=wait, wanted=state))
+    core = shuffler_of(request)
+    with seen(await doors_of(request), token) as view:
+        found = await core.status(batch_id, wait=query.wait, wanted=query.state)
+        return _as_json(view(found))
 
 
 @router.get("/v1/batches/{batch_id}/conservation")
@@ -267,9 +289,8 @@ async def show_metrics(core: Core) -> Response:
     return exposition(core.metrics.registry)
 
 
-STRAIGHT = (deposit, descriptor, lease, upload, acknowledge)
-"""Routes past the framework: those of every batch, or of every node and batch, that ask for
-nothing but an id and a body."""
+STRAIGHT = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
+"""Routes past the framework: those that each batch takes, or each node of it."""
 
 
 async def _pieces(release: Release) -> AsyncIterator[memoryview]:

@@ -5,8 +5,8 @@ metrics by the hash of their token in the settings.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -82,12 +82,6 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
         yield node
 
 
-async def _node(request: Request, token: Token) -> AsyncIterator[str]:
-    """See `node_of`."""
-    async with node_of(request, token) as node:
-        yield node
-
-
 async def _coordinator(token: Token, doors: _Doors) -> AsyncIterator[None]:
     """Refuse everyone but the coordinator."""
     with doors.enter(token, "coordinator"):
@@ -115,12 +109,19 @@ async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
         yield who == "operator"
 
 
-async def _view(sees_all: "SeesAll") -> View:
-    """What the caller may see of a status."""
-    return (lambda status: status) if sees_all else for_coordinator
+@contextmanager
+def seen(doors: Doors, token: str) -> Iterator[View]:
+    """What a caller may see of a status; refuse nodes and strangers, as `_sees_all` does."""
+    with doors.enter(token, "coordinator", "operator") as who:
+        yield (lambda status: status) if who == "operator" else for_coordinator
 
 
-Node = Annotated[str, Depends(_node)]
+async def _view(token: Token, doors: _Doors) -> AsyncIterator[View]:
+    """See `seen`."""
+    with seen(doors, token) as view:
+        yield view
+
+
 CoordinatorOnly = Depends(_coordinator)
 OperatorOnly = Depends(_operator)
 MetricsOnly = Depends(_metrics)

@@ -1,13 +1,14 @@
 """Routes past the framework: the same answers, and the same notes of them, as on its way."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel, Field
 
 from common.descriptor import Hex16
 from common.errors import RemoteError
@@ -33,6 +34,22 @@ async def parts(thing: Hex16, part: Hex16, request: Request, token: Token) -> Re
     return Response(f"{thing} {part} {token} {body}")
 
 
+class Asked(BaseModel):
+    """A query."""
+
+    wait: float = Field(default=0, ge=0, le=30, description="in seconds")
+    state: Literal["open", "closed"] | None = None
+    accepting: bool = False
+
+
+@router.get("/v1/things/{thing}")
+async def thing(
+    thing: Hex16, request: Request, token: Token, query: Annotated[Asked, Query()]
+) -> Response:
+    """Answers what it was asked."""
+    return Response(f"{thing} {token} {query!r}")
+
+
 @router.post("/v1/things/{thing}")
 async def slow(thing: Hex16, token: Token) -> str:
     """A route on the framework's way."""
@@ -50,7 +67,7 @@ def application(*endpoints: Any) -> tuple[TestClient, CollectorRegistry]:
 
 @pytest.fixture
 def both() -> Iterator[tuple[tuple[TestClient, CollectorRegistry], ...]]:
-    yield application(parts), application()
+    yield application(parts, thing), application()
 
 
 def noted(registry: CollectorRegistry) -> set[tuple[str, tuple[str, ...], float]]:
@@ -90,6 +107,38 @@ def test_the_answer_is_that_of_the_framework(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?",
+        "?wait=1.5&accepting=1&state=open",
+        "?wait=%31&wait=2",
+        "?wait=+7&unknown=x",
+        "?wait=",
+        "?wait=31",
+        "?wait=-1",
+        "?wait=x",
+        "?wait=nan",
+        "?wait=inf",
+        "?accepting=maybe",
+        "?accepting",
+        "?state=other",
+        "?state=open&state=",
+        "?%ff=%ff",
+    ],
+)
+@pytest.mark.parametrize("headers", [AUTHORIZED, {}])
+def test_a_query_is_read_as_by_the_framework(
+    both: Any, query: str, headers: dict[str, str]
+) -> None:
+    answers = []
+    for client, registry in both:
+        answer = client.get(f"/v1/things/{ID}{query}", headers=headers)
+        answers.append((answer.status_code, answer.text, dict(answer.headers), noted(registry)))
+    assert answers[0] == answers[1]
+
+
 def test_it_is_documented_as_ever(both: Any) -> None:
     documents = [client.get("/openapi.json").json() for client, _ in both]
     assert documents[0] == documents[1]
@@ -106,3 +155,5 @@ def test_what_fits_does_not_reach_the_framework(both: Any, monkeypatch: pytest.M
     (client, _), _ = both
     answer = client.post(f"/v1/things/{ID}/parts/{ID}", headers=AUTHORIZED, content="yes")
     assert (answer.status_code, answer.text) == (200, f"{ID} {ID} sesame yes")
+    answer = client.get(f"/v1/things/{ID}?wait=1", headers=AUTHORIZED)
+    assert answer.text.startswith(f"{ID} sesame Asked(wait=1.0")

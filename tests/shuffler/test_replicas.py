@@ -126,7 +126,11 @@ def test_a_node_revoked_at_one_is_refused_at_the_other(api: Api, other: Api) -> 
 def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told, deadline = core(other).changes.told, time.monotonic() + 10
     batch = api.deposit()
+    while core(other).changes.told == told:  # else the news of it make the other forget the node
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     held = other.leases(batch, [user(0)])[0]
     monkeypatch.setattr(core(other).changes, "notify", lambda: None)
     assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
