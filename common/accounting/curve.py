@@ -13,6 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.accounting.losses import FloatArray
+from common.accounting.overflow import LARGEST_EPSILON, charge
+
+FAR = 600.0
+"""Distance of two losses at which e^-distance is still far from underflow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,19 +46,23 @@ class Curve:
             raise ValueError(f"delta must lie in [0, 1], got {delta}")
         if self._total(self.start, overflow) <= delta:
             return self.start
+        if overflow == 0.0 and self.infinite > delta:
+            return math.inf
         after = self._first_past(delta, overflow)
         return self._solve(after, delta, overflow)
 
     def _total(self, epsilon: float, overflow: float) -> float:
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * -np.expm1(epsilon - self.loss[i:])))
-        return self.infinite + finite + overflow * (1.0 + math.exp(min(epsilon, 700.0)))
+        return self.infinite + finite + charge(epsilon, overflow)
 
     def _slope(self, epsilon: float, overflow: float) -> float:
         """exp(epsilon) times the derivative of the total by t, to the right of epsilon."""
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
-        return overflow * math.exp(min(epsilon, 700.0)) - finite
+        if epsilon > LARGEST_EPSILON:
+            return charge(epsilon, overflow) - finite
+        return overflow * math.exp(epsilon) - finite
 
     def _first_past(self, delta: float, overflow: float) -> int:
         """Index of the first loss where the total is small enough or has stopped falling.
@@ -77,7 +85,10 @@ class Curve:
 
     def _is_past(self, i: int, delta: float, overflow: float) -> bool:
         epsilon = float(self.loss[i])
-        return self._total(epsilon, overflow) <= delta or self._slope(epsilon, overflow) >= 0.0
+        if self._total(epsilon, overflow) <= delta:
+            return True
+        # Only overflow makes the total rise: a slope of zero without it has underflowed.
+        return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _guess(self, low: int, delta: float, overflow: float) -> int:
         """First index from ``low`` on that is past by sums of one pass; rounding may move it."""
@@ -85,7 +96,7 @@ class Curve:
         with np.errstate(over="ignore", invalid="ignore"):  # then it is a bad guess
             t = np.exp(loss - loss[0])
             tail, weighted = _sums_after(mass), _sums_after(mass / t) * t
-            level = overflow * np.exp(np.minimum(loss, 700.0))
+            level = overflow * np.exp(np.minimum(loss, LARGEST_EPSILON))
             past = (self.infinite + tail - weighted + overflow + level <= delta) | (
                 level >= weighted
             )
@@ -99,8 +110,22 @@ class Curve:
             return math.inf
         before = max(self.start, float(self.loss[after - 1])) if after > 0 else self.start
         excess = self._total(before, overflow) - delta
-        slope = -self._slope(before, overflow)
-        return min(end, before + math.log1p(excess / slope)) if excess > 0.0 else before
+        if excess <= 0.0:
+            return before
+        if overflow == 0.0 and end - before > FAR:
+            return max(before, self._solve_back(end, delta))
+        fall = -self._slope(before, overflow)
+        return min(end, before + math.log1p(excess / fall)) if fall > 0.0 else end
+
+    def _solve_back(self, end: float, delta: float) -> float:
+        """The same without overflow, on the line's other end.
+
+        Seen from far before, e^(before - loss) underflows and the line has no slope.
+        """
+        i = int(np.searchsorted(self.loss, end))
+        fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
+        missing = (delta - self._total(end, 0.0)) / fall
+        return end + math.log1p(-missing) if missing < 1.0 else 0.0
 
 
 def _sums_after(values: FloatArray) -> FloatArray:

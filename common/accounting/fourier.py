@@ -19,7 +19,7 @@ from scipy import fft
 
 from common.accounting.grid import GridLosses, binned
 from common.accounting.losses import UNIT_ROUNDOFF, FloatArray
-from common.accounting.tilt import log_mgf
+from common.accounting.tilt import log_mgf, tilted
 
 ComplexArray = NDArray[np.complex128]
 
@@ -61,8 +61,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
 
 def _tilted(part: GridLosses, tilt: float, M: int) -> FloatArray:
     """mass exp(tilt loss), folded onto M cells and normalised to one."""
-    exponent = tilt * part.loss
-    weight = part.mass * np.exp(exponent - exponent.max())
+    weight, _ = tilted(part.mass, tilt * part.loss)
     return binned(part.index % M, weight / weight.sum(), M)
 
 

@@ -40,6 +40,13 @@ LOSS_ERROR = 2.0**-46
 """Bound on the rounding error of one loss: at most five roundings and |logarithm| below 100."""
 
 
+EXACT = 2**53
+"""Counts are exact in doubles up to here."""
+
+SMALLEST_MASS = 1e-300
+"""Masses below this may have underflowed, and are nothing beside any mass dropped."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
     """Losses of one move: `mass[i]` (probability under P) at the finite loss `loss[i]`.
@@ -67,6 +74,9 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
     """Losses (up, down) of a counter with Binomial(N, p) noise that moves by one."""
     if N < 1 or not 0.0 < p < 1.0:
         raise ValueError(f"binomial noise needs N >= 1 and 0 < p < 1, got N={N}, p={p}")
+    if N > EXACT and p > 0.5:  # The counter's zeros have the numbers that are exact: up is down.
+        up, down = binomial_losses(N, 1.0 - p)
+        return down, up
     first, last = support(N, p)
     y = np.arange(first + 1, last + 2, dtype=np.float64)
     with np.errstate(divide="ignore"):
@@ -111,7 +121,9 @@ def trim(losses: Losses, budget: float) -> Losses:
     below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])
     start = int(np.searchsorted(below, budget, side="right"))
     stop = len(losses.mass) - int(np.searchsorted(above, budget, side="right"))
-    if start >= stop:
+    if start >= stop:  # Nothing would be left: only outcomes whose mass underflowed go.
+        return losses if budget <= SMALLEST_MASS else trim(losses, SMALLEST_MASS)
+    if stop - start == len(losses.mass):
         return losses
     cut = float(losses.mass[:start].sum() + losses.mass[stop:].sum()) * (1.0 + losses.mass_error)
     return replace(

@@ -23,12 +23,19 @@ from scipy import special
 TAIL_SAFETY = 1.0 + 1e-6
 """Binomial tails are raised by this, far above the rounding error of the incomplete beta."""
 
+SMALLEST_TAIL = 2.0**-1022
+"""Tails below this are accounted as this: they underflow, and e^epsilon may be as large."""
+
+LARGEST_EPSILON = 700.0
+"""Where e^epsilon nears a double's end: beyond, every eta costs all of beta."""
+
 
 def tail(trials: int, p: float, slots: int) -> float:
     """Upper bound on Pr[Binomial(trials, p) > slots]."""
     if slots >= trials:
         return 0.0
-    return min(1.0, TAIL_SAFETY * float(special.betainc(slots + 1.0, float(trials - slots), p)))
+    found = float(special.betainc(slots + 1.0, float(trials - slots), p))
+    return min(1.0, TAIL_SAFETY * max(found, SMALLEST_TAIL))
 
 
 def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
@@ -37,8 +44,10 @@ def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
 
 
 def charge(epsilon: float, eta: float) -> float:
-    """(1 + e^epsilon) eta, what overflow adds to beta."""
-    return eta if eta == 0.0 else (1.0 + math.exp(min(epsilon, 700.0))) * eta
+    """(1 + e^epsilon) eta, what overflow adds to beta; beyond LARGEST_EPSILON infinity."""
+    if eta == 0.0:
+        return eta
+    return (1.0 + math.exp(epsilon) if epsilon <= LARGEST_EPSILON else math.inf) * eta
 
 
 def fewest_slots(n: int, trials: int, p: float, epsilon: float, beta: float) -> int:

@@ -30,6 +30,15 @@ STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
 """Chernoff exponents that are tried, in units of 1 / standard deviation."""
 
 
+LARGEST_EXPONENT = 2.0**30
+"""Largest tilt times the largest sum of losses, which rounding moves by less than a millionth.
+
+Where the variance is nothing but rounding, the tilt that it suggests knows no bounds."""
+
+SMALLEST_WEIGHT = 1e-250
+"""Below, what is added up may be what underflow has left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Losses from `low` to `high`, tilted by `tilt`; the exponents that bound what is outside."""
@@ -45,10 +54,22 @@ def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
     """log sum of mass exp(s loss); minus infinity when there is no mass."""
     if not len(mass):
         return -math.inf
-    exponent = s * loss
-    peak = float(exponent.max())
-    total = float(np.sum(mass * np.exp(exponent - peak)))
+    weight, peak = tilted(mass, s * loss)
+    total = float(np.sum(weight))
     return peak + math.log(total) if total > 0.0 else -math.inf
+
+
+def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
+    """mass exp(exponent - peak), and the peak: the largest exponent.
+
+    If it has no mass, and all other mass would underflow beside it, the largest that has mass.
+    """
+    peak = float(exponent.max())
+    weight = mass * np.exp(exponent - peak)
+    if float(weight.max()) < SMALLEST_WEIGHT and mass.any():
+        peak = float(exponent[mass > 0.0].max())
+        weight = mass * np.exp(np.minimum(exponent - peak, 0.0))
+    return weight, peak
 
 
 def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
@@ -71,12 +92,18 @@ def choose_tilt(parts: Sequence[Part], delta: float) -> float:
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:
         return 0.0
-    start = tilt = math.sqrt(2.0 * target / variance)
+    most = _steepest(parts)
+    start = tilt = min(math.sqrt(2.0 * target / variance), most)
     for _ in range(4):
         K, mean, _ = cumulants(parts, tilt)
         exponent = max(tilt * mean - K, target / 16.0)
         tilt *= math.sqrt(target / exponent)
-    return min(tilt, 16.0 * start)
+    return min(tilt, 16.0 * start, most)
+
+
+def _steepest(parts: Sequence[Part]) -> float:
+    """The largest tilt; some loss must not be zero."""
+    return LARGEST_EXPONENT / sum(count * float(np.abs(part.loss).max()) for part, count in parts)
 
 
 def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:

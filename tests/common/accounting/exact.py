@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 Outcome = tuple[int, ...]
 Distribution = dict[Outcome, Fraction]
@@ -62,3 +63,11 @@ def product_delta(pairs: Sequence[tuple[Array, Array]], epsilon: float) -> float
     for p, q in pairs:
         P, Q = np.outer(P, p).ravel(), np.outer(Q, q).ravel()
     return float(np.maximum(P - math.exp(epsilon) * Q, 0.0).sum())
+
+
+def steps_delta(q: float, cells: int, epsilon: float) -> float:
+    """delta of `Steps`: the sum is a (2 k - 2 cells), k ~ Binomial(2 cells, 1 / (1 + q))."""
+    k = np.arange(2 * cells + 1)
+    loss = -math.log(q) * (2 * k - 2 * cells)
+    mass = stats.binom(2 * cells, 1 / (1 + q)).pmf(k)
+    return float((mass * -np.expm1(np.minimum(epsilon - loss, 0.0))).sum())

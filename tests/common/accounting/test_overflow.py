@@ -40,6 +40,15 @@ def test_charge_counts_both_sides_of_the_inequality() -> None:
     assert overflow_probability(10**9, 100, 0.5, 10) == 1.0
 
 
+def test_what_underflows_is_charged_nevertheless() -> None:
+    """2^-2000 is no double, and e^epsilon may be larger than 2^2000."""
+    assert 0.0 < tail(2000, 0.5, 1999) < 1e-300
+    assert charge(100.0, tail(2000, 0.5, 1999)) < 1e-250
+    assert charge(800.0, tail(2000, 0.5, 1999)) == math.inf
+    assert charge(800.0, -1e-9) == -math.inf
+    assert charge(800.0, tail(2000, 0.5, 2000)) == 0.0
+
+
 def test_slots_for_every_bit_never_overflow() -> None:
     assert overflow_probability(10**9, 100, 0.5, 100) == 0.0
     assert fewest_slots(1, 1, 0.5, 1.0, 1e-30) == 1

@@ -53,6 +53,10 @@ def test_trimming_moves_mass_to_dropped() -> None:
     assert 0 < cut.dropped <= 2.1e-6
     assert cut.mass.sum() + cut.dropped == pytest.approx(up.mass.sum(), abs=1e-15)
     assert trim(up, 2.0) is up
+    nothing, _ = binomial_losses(40, 2.0**-32)
+    kept = trim(nothing, 2.0)
+    assert len(kept.mass) < len(nothing.mass)
+    assert kept.mass.min() > 0.0
 
 
 @settings(max_examples=50)
@@ -91,6 +95,13 @@ def test_wrapped_mass_reappears_in_the_window() -> None:
     part = GridLosses(-3, np.array([0.25, 0.25, 0.25, 0.25]), 1.0)
     result = convolve([(part, 1)], 0.0, 0, 8)
     assert result.mass == pytest.approx([0.25, 0, 0, 0, 0, 0.25, 0.25, 0.25][:8], abs=1e-15)
+
+
+def test_the_largest_exponent_may_have_no_mass() -> None:
+    mass, loss = np.array([0.25, 0.75, 0.0]), np.array([-1.0, 1.0, 2.0])
+    for tilt in (10.0, 700.0, 1e6):
+        assert log_mgf(mass, loss, tilt) == pytest.approx(tilt + math.log(0.75), rel=1e-9)
+    assert log_mgf(np.zeros(2), loss[:2], 1.0) == -math.inf
 
 
 def test_cumulants_are_those_of_the_losses() -> None:
@@ -137,6 +148,24 @@ def test_overflow_is_solved_for_the_first_epsilon_that_fits(delta: float, eta: f
         assert not fits or found <= fits[0] + 1e-12
     else:
         assert not fits
+
+
+@pytest.mark.parametrize("eta", [1e-306, 1e-300])
+def test_overflow_is_charged_beyond_the_largest_double(eta: float) -> None:
+    """e^800 eta is far above one, though e^700 eta is nothing."""
+    curve = Curve(np.array([500.0, 800.0]), np.array([0.5, 0.5]), 0.0, 0.0)
+    assert curve.epsilon(0.2, 0.0) == pytest.approx(800.0 + math.log(0.6))
+    assert curve.epsilon(0.2, eta) == math.inf
+    ends = curve.epsilon(0.2, -eta)
+    assert ends == pytest.approx(math.log(0.3 / eta), abs=1.0)
+
+
+@pytest.mark.parametrize("loss", [20.0, 599.0, 601.0, 1e5])
+def test_a_loss_far_from_zero_is_solved_for(loss: float) -> None:
+    curve = Curve(np.array([-1.0, loss, loss + 1e4]), np.array([0.3, 0.5, 0.1]), 0.0, 0.0)
+    assert curve.epsilon(0.4) == pytest.approx(loss + math.log(1 - 0.3 / 0.5), rel=1e-9)
+    assert curve.epsilon(0.05) == pytest.approx(loss + 1e4 + math.log(0.5), rel=1e-9)
+    assert curve.epsilon(0.0) == loss + 1e4
 
 
 def test_a_curve_says_nothing_below_its_start() -> None:
