@@ -18,10 +18,11 @@ import math
 from functools import lru_cache
 
 from common.accounting import bounds
+from common.accounting.account import moves_of
 from common.accounting.bounds import Steps
 from common.accounting.calibrate import MARGIN
 from common.accounting.gaussian import check_guarantee
-from common.accounting.search import FINE, CalibrationError, needed_bits, smallest
+from common.accounting.search import COARSE, FINE, CalibrationError, needed_bits, smallest
 from common.noise import MAX_DRAWS, MAX_P_LOG2, CentralNoise, FairBits, Flips, Laplace
 
 SCALE: int = 2**MAX_P_LOG2
@@ -36,9 +37,7 @@ def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
         CalibrationError: epsilon is too small.
     """
     check_guarantee(epsilon, beta)
-    least = _least_ratio(cells, epsilon, beta)
-    # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
-    return Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
+    return _fewest_flips(cells, epsilon, beta)
 
 
 def calibrate_central(*, cells: int, counters: int, epsilon: float, beta: float) -> CentralNoise:
@@ -62,6 +61,17 @@ def calibrate_central(*, cells: int, counters: int, epsilon: float, beta: float)
             f"more than the {MAX_DRAWS} that are drawn; ask for more epsilon"
         )
     return min(candidates, key=lambda noise: noise.variance(1))
+
+
+@lru_cache(maxsize=4096)
+def _fewest_flips(cells: int, epsilon: float, beta: float) -> Flips:
+    least = _least_ratio(cells, epsilon, beta)
+    # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
+    flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
+    # The bound at beta below `bounds.SMALLEST_DELTA` is loose, not alike for the nearest ratios.
+    while bounds.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
+        flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
+    return flips
 
 
 @lru_cache(maxsize=4096)

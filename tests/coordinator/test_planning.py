@@ -1,6 +1,10 @@
 """From deployments to descriptors, where sizes are large."""
 
+import math
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.counters import CounterLayout
 from common.descriptor import MAX_DESCRIPTOR_BYTES, parse
@@ -9,7 +13,7 @@ from common.noise import Noise
 from common.randomness import generator_for
 from coordinator.learning.implicit import ImplicitPolicies
 from coordinator.learning.sdp_pe import SDPPE
-from coordinator.planning import MAX_BATCH_BYTES, Party, check_bytes, issue
+from coordinator.planning import MAX_BATCH_BYTES, Party, calibrated, check_bytes, issue
 from coordinator.registry import Registry, batches
 from coordinator.specs import RunSpec
 from experiments.simulator import private_counts
@@ -18,6 +22,7 @@ from tests.coordinator.api import Api
 from tests.coordinator.api import problem as answered
 from tests.coordinator.world import RUN
 
+EXTREME_BETAS = [5e-324, 1e-300, 1e-16, 0.5, 1.0 - 2.0**-53]
 LARGE = {"states": 50, "actions": 4, "horizon": 20}
 
 
@@ -33,6 +38,49 @@ def _spec(**changes: object) -> RunSpec:
         "beta": 1e-5,
     }
     return RunSpec.model_validate({**fields, **changes})
+
+
+@settings(max_examples=30)
+@given(
+    epsilon=st.sampled_from([5e-324, 1e-9, 0.05, 100.0]) | st.floats(0.01, 100.0),
+    beta=st.sampled_from(EXTREME_BETAS) | st.floats(-40.0, -1e-9).map(math.exp),
+    fraction=st.sampled_from([0.0, 5e-324, 0.5, 1.0 - 2.0**-53]),
+    trust=st.sampled_from(["shuffle", "local", "central"]),
+    calibration=st.sampled_from(["exact", "exact", "paper"]),
+    horizon=st.sampled_from([1, 3, 20]),
+    n=st.sampled_from([1, 2**32, 2**40]) | st.integers(1, 2**20),
+    max_messages=st.sampled_from([1, 4_096, 2**16]),
+)
+def test_every_run_gets_what_it_asks_for_or_a_reason(
+    *,
+    epsilon: float,
+    beta: float,
+    fraction: float,
+    trust: str,
+    calibration: str,
+    horizon: int,
+    n: int,
+    max_messages: int,
+) -> None:
+    """A refusal is a problem with a slug, and no warning is on the way."""
+    try:
+        spec = _spec(
+            epsilon=epsilon,
+            beta=beta,
+            dishonest_fraction=fraction,
+            trust=trust,
+            calibration=calibration if trust == "shuffle" else "exact",
+            horizon=horizon,
+            max_messages=max_messages,
+        )
+        made = calibrated(spec, n, None)
+    except RemoteError as error:
+        assert error.slug == "batch-too-small"
+        assert "bug" not in error.detail
+    else:
+        assert 0.0 <= made.account.epsilon_lower <= made.account.epsilon_upper
+        assert made.account.meets(epsilon, beta) or calibration == "paper"
+        assert math.isfinite(made.noise.variance(n))
 
 
 def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
