@@ -29,6 +29,7 @@ Trust = Literal["shuffle", "local", "central"]
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
+MAX_REPORTS = 2**53
 MAX_DRAWS = 1 << 28
 """Most noise bits, over all counters, that one report may take: seconds of a node's time."""
 
@@ -221,5 +222,7 @@ def honest_reports(n: int, dishonest_fraction: float) -> int:
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")
+    if n > MAX_REPORTS:
+        raise ValueError("a batch has at most 2**53 reports")
     check_fraction(dishonest_fraction)
     return n - math.floor(Fraction(str(dishonest_fraction)) * n)

@@ -21,6 +21,10 @@ from common.accounting.bounds import AnyMoves, Moves, Steps
 from common.accounting.overflow import charge, overflow_probability
 from common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding, honest_reports
 
+MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
+"""A descriptor has thousands of cells; these bounds keep arrays within memory and doubles finite.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -76,6 +80,8 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
         raise ValueError(
             f"cells must be 1 to the number of counters, got cells={cells}, counters={counters}"
         )
+    if cells > MAX_CELLS or counters > MAX_COUNTERS:
+        raise ValueError(f"at most {MAX_CELLS} cells of 2**53 counters are accounted for")
     if not 0.0 < beta < 1.0:
         raise ValueError(f"beta must lie strictly between 0 and 1, got {beta}")
 

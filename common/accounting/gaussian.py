@@ -46,5 +46,7 @@ def check_guarantee(epsilon: float, beta: float) -> None:
 def _log_delta(sigma: float, epsilon: float) -> float:
     """log delta at unit sensitivity."""
     near = float(special.log_ndtr(0.5 / sigma - epsilon * sigma))
+    if near == -math.inf:
+        return near
     far = epsilon + float(special.log_ndtr(-0.5 / sigma - epsilon * sigma))
     return near + math.log(max(-math.expm1(far - near), 1e-300))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from common.accounting.overflow import LARGEST_EPSILON
 from common.accounting.search import CalibrationError
 from common.counters import Sizes
 from common.noise import MAX_BITS, MAX_P_LOG2, Noise
@@ -24,7 +25,7 @@ def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
     Raises:
         CalibrationError: it is above 2^53, so that no report could draw it.
     """
-    per_counter = epsilon / (3 * sizes.H)
+    per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square is a double
     log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
     if 96.0 * log >= MAX_BITS * per_counter**2:
         raise CalibrationError(

@@ -87,6 +87,9 @@ def test_more_noise_fewer_moves_and_more_beta_never_cost_epsilon(
         ({"beta": 1.0}, "beta"),
         ({"beta": math.nan}, "beta"),
         ({"n": 0}, "n >= 1"),
+        ({"n": 10**400}, "at most 2\\*\\*53"),
+        ({"counters": 10**400}, "2\\*\\*53 counters"),
+        ({"cells": 10**9, "counters": 10**9}, "at most 65536 cells"),
         ({"fraction": 1.0}, "dishonest_fraction"),
     ],
 )

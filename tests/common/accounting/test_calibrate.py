@@ -148,6 +148,12 @@ def test_the_papers_tau() -> None:
     assert paper_tau(1.0, 1e-5, SIZES) == 500_068
 
 
+@pytest.mark.parametrize("epsilon", [1e3, 1e155, 1e308])
+def test_an_epsilon_without_meaning_takes_the_least_noise(epsilon: float) -> None:
+    assert paper_tau(epsilon, 1e-5, SIZES) == 1
+    assert reference("paper", epsilon=epsilon).noise == reference("paper", epsilon=1e3).noise
+
+
 def test_the_papers_calibration_in_both_regimes() -> None:
     small = reference("paper", calibration="paper", sizes=SIZES)
     assert small.noise == Noise(123, 1, 1)

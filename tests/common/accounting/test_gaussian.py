@@ -41,7 +41,7 @@ def test_impossible_guarantees(epsilon: float, beta: float, cells: int, message:
 
 @pytest.mark.parametrize(
     ("epsilon", "beta", "low", "high"),
-    [(5e-324, 5e-324, 1e30, 1e40), (100.0, 1 - 2**-53, 1e-20, 1e-2)],
+    [(5e-324, 5e-324, 1e30, 1e40), (100.0, 1 - 2**-53, 1e-20, 1e-2), (1e300, 1e-5, 1e-20, 1e-2)],
 )
 def test_extreme_guarantees_have_an_answer(
     epsilon: float, beta: float, low: float, high: float
