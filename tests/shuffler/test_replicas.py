@@ -128,7 +128,7 @@ def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
 ) -> None:
     told, deadline = core(other).changes.told, time.monotonic() + 10
     batch = api.deposit()
-    while core(other).changes.told == told:  # else the news of it make the other forget the node
+    while core(other).changes.told == told:  # else the news of it makes the other forget the node
         assert time.monotonic() < deadline
         time.sleep(0.01)
     held = other.leases(batch, [user(0)])[0]
