@@ -24,7 +24,7 @@ AGREEMENT_LEVEL = 1e-6
 TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-sums": 100_000, "one-envelope": 5_000}
 """Fresh trials a side that fit into a minute; half as many choose the thresholds."""
 
-LEAST_TRIALS = 100
+LEAST_TRIALS, MOST_TRIALS = 100, 10**9
 
 ENVELOPES = 16
 """Users of a one-envelope batch: each vector hides in 1/16 of the noise the claim counts on."""
@@ -41,6 +41,8 @@ class Effort:
     def __post_init__(self) -> None:
         if self.trials < LEAST_TRIALS:
             raise ValueError(f"an audit needs at least {LEAST_TRIALS} trials, got {self.trials}")
+        if max(self.trials, self.sealed, self.users) > MOST_TRIALS:
+            raise ValueError(f"an audit takes at most {MOST_TRIALS} trials or users")
         if self.sealed < 0 or self.users < 0:
             raise ValueError("sealed trials and observed users must not be negative")
 

@@ -71,6 +71,9 @@ class Setting:
         if not 0.0 < self.beta < 1.0:
             raise ValueError(f"beta must lie strictly between 0 and 1, got {self.beta:g}")
 
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"a seed must not be negative, got {self.seed}")
+
     @property
     def layout(self) -> CounterLayout:
         """All counters of all steps."""
