@@ -1,7 +1,7 @@
 """An httpx transport for long answers, which whoever waits for one can hang up on.
 
 Its pieces are of 1 MiB. Those of httpx's own are of 64 KiB and copied four times on their way,
-which takes 30 ms of a core for 50 MB. Each request has a connection of its own.
+which takes 23 ms of a core for 50 MB. Each request has a connection of its own.
 """
 
 import contextlib
