@@ -42,7 +42,7 @@ class Settings(ServerSettings):
         default=15,
         ge=1,
         le=3600,
-        description="after this time another replica drives the runs of one that was killed",
+        description="with replicas: after this time another drives the runs of one that was killed",
     )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     learners: dict[LearnerName, str] = Field(
