@@ -35,7 +35,7 @@ from deploy.network import (
 )
 from deploy.presets import Preset
 from deploy.probe import get
-from deploy.processes import Usage, read_usage
+from deploy.processes import Usage, ended_by_signal, read_usage
 from node_client.environments.registry import Parameter
 
 READY_SECONDS = 60.0
@@ -102,8 +102,9 @@ class LocalConfig:
 class LocalNetwork:
     """Context manager: the network runs inside the ``with`` block.
 
-    Its folder is its own meanwhile, as long as one of its processes lives. Who has claimed the
-    folder already passes the ``lock`` (`deploy.folder.claimed`).
+    A termination meanwhile is a KeyboardInterrupt, so that it ends the network too. Its folder is
+    its own, as long as one of its processes lives. Who has claimed the folder already passes the
+    ``lock`` (`deploy.folder.claimed`).
     """
 
     def __init__(self, config: LocalConfig, lock: int | None = None) -> None:
@@ -119,6 +120,7 @@ class LocalNetwork:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(ended_by_signal())
             lock = self._lock
             self._held = (
                 stack.enter_context(claimed(self.config.folder)) if lock is None else lock,

@@ -9,9 +9,11 @@ its processor: `Usage.demand` counts both, in processors. Linux only.
 """
 
 import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,3 +154,13 @@ def _children() -> dict[int, list[int]]:
                 continue
             found[parent].append(int(folder.name))
     return found
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that what was started is ended too. For main threads."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

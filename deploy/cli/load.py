@@ -27,6 +27,7 @@ from deploy.load.crew import Sample
 from deploy.load.page import write_report
 from deploy.load.run import LoadConfig, Target, own_network, run
 from deploy.load.schedule import Arrivals
+from deploy.processes import ended_by_signal
 
 
 @one_line_errors
@@ -80,7 +81,7 @@ def load_command(
         seed=seed,
     )
     loaded = None if network is None else Target(network, shuffler_url, coordinator_url)
-    with results(out, force=force) as lock:
+    with ended_by_signal(), results(out, force=force) as lock:
         progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
         found = measured(config, loaded, lock)
         write_report(out, found)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -77,11 +76,7 @@ def up_command(
         shuffler_port=shuffler_port,
         coordinator_port=coordinator_port,
     )
-    with (
-        ended_by_signal(),
-        results(out, force=force) as lock,
-        LocalNetwork(config, lock) as network,
-    ):
+    with results(out, force=force) as lock, LocalNetwork(config, lock) as network:
         show(_carried_out(network, chosen, started), output, out)
         if keep:
             stay(network)
@@ -181,16 +176,6 @@ def stop_earlier(operator: Operator) -> None:
         if run["state"] == "running":
             operator.stop(run["id"])
             progress.print(f"stopped run {run['id']}, which was left here unfinished")
-
-
-@contextlib.contextmanager
-def ended_by_signal() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the network's processes are ended too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def stay(network: LocalNetwork) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 import stat
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deploy.cli.main import build, main
-from deploy.cli.runs import ended_by_signal
 from deploy.cli.specs import resolve
 from experiments.adversarial import Algorithm, run
 
@@ -371,10 +369,3 @@ def test_commands_are_completed_without_loading_them() -> None:
     )
     assert {"show", "simulate", "stop"} <= set(done.stdout.split())
     assert not {"numpy", "coordinator", "httpx"} & set(done.stdout.split())
-
-
-def test_a_termination_ends_a_network_as_ctrl_c_does() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ended_by_signal():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,11 +1,14 @@
 """Use of processes, told by the kernel: checked on processes that do what is known."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
-from deploy.processes import Usage, busy_by_core, read_usage
+import pytest
+
+from deploy.processes import Usage, busy_by_core, ended_by_signal, read_usage
 
 SPIN = """
 import subprocess, sys, threading, time
@@ -56,3 +59,10 @@ def test_every_processor_is_busy_for_no_longer_than_it_is_there() -> None:
 def test_no_time_is_no_demand() -> None:
     assert Usage(0.0).demand == 0
     assert Usage(0.0).pool_demand == 0
+
+
+def test_a_termination_is_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ended_by_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

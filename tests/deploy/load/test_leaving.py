@@ -1,9 +1,14 @@
-"""An interrupt while a load test starts leaves no process and no run behind."""
+"""An interrupt, or a termination, of a load test leaves no process and no run behind."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from deploy.cli.output import Exit
+from deploy.folder import claimed
 from deploy.load import crew
 from deploy.load.crew import Crew
 from deploy.load.feed import Feeder, load_spec
@@ -65,3 +70,17 @@ def test_runs_that_were_made_are_stopped() -> None:
     with pytest.raises(KeyboardInterrupt), feeder:
         pass
     assert Half.stopped == ["one"]
+
+
+@pytest.mark.parametrize("said", ["2 nodes", "loading for 60 s"])
+def test_a_termination_ends_the_network_too(said: str, tmp_path: Path) -> None:
+    """The network's processes hold the lock of its folder as long as one of them lives."""
+    asked = ["load", "--nodes", "2", "--rate", "1", "--duration", "60", "--out", str(tmp_path)]
+    program = [sys.executable, "-m", "deploy.cli.main", *asked]
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as load:
+        assert load.stderr is not None
+        assert any(said in line.decode() for line in load.stderr)
+        load.terminate()
+        load.stderr.read()
+    with claimed(tmp_path):
+        assert load.returncode == Exit.INTERRUPTED
