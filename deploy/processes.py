@@ -21,6 +21,8 @@ PROC = Path("/proc")
 NANO = 1e-9
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_ALL_THREADS = 2
+"""Of a process's clocks, the one of the processor time of all its threads (CPUCLOCK_SCHED)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,12 @@ def busy_by_core() -> dict[int, tuple[float, float]]:
 
 
 def _usage(pid: int, children: dict[int, list[int]]) -> Usage:
-    main = _seconds(PROC / str(pid) / "task" / str(pid))
+    main = _main_seconds(pid)
     pool = list(_descendants(pid, children))
     return Usage(
         at=time.monotonic(),
         main=main,
-        threads=_seconds(PROC / str(pid)) - main,
+        threads=max(0.0, _seconds(PROC / str(pid)) - main),
         pool=sum(_quiet(_seconds, one) for one in pool),
         waited=_waited(PROC / str(pid)),
         pool_waited=sum(_quiet(_waited, one) for one in pool),
@@ -127,10 +129,18 @@ def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
         yield from _descendants(child, children)
 
 
-def _seconds(folder: Path) -> float:
-    """User and system time of a process or thread."""
-    fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK
+def _seconds(process: Path) -> float:
+    """User and system time of a process, its threads that have ended among them.
+
+    By its clock as clock_getcpuclockid(3) names it, which shows nanoseconds where /proc shows
+    hundredths of a second.
+    """
+    return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)
+
+
+def _main_seconds(pid: int) -> float:
+    """User and system time of a process's main thread."""
+    return NANO * int((PROC / f"{pid}/task/{pid}/schedstat").read_text().split()[0])
 
 
 def _waited(folder: Path) -> float:
