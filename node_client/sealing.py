@@ -21,7 +21,7 @@ from common.tracing import traced
 from common.workers import process_pool
 from common.workflow import Symbols
 
-LEAST_CHUNK = 24_000
+LEAST_CHUNK = 36_000
 # About two seconds of sealing on two cores: no lease runs out while its users wait for others.
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500

@@ -365,8 +365,8 @@ def test_a_bug_while_sealing_is_counted_and_names_no_report(
 def test_portions() -> None:
     assert portion(free=10, nodes=20, messages=24_000, users_a_request=64) == 1
     assert portion(free=1000, nodes=20, messages=1_200, users_a_request=64) == 40
-    assert portion(free=1000, nodes=20, messages=600, users_a_request=64) == 50
+    assert portion(free=1000, nodes=20, messages=900, users_a_request=64) == 50
     assert portion(free=1000, nodes=2, messages=60, users_a_request=64) == 64
-    assert portion(free=100, nodes=20, messages=400, users_a_request=64) == 60
+    assert portion(free=100, nodes=20, messages=600, users_a_request=64) == 60
     assert portion(free=3, nodes=20, messages=20, users_a_request=64) == 3
     assert portion(free=9, nodes=1, messages=65_536, users_a_request=64) == 1
