@@ -68,7 +68,7 @@ def test_a_small_run_says_where_the_time_went(
     monkeypatch.setattr(wire, "WARM_EPISODES", 300)
     found = bench(1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0))
     assert found["messages"] == found["reports"] * found["messages_a_report"] >= 1_000
-    assert 0 < found["share_of_primitive"] < 1
+    assert found["share_of_primitive"] > 0  # two rates, each of a moment: no bar for a test
     assert 0 < found["share_by_core_time"] < 1
     assert set(found["wall_seconds"]) >= {"waiting", "fetching", "opening", "planning"}
     assert min(found["core_us_a_message"].values()) >= 0

@@ -60,6 +60,7 @@ def test_losses_are_shown_by_reason(
     expect(rows.nth(0)).to_contain_text("rejected")
     expect(rows.nth(1).locator("td").last).to_have_text("yes")
     messages = operator.conservation(run["id"])["batches"][1]["shuffler"]["messages_a_report"]
+    expect(rows.nth(0)).to_contain_text(f"{(N - 1) * messages:,}", timeout=15_000)
     rejected, abandoned = cells(page.locator("#batches-table"))
     assert abandoned[2:] == [
         "abandoned", "100", "25", "1", "1", "wrong-key 1", "expire 25", "\u2013", "\u2013", "yes",
