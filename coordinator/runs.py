@@ -39,6 +39,8 @@ class Coordinator:
         """Stop driving; nothing is lost, `start` takes up again."""
         if self._listening is not None:
             self._listening.cancel()
+        if self._restarts:  # each would go on to drive a run that nobody halts
+            await asyncio.wait(self._restarts)
         await self._drivers.close()
 
     # -- runs ------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Coordinator:
             self.desk.bell.ring_all()
             return
         self.desk.bell.ring(what.removeprefix(STOPPED))
-        task = asyncio.create_task(self._drivers.heard(what))
+        task = asyncio.create_task(self._drivers.heard(what), name=f"news {what}")
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 

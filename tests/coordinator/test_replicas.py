@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.drivers import Drivers
+from coordinator.events import STOPPED
 from coordinator.leases import LeaseLostError, Replica, RunLease
 from coordinator.runs import Coordinator
 from coordinator.specs import ManualDeployment
@@ -24,6 +25,7 @@ from tests.coordinator.world import (
     drivers_end,
     spec,
     store_url,
+    tasks_of_drivers,
     until,
 )
 
@@ -122,6 +124,33 @@ async def replica(directory: Path, shuffler: Any, name: str) -> AsyncIterator[Co
 
 def driven(coordinator: Coordinator) -> bool:
     return RUN in coordinator._drivers._driven
+
+
+def test_news_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
+    """The replica ends while the driver that it starts anew still ends."""
+
+    class Slow(FakeShuffler):
+        async def status(self, batch_id: str, wait: float) -> Any:
+            try:
+                return await super().status(batch_id, wait)
+            finally:
+                await asyncio.sleep(0.05)
+
+    shuffler = Slow()
+    shuffler.fills = False
+
+    async def scenario() -> None:
+        async with replica(tmp_path, shuffler, "one") as one:
+            await one.create(spec())
+            await until(lambda: "status" in shuffler.calls)
+            one._heard(STOPPED + RUN)
+            await asyncio.sleep(0)
+        assert tasks_of_drivers() == set()
+
+    asyncio.run(scenario())
+    after = Store(store_url(tmp_path))
+    assert [lease.run_id for lease in take(after, "two", NOW)] == [RUN], "it was given up"
+    after.close()
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

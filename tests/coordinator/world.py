@@ -374,9 +374,14 @@ def play(at: Desk, act: Callable[[Coordinator], Awaitable[None]]) -> None:
         at.store.close()
 
 
+def tasks_of_drivers() -> set[asyncio.Task[Any]]:
+    """Drivers, and what drives a run anew because of news."""
+    return {t for t in asyncio.all_tasks() if t.get_name().startswith(("run ", "news "))}
+
+
 async def drivers_end() -> None:
     """Wait until no run is driven: all are over, or crashed."""
-    while tasks := [t for t in asyncio.all_tasks() if t.get_name().startswith("run ")]:
+    while tasks := tasks_of_drivers():
         await asyncio.wait(tasks)
 
 
