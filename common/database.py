@@ -72,6 +72,11 @@ def writer(engine: Engine) -> Engine:
     return engine.execution_options(**{_WRITES: True})
 
 
+def shared(engine: Engine) -> bool:
+    """Whether other processes may write to the same database: a file of SQLite's has one."""
+    return engine.dialect.name != "sqlite"
+
+
 def open_database(url: str, schema: Schema) -> Engine:
     """Engine of the database at ``url``, its tables made or migrated as ``schema`` says.
 

@@ -6,14 +6,13 @@ import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 
+SPAWN = multiprocessing.get_context("spawn")
+"""Processes are spawned, not forked: the parent has threads and an event loop."""
+
 
 def process_pool(workers: int) -> ProcessPoolExecutor:
-    """Worker processes that leave Ctrl-C to their parent and never outlive one that was killed.
-
-    They are spawned, not forked: the parent has threads and an event loop.
-    """
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=enter_worker)
+    """Worker processes that leave Ctrl-C to their parent and never outlive one that was killed."""
+    return ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=enter_worker)
 
 
 def enter_worker() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import CompoundSelect, Connection, insert, select, true, update
 
+from common.database import shared
 from common.errors import LocalError
 from coordinator import queries
 from coordinator.schema import drivers
@@ -65,8 +66,7 @@ def take(
     """
     free = drivers.c.until <= now
     if start:
-        alone = connection.dialect.name == "sqlite"
-        free = true() if alone else free | (drivers.c.holder == holder)
+        free = free | (drivers.c.holder == holder) if shared(connection.engine) else true()
     found = select(drivers.c.run_id, drivers.c.fence).where(drivers.c.run_id.in_(runs), free)
     # A row that another replica is just taking is not waited for.
     rows = connection.execute(found.with_for_update(skip_locked=True)).all()

@@ -5,7 +5,6 @@ more, which all of its workers share. Here it goes into a process's pipe as it i
 a message instead of 0.07.
 """
 
-import multiprocessing
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
@@ -13,12 +12,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import ParamSpec, TypeVar, cast
 
-from common.workers import enter_worker
+from common.workers import SPAWN, enter_worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Openers(ThreadPoolExecutor):
@@ -37,9 +34,9 @@ class Openers(ThreadPoolExecutor):
         return super().submit(partial(self._ask, work, *args, **kwargs))
 
     def _start(self) -> None:
-        ours, theirs = _CONTEXT.Pipe()
+        ours, theirs = SPAWN.Pipe()
         with theirs:
-            _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True).start()
+            SPAWN.Process(target=_serve, args=(theirs,), daemon=True).start()
         self._own.pipe = ours
 
     def _ask(self, work: Callable[..., T], *arguments: object, **named: object) -> T:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, case, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from common.counters import Ints
-from common.database import writer
+from common.database import shared, writer
 from common.errors import LocalError, RemoteError
 from common.news import announce, listen
 from common.tracing import traced
@@ -55,7 +55,7 @@ class Store:
     def __init__(self, url: str, active: Callable[[], str] | None = None) -> None:
         self._active = active
         self._engine = schema.open_store(url)
-        self.shared = self._engine.dialect.name != "sqlite"
+        self.shared = shared(self._engine)
         self._writer = writer(self._engine)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ aside, less what the shuffler itself measured of its opening of outer seals. The
 hand, so what the coordinator plans is the batch's noise and the estimate of its value.
 """
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from common.counters import CounterLayout
 from common.errors import LocalError
 from common.hpke import LABEL_MESSAGE
+from common.workers import SPAWN
 from coordinator.planning import calibrated
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from deploy.cli.output import expected
@@ -188,8 +188,7 @@ def batch_for(spec: RunSpec, messages: int) -> int:
 
 def measure_primitive(width: int, cores: int) -> Primitive:
     """The primitive on ``width`` bytes, with one process a core."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(cores, mp_context=context)
+    pool = ProcessPoolExecutor(cores, mp_context=SPAWN)
     with expected("the primitive alone", PRIMITIVE_SECONDS), pool:
         list(pool.map(_one_core, [(width, 0.05)] * cores))  # started and warm
         each = list(pool.map(_one_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))

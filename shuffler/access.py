@@ -7,6 +7,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from common.database import shared
 from common.tracing import traced
 from shuffler.committer import Committer
 from shuffler.schema import not_usable, open_store
@@ -23,7 +24,7 @@ class Access:
     def __init__(self, url: str) -> None:
         self.engine = open_store(url)
         self.committer = Committer(self.engine)
-        self.shared = self.engine.dialect.name != "sqlite"
+        self.shared = shared(self.engine)
         self.writes = 0
 
     def close(self) -> None:

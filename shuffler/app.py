@@ -187,7 +187,7 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         request, limit = metered(request, meter), core.upload_limit(batch)
-        # Nothing here holds the body, so that it is let go once it is cut into frames.
+        # Nothing here holds the body, so that it is let go once its reports are opened.
         reply = await core.upload(batch, node, await read_body(request, limit), began)
         return _as_json(reply)
 

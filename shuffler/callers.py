@@ -100,7 +100,8 @@ async def _metrics(token: Token, doors: _Doors) -> AsyncIterator[None]:
         yield
 
 
-async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
+@contextmanager
+def sees_all(doors: Doors, token: str) -> Iterator[bool]:
     """Whether the caller is the operator and not the coordinator; refuse nodes and strangers.
 
     Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
@@ -111,9 +112,15 @@ async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
 
 @contextmanager
 def seen(doors: Doors, token: str) -> Iterator[View]:
-    """What a caller may see of a status; refuse nodes and strangers, as `_sees_all` does."""
-    with doors.enter(token, "coordinator", "operator") as who:
-        yield (lambda status: status) if who == "operator" else for_coordinator
+    """What a caller may see of a status; see `sees_all`."""
+    with sees_all(doors, token) as whole:
+        yield (lambda status: status) if whole else for_coordinator
+
+
+async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
+    """See `sees_all`."""
+    with sees_all(doors, token) as whole:
+        yield whole
 
 
 async def _view(token: Token, doors: _Doors) -> AsyncIterator[View]:

@@ -18,19 +18,29 @@ if __name__ == "__main__":
 
 
 def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = tmp_path / "parent.py"
-    program.write_text(ORPHANS)
+    ends_with_its_parent(ORPHANS, tmp_path)
+
+
+def ends_with_its_parent(program: str, folder: Path) -> None:
+    """Kill a program once it has printed the id of a process of its own; that one ends too."""
+    file = folder / "parent.py"
+    file.write_text(program)
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     with subprocess.Popen(
-        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(file)], env=environment, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert running(worker)
+        process = int(parent.stdout.readline())
+        assert running(process)
         parent.kill()
+    until_gone(process)
+
+
+def until_gone(process: int) -> None:
+    """Wait for a process to end."""
     deadline = time.monotonic() + 20
-    while running(worker):
-        assert time.monotonic() < deadline, "the worker is still there"
+    while running(process):
+        assert time.monotonic() < deadline, "the process is still there"
         time.sleep(0.05)
 
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.openers import Openers
-from tests.common.test_workers import running
+from tests.common.test_workers import ends_with_its_parent, until_gone
 
 ORPHANS = """
 import time
@@ -48,13 +46,6 @@ def openers() -> Iterator[Openers]:
     made = Openers(2)
     yield made
     made.shutdown()
-
-
-def until_gone(process: int) -> None:
-    deadline = time.monotonic() + 20
-    while running(process):
-        assert time.monotonic() < deadline, "the process is still there"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
@@ -98,14 +89,4 @@ def test_what_waits_is_cancelled_and_the_processes_end() -> None:
 
 
 def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = tmp_path / "parent.py"
-    program.write_text(ORPHANS)
-    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    with subprocess.Popen(
-        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        process = int(parent.stdout.readline())
-        assert running(process)
-        parent.kill()
-    until_gone(process)
+    ends_with_its_parent(ORPHANS, tmp_path)
