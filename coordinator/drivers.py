@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.desk import Desk
 from coordinator.driver import Driver
-from coordinator.events import STOPPED
+from coordinator.events import STOPPED, wait
 from coordinator.journal import JOURNAL
 from coordinator.learning.learner import Learner
 from coordinator.leases import Replica, RunLease
@@ -29,6 +29,7 @@ class Drivers:
         self.name = replica.name
         self._driven: dict[str, tuple[Driver, asyncio.Task[None]]] = {}
         self._keeping: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     @property
     def until(self) -> float:
@@ -42,8 +43,8 @@ class Drivers:
 
     async def close(self) -> None:
         """Stop driving; nothing is lost, another replica or the next start takes up again."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        self._closing.set()
+        if self._keeping is not None:  # not cancelled: it may just have taken leases
             await asyncio.wait([self._keeping])
         leases = [driver.lease for driver, _ in self._driven.values()]
         for run_id in list(self._driven):
@@ -84,7 +85,9 @@ class Drivers:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(self._seconds / RENEWALS)
+            await wait(self._closing, self._seconds / RENEWALS)
+            if self._closing.is_set():
+                return
             try:
                 await self._renew()
                 await self._seek(start=False)

@@ -1,6 +1,8 @@
 """Leases of runs and their fences; two coordinators on one store, one of which is killed."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,6 +128,15 @@ def driven(coordinator: Coordinator) -> bool:
     return RUN in coordinator._drivers._driven
 
 
+def is_free(directory: Path) -> bool:
+    """Whether another replica can take the run at once."""
+    store = Store(store_url(directory))
+    try:
+        return bool(take(store, "two", NOW))
+    finally:
+        store.close()
+
+
 def test_news_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
     """The replica ends while the driver that it starts anew still ends."""
 
@@ -148,9 +159,32 @@ def test_news_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
         assert tasks_of_drivers() == set()
 
     asyncio.run(scenario())
-    after = Store(store_url(tmp_path))
-    assert [lease.run_id for lease in take(after, "two", NOW)] == [RUN], "it was given up"
-    after.close()
+    assert is_free(tmp_path)
+
+
+def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
+    """The replica ends while its look for runs that nobody drives finds one."""
+    found = threading.Event()
+
+    async def scenario() -> None:
+        async with replica(tmp_path, FakeShuffler(), "one") as one:
+            take = one.desk.store.take
+
+            def slowly(*args: Any, **kwargs: Any) -> list[RunLease]:
+                taken = take(*args, **kwargs)
+                if taken:
+                    found.set()
+                    time.sleep(0.2)
+                return taken
+
+            one.desk.store.take = slowly  # type: ignore[method-assign]
+            killed = Store(store_url(tmp_path))
+            killed.create_run(RUN, MANUAL, issued(0), NOW, "killed", NOW)
+            killed.close()
+            await until(found.is_set)
+
+    asyncio.run(scenario())
+    assert is_free(tmp_path)
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
