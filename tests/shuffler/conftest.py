@@ -1,6 +1,7 @@
 """A shuffler behind an in-memory transport, and what its callers say to it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from common.descriptor import SignedDescriptor
 from common.wire import DIGEST_HEADER, Lease
 from shuffler.app import create_app
+from shuffler.core import Shuffler
 from shuffler.settings import Settings
 from tests.shuffler.world import (
     COORDINATOR_TOKEN,
@@ -47,6 +49,16 @@ class Api:
     @property
     def settings(self) -> Settings:
         return settings(self.directory, **self._changes)
+
+    @property
+    def core(self) -> Shuffler:
+        """The shuffler behind the routes."""
+        found: Shuffler = self.client.app.state.shuffler  # type: ignore[attr-defined]
+        return found
+
+    def has_waiting(self) -> None:
+        """Return once somebody waits for news."""
+        until(lambda: self.core.changes._places.taken > 0)
 
     def _start(self) -> TestClient:
         app = create_app(self.settings, self.clock)
@@ -138,6 +150,21 @@ class Api:
         done = self.acknowledge(batch, answer.headers[DIGEST_HEADER])
         assert done.json()["state"] == "erased", done.text
         return batch.rows(answer.content)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def only_news_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits does not look again by himself."""
+    for pause in ("RECHECK_SECONDS", "STILL_SECONDS"):
+        monkeypatch.setattr(f"shuffler.waiting.{pause}", 3_600.0)
 
 
 both_engines = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)

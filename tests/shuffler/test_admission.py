@@ -88,7 +88,7 @@ def test_no_token_is_kept_and_no_stranger(api: Api) -> None:
     batch = api.deposit()
     assert api.lease(batch, [user(0)], "guess").status_code == 401
     assert api.lease(batch, [user(0)]).status_code == 200
-    found = api.client.app.state.shuffler.admission._nodes._held  # type: ignore[attr-defined]
+    found = api.core.admission._nodes._held
     assert set(found) == {hash_token(api.token)}
 
 
@@ -104,13 +104,14 @@ def test_an_upload_after_its_batch_ended_finds_it_over(api: Api) -> None:
 def test_an_upload_to_a_batch_that_ended_unheard_finds_it_over(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admission, "REMEMBERED_SECONDS", 3_600.0)
     batch = api.deposit()
     held = api.leases(batch, [user(0), user(1)])
     assert api.outcomes(batch, [(held[0].lease, batch.report())]) == ["accepted"]
-    core = api.client.app.state.shuffler  # type: ignore[attr-defined]
-    monkeypatch.setattr(core.changes, "notify", lambda: None)
+    monkeypatch.setattr(api.core.changes, "notify", lambda: None)
     assert api.abandon(batch).status_code == 200
-    assert core.admission._batches.get(batch.batch_id).state == "open"
+    remembered = api.core.admission._batches.get(batch.batch_id)
+    assert remembered is not None and remembered.state == "open"
     assert api.outcomes(batch, [(held[1].lease, batch.report())]) == ["late"]
     unknown = api.call("POST", f"/batches/{'00' * 16}/reports", api.token, content=b"x")
     assert problem(unknown) == "unknown-batch"
@@ -119,10 +120,11 @@ def test_an_upload_to_a_batch_that_ended_unheard_finds_it_over(
 def test_requests_that_are_known_read_nothing_before_they_write(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admission, "REMEMBERED_SECONDS", 3_600.0)
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]
     assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]
-    access = api.client.app.state.shuffler._access  # type: ignore[attr-defined]
+    access = api.core._access
     monkeypatch.setattr(access, "read", None)
     held = api.leases(batch, [user(1)])[0]
     assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]

@@ -1,7 +1,6 @@
 """The REST interface: what it answers, also to bad input."""
 
-import time
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -182,31 +181,24 @@ def test_revoking_a_node_that_is_none(api: Api) -> None:
     assert (answer.status_code, problem(answer)) == (404, "not-found")
 
 
+@pytest.mark.usefixtures("only_news_wakes")
 def test_a_long_poll_for_a_free_slot_wakes_at_a_deposit(api: Api) -> None:
-    found: list[Any] = []
-
-    def wait() -> None:
-        found.append(api.call("GET", "/batches?wait=20&accepting=1", api.token).json())
-
-    thread = Thread(target=wait)
-    thread.start()
-    time.sleep(0.2)
-    started = time.perf_counter()
-    batch = api.deposit()
-    thread.join(10)
-    assert time.perf_counter() - started < 5
-    assert found == [{"batches": [{"batch_id": batch.batch_id, "free_slots": 4}]}]
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(api.call, "GET", "/batches?wait=30&accepting=1", api.token)
+        api.has_waiting()
+        batch = api.deposit()
+        found = waiting.result(20).json()
+    assert found == {"batches": [{"batch_id": batch.batch_id, "free_slots": 4}]}
 
 
+@pytest.mark.usefixtures("only_news_wakes")
 def test_a_long_poll_for_the_seal_wakes_when_full(api: Api) -> None:
     batch = api.deposit()
-    found: list[Any] = []
-    thread = Thread(target=lambda: found.append(api.status(batch, wait=20, state="sealed")))
-    thread.start()
-    time.sleep(0.2)
-    api.fill(batch)
-    thread.join(10)
-    assert found[0]["state"] == "sealed"
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(api.status, batch, wait=30, state="sealed")
+        api.has_waiting()
+        api.fill(batch)
+        assert waiting.result(20)["state"] == "sealed"
 
 
 def test_the_coordinator_sees_no_clock_of_arrivals(api: Api) -> None:

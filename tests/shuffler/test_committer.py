@@ -104,6 +104,7 @@ def test_what_waits_goes_in_one_transaction(engine: Engine, committer: Committer
 def test_one_that_fails_undoes_itself_and_nobody_else(engine: Engine, committer: Committer) -> None:
     gate, before = Gate(), stored(engine)
     committer.submit(gate)
+    assert gate.entered.wait(10)
 
     def fail(connection: Connection) -> None:
         put("half")(connection)
@@ -121,6 +122,7 @@ def test_what_is_answered_is_of_the_run_that_counts(engine: Engine, committer: C
     """Beside one that fails a job runs twice."""
     gate, names = Gate(), iter("abcd")
     committer.submit(gate)
+    assert gate.entered.wait(10)
 
     def fail(_: Connection) -> None:
         raise RemoteError("late", "too late")
@@ -152,6 +154,7 @@ def test_when_the_commit_fails_nobody_is_told_it_worked(
 ) -> None:
     gate, before = Gate(), stored(engine)
     committer.submit(gate)
+    assert gate.entered.wait(10)
 
     def disk_full(_: Connection) -> None:
         raise OperationalError("INSERT", {}, Exception("database or disk is full"))
@@ -173,6 +176,7 @@ def test_when_the_connection_is_lost_nobody_is_told_it_worked(
     """On SQLite there is none to lose: the file's handle stands for it."""
     gate, before = Gate(), stored(engine)
     committer.submit(gate)
+    assert gate.entered.wait(10)
 
     def lose(connection: Connection) -> None:
         if connection.dialect.name == "postgresql":

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from common.errors import LocalError
 from shuffler import store
-from shuffler.core import Shuffler, preflight
+from shuffler.core import preflight
 from shuffler.permute import shuffle
 from shuffler.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
@@ -18,13 +18,8 @@ from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes
 pytestmark = both_engines
 
 
-def core(api: Api) -> Shuffler:
-    found: Shuffler = api.client.app.state.shuffler  # type: ignore[attr-defined]
-    return found
-
-
 def count(api: Api, table: str) -> int:
-    with core(api)._access.engine.connect() as connection:
+    with api.core._access.engine.connect() as connection:
         found = connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608
     return int(found)
 
@@ -235,7 +230,7 @@ def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None
     sent = api.fill(batch)
     if erased:
         api.finish(batch)
-    url = core(api)._access.engine.url
+    url = api.core._access.engine.url
     folders = [api.directory / "data"]
     if "host" in url.query:
         folders.append(Path(str(url.query["host"])) / "data")  # the server's files, its log too
@@ -283,12 +278,12 @@ def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("DROP FUNCTION full_disk CASCADE"))
 
-    core(api)._access.committer.submit(no_more_room).result(10)
+    api.core._access.committer.submit(no_more_room).result(10)
     answers = [api.upload(batch, [frame]) for frame in frames]
     stored = [answer.status_code == 200 for answer in answers]
     assert any(stored)
     assert {answer.status_code for answer in answers} == {200, 503}
-    core(api)._access.committer.submit(room_again).result(10)
+    api.core._access.committer.submit(room_again).result(10)
     api.restart()
     expected = ["replayed" if was else "accepted" for was in stored]
     assert api.outcomes(batch, frames) == expected

@@ -66,7 +66,7 @@ def test_expired_leases_are_given_out_again_lowest_first(api: Api) -> None:
 
 def test_the_next_expiry_is_that_of_a_live_lease_or_an_open_batch(api: Api) -> None:
     def next_expiry() -> int | None:
-        with api.client.app.state.shuffler._access.engine.connect() as store:  # type: ignore[attr-defined]
+        with api.core._access.engine.connect() as store:
             return open_batches(store, int(api.clock.now)).next_expiry
 
     assert next_expiry() is None
@@ -217,7 +217,7 @@ def test_who_held_a_lease_and_never_reported_is_forgotten_with_the_batch(api: Ap
     api.leases(batch, [user(3)])
     api.outcomes(batch, [(leases[0].lease, batch.report())])
     api.abandon(batch)
-    engine = api.client.app.state.shuffler._access.engine  # type: ignore[attr-defined]
+    engine = api.core._access.engine
     with engine.connect() as connection:
         (kept,) = connection.scalars(select(grants.c.users))
     assert bytes(kept) == bytes.fromhex(user(1)) + bytes(16)

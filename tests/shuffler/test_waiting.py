@@ -1,8 +1,8 @@
-"""Long polls, budgets and shared answers."""
+"""Long polls, budgets and shared answers. Polls run on a loop with a time of its own: exactly."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
 
 import pytest
 from starlette.requests import Request
@@ -12,6 +12,19 @@ from common.errors import LocalError
 from common.service import read_body
 from shuffler.store import Open
 from shuffler.waiting import Budget, Changes, metered
+from tests.system.simulation import machine
+
+T = TypeVar("T")
+
+
+def timed(scenario: Coroutine[object, object, T]) -> tuple[T, float]:
+    """What it returns, and after how many seconds, to the millisecond."""
+
+    async def whole() -> tuple[T, float]:
+        found = await scenario
+        return found, round(asyncio.get_running_loop().time(), 3)
+
+    return machine.run(whole())
 
 
 def test_a_budget_is_given_back() -> None:
@@ -67,24 +80,22 @@ def test_a_body_is_charged_as_it_arrives() -> None:
 
 
 def test_a_poll_ends_when_something_changes() -> None:
-    async def scenario() -> float:
+    async def scenario() -> int:
         changes, values = Changes(), iter([0, 1])
 
         async def look() -> int:
             return next(values)
 
         poll = asyncio.create_task(changes.poll(30, look, lambda value: value == 1))
-        await asyncio.sleep(0.01)
-        started = time.perf_counter()
+        await asyncio.sleep(0.1)
         changes.notify()
-        assert await poll == 1
-        return time.perf_counter() - started
+        return await poll
 
-    assert asyncio.run(scenario()) < 0.5
+    assert timed(scenario()) == (1, 0.1)
 
 
 def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
-    async def scenario() -> float:
+    async def scenario() -> int:
         changes, seen = Changes(), 0
 
         async def look() -> int:
@@ -94,41 +105,35 @@ def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
                 changes.notify()
             return seen
 
-        started = time.perf_counter()
-        await changes.poll(30, look, lambda value: value == 2)
-        return time.perf_counter() - started
+        return await changes.poll(30, look, lambda value: value == 2)
 
-    assert asyncio.run(scenario()) < 0.5
+    assert timed(scenario()) == (2, 0.0)
 
 
 def test_a_service_that_stops_lets_nobody_wait() -> None:
-    async def scenario() -> float:
+    async def scenario() -> int:
         changes = Changes()
 
         async def look() -> int:
             return 0
 
         poll = asyncio.create_task(changes.poll(30, look, bool))
-        await asyncio.sleep(0.01)
-        started = time.perf_counter()
+        await asyncio.sleep(0.1)
         changes.close()
         assert await poll == 0
-        assert await changes.poll(30, look, bool) == 0, "who comes later does not wait either"
-        return time.perf_counter() - started
+        return await changes.poll(30, look, bool)
 
-    assert asyncio.run(scenario()) < 0.5
+    assert timed(scenario()) == (0, 0.1), "who comes later does not wait either"
 
 
 def test_a_poll_ends_in_time() -> None:
-    async def scenario() -> float:
+    async def scenario() -> int:
         async def look() -> int:
             return 0
 
-        started = time.perf_counter()
-        assert await Changes().poll(0.2, look, bool) == 0
-        return time.perf_counter() - started
+        return await Changes().poll(0.2, look, bool)
 
-    assert 0.15 < asyncio.run(scenario()) < 1.0
+    assert timed(scenario()) == (0, 0.2)
 
 
 def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
@@ -151,7 +156,8 @@ def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
         await asyncio.gather(still, unsaid)
         return looks
 
-    assert asyncio.run(scenario()) == [2, 3], "at once, after a second, and when it is over"
+    found = timed(scenario())
+    assert found == ([2, 3], 1.5), "at once, after a second, and when it is over"
 
 
 def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +181,7 @@ def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> 
         await asyncio.gather(*polls)
         return [*pauses, changes.pause(unsaid=False)]
 
-    assert asyncio.run(scenario()) == [1.0, 3.0, 1.0]
+    assert machine.run(scenario()) == [1.0, 3.0, 1.0]
 
 
 def test_too_many_polls_are_refused() -> None:
@@ -192,7 +198,7 @@ def test_too_many_polls_are_refused() -> None:
         assert caught.value.slug == "too-many-requests"
         await poll
 
-    asyncio.run(scenario())
+    machine.run(scenario())
 
 
 @pytest.mark.parametrize(
