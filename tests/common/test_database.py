@@ -1,7 +1,6 @@
 """Opening a database: durable pragmas, locks, versions, damage, and what is said of each."""
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
-from common import database
-from common.database import claimed, meta_table, open_database, writer
+from common.database import CLAIM_SECONDS, IDLE_SECONDS, claimed, meta_table, open_database, writer
 from common.errors import LocalError
 from common.migrations import Schema
 from tests.postgres import Cluster
@@ -137,8 +135,8 @@ def test_a_reader_takes_none_and_sees_one_state(engine: Engine, other: Engine) -
 @postgres_only
 def test_a_writer_that_stops_loses_its_lock(engine: Engine, other: Engine) -> None:
     with pytest.raises(DBAPIError), writer(engine).begin() as stopped:
-        stopped.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
         stopped.execute(insert(things).values(thing=1))
+        stopped.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
         with writer(other).begin() as connection:  # waits until the server ended the other
             assert connection.scalars(select(things.c.thing)).all() == []
             connection.execute(insert(things).values(thing=2))
@@ -148,18 +146,16 @@ def test_a_writer_that_stops_loses_its_lock(engine: Engine, other: Engine) -> No
 
 
 @postgres_only
-def test_a_claim_outlives_long_work(
-    url: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_outlives_long_work(engine: Engine) -> None:
     """Permuting a batch of a gigabyte says nothing to the server for longer than a writer may."""
-    options = {"idle_in_transaction_session_timeout": "100ms"}
-    monkeypatch.setattr(database, "_POSTGRES_OPTIONS", options)
-    engine = open_database(url, schema)
+    limits = []
     with engine.connect() as connection:
-        assert claimed(connection, "something")
-        time.sleep(0.3)
-        assert connection.scalar(select(1)) == 1
-    engine.dispose()
+        for work in ("something", None):
+            assert work is None or claimed(connection, work)
+            shown = connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout")
+            limits.append(shown.scalar_one())
+            connection.rollback()
+    assert limits == [f"{CLAIM_SECONDS // 60}min", f"{IDLE_SECONDS}s"]
 
 
 @postgres_only

@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -25,8 +24,9 @@ from fastapi import FastAPI
 
 from common.endpoint import Tls
 from common.errors import LocalError
-from common.service import serve
+from common.service import GRACE_SECONDS, serve
 from deploy.certificates import make_authority
+from tests.asking import taken_up
 
 # Waits for news (ended by on_stop), or works for a while (must be finished in the drain).
 PROGRAM = """
@@ -87,34 +87,30 @@ def served(
         assert process.stdout.readline() == "serving\n", process.communicate()[1]
         yield process
         process.send_signal(by)
-        output = process.communicate(timeout=10)
+        output = process.communicate(timeout=60)
         assert (process.returncode, output) == (0, ("", ""))
     finally:
         process.kill()
         process.wait()
 
 
-def answers(process: subprocess.Popen[str], url: str, path: str) -> tuple[list[object], float]:
+def answered(process: subprocess.Popen[str], url: str, path: str) -> tuple[object, float]:
     """What the request gets when the process is told to stop meanwhile, and how long that took."""
-    found: list[object] = []
-    with httpx.Client(base_url=url, timeout=20) as client:
-        assert client.get("/ready").json() == "yes"
-        asking = threading.Thread(target=lambda: found.append(client.get(path).json()))
-        asking.start()
-        time.sleep(0.3)
+    with httpx.Client(base_url=url, timeout=60) as client:
+        answer = taken_up(client, path)
         process.terminate()
         started = time.monotonic()
-        asking.join()
-        process.wait(10)
+        found = answer.result().json()
+        process.wait(60)
     return found, time.monotonic() - started
 
 
 def test_who_waits_for_news_does_not_hold_the_drain() -> None:
     port = free_port()
     with served("127.0.0.1", port) as process:
-        found, seconds = answers(process, f"http://127.0.0.1:{port}", "/news")
-    assert found == ["no news"]
-    assert seconds < 3
+        found, seconds = answered(process, f"http://127.0.0.1:{port}", "/news")
+    assert found == "no news"
+    assert seconds < GRACE_SECONDS
 
 
 def test_a_signal_wakes_an_idle_service_at_once() -> None:
@@ -154,8 +150,8 @@ def test_bodies_arrive_whole_in_whatever_pieces(piece: int) -> None:
 def test_work_is_finished_before_leaving() -> None:
     port = free_port()
     with served("127.0.0.1", port) as process:
-        found, _ = answers(process, f"http://127.0.0.1:{port}", "/work")
-    assert found == ["done"]
+        found, _ = answered(process, f"http://127.0.0.1:{port}", "/work")
+    assert found == "done"
 
 
 def test_an_interrupt_is_a_drain_too_even_before_the_first_request() -> None:

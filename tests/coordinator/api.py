@@ -63,7 +63,7 @@ class Api:
         self.until(lambda: self.get(f"/{RUN}")["state"] == state)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -30,6 +30,8 @@ def test_a_run_shows_in_sums(api: Api) -> None:
     api.finish()
     api.until(lambda: api.get(f"/{RUN}/deployments")["deployments"][-1]["acknowledged"])
     spent = api.get(f"/{RUN}/ledger")
+    planned = 'riffle_coordinator_step_seconds_count{step="planning"}'
+    api.until(lambda: sample(scrape(api)[1], planned) == 2)  # told once it is acknowledged
     text = scrape(api)[1]
     for series, expected in {
         'riffle_coordinator_runs{state="finished"}': 1,
@@ -38,7 +40,6 @@ def test_a_run_shows_in_sums(api: Api) -> None:
         "riffle_coordinator_messages_opened": sum(e["opened"] for e in spent["entries"]),
         "riffle_coordinator_epsilon_spent": spent["epsilon"],
         "riffle_coordinator_seeded_batches": 0,
-        'riffle_coordinator_step_seconds_count{step="planning"}': 2,
         'riffle_coordinator_steps_failed_total{problem="unavailable"}': 1,
     }.items():
         assert sample(text, series) == pytest.approx(expected), series

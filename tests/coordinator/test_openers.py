@@ -41,6 +41,12 @@ def slow(data: bytes, *, seconds: float = 0.2) -> int:
     return len(data)
 
 
+def held(path: bytes) -> None:
+    """Goes on until the file is there."""
+    while not Path(path.decode()).exists():
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def openers() -> Iterator[Openers]:
     made = Openers(2)
@@ -79,12 +85,14 @@ def test_who_asked_a_process_that_dies_is_told() -> None:
     made.shutdown()
 
 
-def test_what_waits_is_cancelled_and_the_processes_end() -> None:
-    made = Openers(1)
+def test_what_waits_is_cancelled_and_the_processes_end(tmp_path: Path) -> None:
+    made, let_go = Openers(1), tmp_path / "let go"
     process = made.submit(pid, b"").result()
-    asked = [made.submit(slow, b"1") for _ in range(20)]
-    made.shutdown(wait=True, cancel_futures=True)
-    assert sum(one.cancelled() for one in asked) >= 15
+    asked = [made.submit(held, bytes(let_go)) for _ in range(20)]
+    made.shutdown(wait=False, cancel_futures=True)
+    assert sum(one.cancelled() for one in asked) >= 19
+    let_go.touch()
+    made.shutdown(wait=True)
     until_gone(process)
 
 

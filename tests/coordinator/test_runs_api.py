@@ -272,8 +272,8 @@ def test_a_long_poll_returns_when_the_next_deployment_comes(api: Api) -> None:
     release.start()
     started = time.monotonic()
     response = api.call("GET", f"/{RUN}/deployment?wait=20", headers={"If-None-Match": '"0"'})
-    assert response.json()["index"] == 1
-    assert 0.2 < time.monotonic() - started < 15
+    assert response.json()["index"] == 1  # so it waited for the release
+    assert time.monotonic() - started < 15
     release.join()
 
 
