@@ -24,7 +24,7 @@ from shuffler.schema import open_store as open_shuffler
 
 DEBIAN = "/usr/lib/postgresql"
 REQUIRED = "RIFFLE_REQUIRE_POSTGRES"
-START_SECONDS = 30
+START_SECONDS = 120
 DURABLE = ("listen_addresses=", "max_connections=60")
 OPTIONS = ("fsync=off", "full_page_writes=off", *DURABLE)
 TEMPLATES = {"shuffler": open_shuffler, "coordinator": open_coordinator}

@@ -23,7 +23,7 @@ def test_its_users_are_nodes_whose_reports_are_accepted(tmp_path: Path) -> None:
         target = Target(network.secrets, network.shuffler_url, network.coordinator_url)
         with Feeder(target.operator, load_spec(chosen.spec), 1_000):
             words = ["-f", "deploy/locustfile.py", "--csv", str(tmp_path / "locust")]
-            words += ["--headless", "-u", "5", "-r", "5", "-t", "5s", "--only-summary"]
+            words += ["--headless", "-u", "5", "-r", "5", "-t", "10s", "--only-summary"]
             done = subprocess.run(
                 [sys.executable, "-m", "locust", *words],
                 cwd=ROOT,

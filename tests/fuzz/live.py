@@ -87,12 +87,23 @@ class Batch:
 
 
 @dataclass
+class Clock:
+    """What the shuffler takes for the time: as many seconds ahead as a test says."""
+
+    ahead: float = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+
+@dataclass
 class Network:
     """A shuffler, a coordinator and an enrolled node."""
 
     shuffler: str
     coordinator: str
     folder: Path
+    clock: Clock
     node: str = ""
     """The node's token."""
     _numbers: Iterator[int] = field(default_factory=count)
@@ -181,7 +192,8 @@ class Network:
 def network(folder: Path, **shuffler_settings: Any) -> Iterator[Network]:
     """Both services, their stores in ``folder``; no run yet."""
     demands = {"max_beta": coordinators.SMALL["beta"], **shuffler_settings}
-    shuffler = shuffler_app(shufflers.settings(folder, **demands))
+    clock = Clock()
+    shuffler = shuffler_app(shufflers.settings(folder, **demands), clock)
     with serving(shuffler) as url:
         settings = coordinators.settings(folder / "coordinator", shuffler_url=url)
         settings.shuffler_token_file.write_text(COORDINATOR_TOKEN)
@@ -189,7 +201,7 @@ def network(folder: Path, **shuffler_settings: Any) -> Iterator[Network]:
             settings, registry=coordinators.registry(), analyzer=coordinators.analyzer()
         )
         with serving(app) as other:
-            made = Network(url, other, folder)
+            made = Network(url, other, folder, clock)
             made.node = made.enrol()
             yield made
 

@@ -56,13 +56,15 @@ def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> 
 
 
 def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
-    words = command(tmp_path, "--nodes", "3", "--rate", "3", "--duration", "600", "--batch", "300")
-    with subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli.main", *words], stdout=subprocess.PIPE, text=True
-    ) as process:
-        data = tmp_path / "data" / "shuffler"
-        deadline = time.monotonic() + 60
-        while not list(data.glob("secrets/*")):
+    out, said = tmp_path / "out", tmp_path / "said"
+    words = command(out, "--nodes", "3", "--rate", "3", "--duration", "600", "--batch", "300")
+    program = [sys.executable, "-m", "deploy.cli.main", *words]
+    with (
+        said.open("w") as screen,
+        subprocess.Popen(program, stdout=subprocess.PIPE, stderr=screen, text=True) as process,
+    ):
+        deadline = time.monotonic() + 120
+        while "loading for" not in said.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(5)

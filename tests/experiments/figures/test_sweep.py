@@ -156,13 +156,13 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         finally:
             for process in reversed(started):
                 process.terminate()
-                process.wait(20)
+                process.wait(60)
 
 
 def _address(file: Path) -> str:
     import time
 
-    for _ in range(300):
+    for _ in range(900):
         if file.exists() and file.read_text().strip():
             return str(json.loads(file.read_text())["address"])
         time.sleep(0.1)
