@@ -173,19 +173,22 @@ class RunView {
   }
 
   draw() {
+    this.changed = true;
     if (this.waiting || this.sections === null) return;
     this.waiting = true;
     setTimeout(() => this.drawPart(0), this.drawn ? DRAW_MILLISECONDS : 0);
     this.drawn = true;
   }
 
-  /** One card a frame, so that no frame is late. */
+  /** One card a frame, so that no frame is late; once more when something came meanwhile. */
   drawPart(part) {
     requestAnimationFrame(() => {
       if (this.signal.aborted) return;
+      if (part === 0) this.changed = false;
       this.waiting = part + 1 < this.sections.parts.length;
       this.sections.parts[part].draw(this.known, this.events);
       if (this.waiting) this.drawPart(part + 1);
+      else if (this.changed) this.draw();
     });
   }
 }

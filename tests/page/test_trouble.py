@@ -14,7 +14,7 @@ from tests.page.node import HandNode
 from tests.page.test_page import cells
 
 N, SENT = 100, 25
-SECONDS = 5
+SECONDS = 20  # for all that is done while a batch is open, on a busy machine
 
 
 def test_losses_are_shown_by_reason(
@@ -55,12 +55,12 @@ def test_losses_are_shown_by_reason(
             assert node.send([(node.lease(1)[0], node.garbled())]) == ["accepted"]
     finally:
         nodes.send_signal(signal.SIGCONT)
-    expect(page.locator("#run-state")).to_have_text("failed", timeout=15_000)
+    expect(page.locator("#run-state")).to_have_text("failed")
     rows = page.locator("#batches-table tbody tr")
     expect(rows.nth(0)).to_contain_text("rejected")
     expect(rows.nth(1).locator("td").last).to_have_text("yes")
     messages = operator.conservation(run["id"])["batches"][1]["shuffler"]["messages_a_report"]
-    expect(rows.nth(0)).to_contain_text(f"{(N - 1) * messages:,}", timeout=15_000)
+    expect(rows.nth(0)).to_contain_text(f"{(N - 1) * messages:,}")
     rejected, abandoned = cells(page.locator("#batches-table"))
     assert abandoned[2:] == [
         "abandoned", "100", "25", "1", "1", "wrong-key 1", "expire 25", "\u2013", "\u2013", "yes",
@@ -74,7 +74,7 @@ def test_losses_are_shown_by_reason(
 
 def wait_for(operator: Operator, run: str, state: str, index: int) -> dict[str, Any]:
     """A run's deployment, once it is in this state."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         rows = operator.deployments(run)
         if len(rows) > index and rows[index]["state"] == state:
