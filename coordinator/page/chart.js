@@ -5,8 +5,8 @@ import uPlot from "./vendor/uPlot.esm.js";
 import { h, say } from "./dom.js";
 import { brief, number } from "./format.js";
 import { table } from "./table.js";
+import { thinned } from "./thin.js";
 
-const LIMIT = 1000;
 const HEIGHT = 220;
 const FEW = 40;
 const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
@@ -22,29 +22,6 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 export function dropCharts() {
   for (const one of charts) one.destroy();
   charts.clear();
-}
-
-/** Indices of at most `LIMIT` points that keep each stretch's smallest and largest value of `y`. */
-export function thinned(y) {
-  if (y.length <= LIMIT) return y.map((_, i) => i);
-  const kept = [0];
-  const size = (y.length - 2) / (LIMIT / 2 - 2);
-  for (let start = 1; start < y.length - 1; start += size) {
-    const end = Math.min(y.length - 1, Math.floor(start + size));
-    kept.push(...extremes(y, Math.floor(start), end));
-  }
-  kept.push(y.length - 1);
-  return kept;
-}
-
-function extremes(y, start, end) {
-  let low = start;
-  let high = start;
-  for (let i = start; i < end; i += 1) {
-    if (y[i] < y[low]) low = i;
-    if (y[i] > y[high]) high = i;
-  }
-  return [...new Set([low, high])].sort((a, b) => a - b);
 }
 
 /** A chart of `series` [{ name, colour, dash, width, dots, step, quiet }] over one x; `bands` pairs
@@ -107,7 +84,8 @@ export function chart(id, title, { x, series, bands = [], log = false, whole = f
       say(sentence, text);
       marks.forEach((mark, i) => mark && (mark.hidden = all[i + 1].every((value) => value === null)));
       if (!holder.clientWidth) return;
-      const kept = thinned(all[1]);
+      const drawn = (dots) => all.slice(1).filter((_, i) => Boolean(series[i].dots) === dots);
+      const kept = thinned(drawn(false), drawn(true));
       const shown = all.map((column) => kept.map((i) => column[i]));
       holder.dataset.points = kept.length;
       if (plot === null) make(shown);
