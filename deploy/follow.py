@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import LocalError
+from common.errors import LocalError, RemoteError
 from coordinator.specs import MANUAL, TrueValue, Truth
 from deploy.cli.output import RunError, bar, line, progress
 from deploy.operator import Answer, Operator
@@ -40,6 +40,23 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
         raise RunError("wrong-state", f"run {run['id']} did not finish: {reason}")
     seeds = {"learner": preset.spec.seed, "test": preset.spec.test_seed}
     return write(folder, finished, mdp, time.monotonic() - started, seeds)
+
+
+def stop_earlier(operator: Operator) -> None:
+    """Stop what an interrupted command left running in the folder of a network just started.
+
+    Raises:
+        RemoteError: one of them cannot be stopped, for another reason than that it ended meanwhile.
+    """
+    for run in operator.runs():
+        if run["state"] == "running":
+            try:
+                operator.stop(run["id"])
+            except RemoteError as error:
+                if error.slug != "wrong-state":
+                    raise
+            else:
+                progress.print(f"stopped run {run['id']}, which was left here unfinished")
 
 
 def ignore(event: Answer) -> None:

@@ -2,19 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, Output, emit, one_line_errors, table
-from deploy.cli.runs import Force
+from deploy.cli.runs import Force, Nodes, Out, Workers, results
 from deploy.comparison import TRUST_MODELS, compare
+from deploy.follow import stop_earlier
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
+from deploy.report import FILES
 
 FILE = "comparison.json"
+WRITTEN = (FILE, *(f"{trust}/{name}" for trust in TRUST_MODELS for name in FILES))
 
 
 @one_line_errors
@@ -28,16 +29,18 @@ def compare_command(
     epsilon: specs.Epsilon = None,
     beta: specs.Beta = None,
     families: specs.FamiliesOption = None,
+    constants: specs.Constants = None,
     option: specs.Option = None,
-    nodes: Annotated[int, typer.Option(min=1, help="nodes to start")] = 20,
-    workers: Annotated[int, typer.Option(min=1, help="processes for cryptography")] = 2,
-    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs/compare"),
+    nodes: Nodes = 20,
+    workers: Workers = 2,
+    out: Out = Path("runs/compare"),
     force: Force = False,
     output: Output = Format.text,
 ) -> None:
     """Run shuffle, local and central trust on one network of loopback, and print the table.
 
-    The three run one after another, each with users of its own.
+    The three run one after another, each with users of its own. An earlier run of the same folder
+    that was left unfinished is stopped first.
     """
     chosen = specs.resolve(
         preset,
@@ -50,14 +53,18 @@ def compare_command(
         epsilon=epsilon,
         beta=beta,
         families=families,
+        preset=constants,
     )
     for trust in TRUST_MODELS:  # refuse before anything is started
         spec = chosen.spec.model_copy(update={"trust": trust})
         Registry(files=chosen.learners).build(spec)
-    if (out / FILE).exists() and not force:
-        raise FileExistsError(f"{out / FILE} exists; choose another --out or say --force")
     config = LocalConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
-    with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
+    with (
+        results(out, force=force, names=WRITTEN) as lock,
+        LocalNetwork(config, lock) as network,
+        Operator.of(network.secrets) as operator,
+    ):
+        stop_earlier(operator)
         rows = compare(operator, chosen, out)
         (out / FILE).write_text(json.dumps(rows, indent=2) + "\n")
     emit({"models": rows}, output, lambda: _show(rows, out))

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from deploy.cli import specs
 from deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
 from deploy.folder import claimed
-from deploy.follow import run_to_end
+from deploy.follow import run_to_end, stop_earlier
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
 from deploy.presets import Preset
@@ -23,6 +23,8 @@ from deploy.report import FILES
 from deploy.wire import Split
 
 Out = Annotated[Path, typer.Option(help="folder for the results")]
+Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
+Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
 
 
@@ -40,8 +42,8 @@ def up_command(
     families: specs.FamiliesOption = None,
     constants: specs.Constants = None,
     option: specs.Option = None,
-    nodes: Annotated[int, typer.Option(min=1, help="nodes to start")] = 20,
-    workers: Annotated[int, typer.Option(min=1, help="processes for cryptography")] = 2,
+    nodes: Nodes = 20,
+    workers: Workers = 2,
     shuffler_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
     coordinator_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
     out: Out = Path("runs/up"),
@@ -154,28 +156,22 @@ def run_command(
 
 
 @contextlib.contextmanager
-def results(out: Path, *, force: bool) -> Iterator[int]:
+def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator[int]:
     """The results' folder, ours alone in the block and without earlier results; yields its lock.
+
+    Results are files of these ``names``.
 
     Raises:
         LocalError: ``unavailable``, a network is up in it or another command writes there.
         FileExistsError: there are results, finished or not, and ``force`` is false.
     """
     with claimed(out) as lock:
-        earlier = [out / name for name in FILES if (out / name).exists()]
+        earlier = [out / name for name in names if (out / name).exists()]
         if earlier and not force:
             raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
         for file in earlier:
             file.unlink()
         yield lock
-
-
-def stop_earlier(operator: Operator) -> None:
-    """Stop what an interrupted ``riffle up`` left running in this folder."""
-    for run in operator.runs():
-        if run["state"] == "running":
-            operator.stop(run["id"])
-            progress.print(f"stopped run {run['id']}, which was left here unfinished")
 
 
 def stay(network: LocalNetwork) -> None:

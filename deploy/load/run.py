@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from coordinator.specs import RunSpec
+from deploy.follow import stop_earlier
 from deploy.load.crew import Crew, Sample
 from deploy.load.document import document
 from deploy.load.feed import Feeder, load_spec
@@ -86,6 +87,7 @@ class Target:
 def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
     """A network on loopback, without nodes, on the processors that services may use.
 
+    What an earlier load that was killed left running there is stopped.
     ``lock`` is that of its folder, which is claimed already.
     """
     chosen = preset("paper")
@@ -104,7 +106,10 @@ def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
         finally:
             os.sched_setaffinity(0, mine)
         pids = {role: process.pid for role, process in network.processes.items()}
-        yield Target(network.secrets, network.shuffler_url, network.coordinator_url, pids)
+        target = Target(network.secrets, network.shuffler_url, network.coordinator_url, pids)
+        with target.operator() as operator:
+            stop_earlier(operator)
+        yield target
         network.check_alive()
 
 

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.specs import RunSpec
 from deploy.cli.main import build
 from deploy.comparison import SEES, TRUST_MODELS
+from deploy.local import LocalConfig, LocalNetwork
+from deploy.operator import Operator
+from deploy.presets import Preset, preset
 
 SMALL = ["--param", "states=3", "--horizon", "3", "--episodes", "300", "--epsilon", "4"]
 SMALL += ["--beta", "1e-3", "--option", "first_stage=60", "--nodes", "3"]
@@ -36,6 +40,53 @@ def test_three_runs_on_one_network(tmp_path: Path) -> None:
     code, _, err = compare(*SMALL, "--out", str(tmp_path))
     assert code == 3
     assert "comparison.json exists" in err
+
+
+def left_unfinished(folder: Path) -> str:
+    """What a command that was interrupted leaves in a folder: the id of its run."""
+    config = LocalConfig(folder, "RiverSwim-v0", nodes=0, workers=1)
+    with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
+        return str(operator.create_run(preset("demo").spec)["id"])
+
+
+@pytest.mark.parametrize("name", ["shuffle/summary.json", "local/stages.csv", "central/regret.png"])
+def test_results_of_an_interrupted_comparison_are_not_written_over(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text("mine")
+    code, _, err = compare(*SMALL, "--out", str(tmp_path))
+    assert code == 3
+    assert f"{name} exists" in err
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_run_that_was_left_unfinished_is_stopped_before_the_first_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def begin(operator: Operator, _: Preset, out: Path) -> list[dict[str, str]]:
+        seen.extend((run["id"], run["state"]) for run in operator.runs())
+        assert not (out / "local" / "stages.csv").exists()
+        return []
+
+    left = left_unfinished(tmp_path)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "stages.csv").write_text("of an earlier one")
+    monkeypatch.setattr("deploy.cli.compare.compare", begin)
+    code, _, err = compare(*SMALL, "--out", str(tmp_path), "--force", "--format", "json")
+    assert code == 0, err
+    assert seen == [(left, "stopped")]
+    assert f"stopped run {left}" in err
+
+
+def test_constants_are_those_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[RunSpec] = []
+    monkeypatch.setattr("deploy.cli.compare.Registry.build", lambda _, spec: built.append(spec))
+    (tmp_path / "comparison.json").write_text("[]")  # nothing is started
+    assert compare("--constants", "paper", "--out", str(tmp_path))[0] == 3
+    assert [spec.preset for spec in built] == ["paper"] * 3
 
 
 @pytest.mark.parametrize("name", ["ucbvi-ldp", "nobody"])

@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from common.errors import LocalError
+from common.errors import LocalError, RemoteError
 from coordinator.specs import Truth
-from deploy.follow import TrueValues
+from deploy.follow import TrueValues, stop_earlier
 from deploy.operator import Operator
 from node_client.environments.tabular import riverswim
 
@@ -49,3 +49,37 @@ def test_values_wait_while_the_coordinator_is_away() -> None:
     always_left = 0.03
     mixed = 0.75 * always_left + 0.25 * second.values[0].value
     assert first.values[0].value == pytest.approx(mixed)
+
+
+def test_an_earlier_run_that_ends_meanwhile_needs_no_stop(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Ending:
+        """An operator's client; the second run ends before it can be stopped."""
+
+        stopped: list[str] = []  # noqa: RUF012 -- of one test
+
+        def runs(self) -> list[dict[str, str]]:
+            states = ("finished", "running", "running")
+            return [{"id": str(i), "state": state} for i, state in enumerate(states)]
+
+        def stop(self, run_id: str) -> None:
+            if run_id == "1":
+                raise RemoteError("wrong-state", "run 1 is finished")
+            self.stopped.append(run_id)
+
+    stop_earlier(cast("Operator", Ending()))
+    assert Ending.stopped == ["2"]
+    assert capsys.readouterr().err == "stopped run 2, which was left here unfinished\n"
+
+
+def test_an_earlier_run_that_cannot_be_stopped_is_said() -> None:
+    class Closed:
+        def runs(self) -> list[dict[str, str]]:
+            return [{"id": "1", "state": "running"}]
+
+        def stop(self, run_id: str) -> None:
+            raise RemoteError("unauthorized", "no token")
+
+    with pytest.raises(RemoteError, match="no token"):
+        stop_earlier(cast("Operator", Closed()))

@@ -12,6 +12,7 @@ from deploy.folder import claimed
 from deploy.load import crew
 from deploy.load.crew import Crew
 from deploy.load.feed import Feeder, load_spec
+from deploy.load.run import LoadConfig, own_network
 from deploy.load.worker import Share, Worker
 from deploy.operator import Operator
 from deploy.presets import preset
@@ -70,6 +71,15 @@ def test_runs_that_were_made_are_stopped() -> None:
     with pytest.raises(KeyboardInterrupt), feeder:
         pass
     assert Half.stopped == ["one"]
+
+
+def test_runs_that_a_killed_load_left_are_stopped(tmp_path: Path) -> None:
+    config = LoadConfig(tmp_path, nodes=1, rate=1, seconds=1, workers=1)
+    with claimed(tmp_path) as lock:
+        with own_network(config, lock) as target, target.operator() as operator:
+            left = operator.create_run(load_spec(preset("paper").spec))["id"]
+        with own_network(config, lock) as target, target.operator() as operator:
+            assert [(run["id"], run["state"]) for run in operator.runs()] == [(left, "stopped")]
 
 
 @pytest.mark.parametrize("said", ["2 nodes", "loading for 60 s"])
