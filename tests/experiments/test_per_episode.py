@@ -35,7 +35,6 @@ WORLDS = {"riverswim": riverswim(), "random": random_mdp(Sizes(5, 3, 4), 1)}
 
 
 @compiled
-@pytest.mark.timeout(120)  # compiles the kernels when they are not on disk
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("levels", ["paper", "tight"])
 @pytest.mark.parametrize("bonus", BONUSES)

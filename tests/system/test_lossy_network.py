@@ -21,7 +21,7 @@ SEED = int(os.environ.get("RIFFLE_LOSSY_SEED", str(time.time_ns() % 10**6)))
 EPISODES = 240
 
 
-@pytest.mark.timeout(60 + 60 * RUNS)
+@pytest.mark.timeout(600 + 60 * RUNS)
 def test_a_network_that_loses_repeats_and_reorders_changes_no_count(tmp_path: Path) -> None:
     print(f"RIFFLE_LOSSY_SEED={SEED}")
     network = LocalNetwork(seeded_network(tmp_path, lease_seconds=3))

@@ -7,6 +7,7 @@ that was acknowledged is lost, nothing is counted twice, no batch is released sh
 """
 
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.system.agreement import (
     seeded_network,
     seeded_spec,
 )
+from tests.system.test_restore import rows, store, until
 
 
 def operator_of(network: LocalNetwork) -> Operator:
@@ -45,23 +47,34 @@ def test_private_counts_are_equal_batch_by_batch(trust: Trust, tmp_path: Path) -
     assert files | {"manifest.json"} <= {file.name for file in tmp_path.iterdir()}
 
 
+def reports(network: LocalNetwork) -> int:
+    """How many the shuffler has taken so far."""
+    ((found,),) = rows(store(network, "shuffler"), "SELECT coalesce(sum(reports), 0) FROM batches")
+    return int(str(found))
+
+
 def test_killing_every_process_changes_no_count(tmp_path: Path) -> None:
     spec = seeded_spec(900)
     victims = ["shuffler", "coordinator", "node", "shuffler", "coordinator"]
     config = seeded_network(tmp_path, lease_seconds=3)
     with LocalNetwork(config) as network, operator_of(network) as operator:
+        network.processes["node"].send_signal(signal.SIGSTOP)
         operator.create_run(spec)
         killed = 0
         for victim in victims:
             if operator.run(RUN_ID)["state"] != "running":
                 break
             killed += 1
-            time.sleep(1.0)
+            enough = reports(network) + 1
+            network.processes["node"].send_signal(signal.SIGCONT)
+            until(lambda enough=enough: reports(network) >= enough)  # type: ignore[misc]
             network.processes[victim].kill()
             network.processes[victim].wait()
             network.start(victim)
+            network.processes["node"].send_signal(signal.SIGSTOP)  # so that the run is not over
             network.wait_ready("coordinator")
         assert killed >= 3, "the run was too short to say anything"
+        network.processes["node"].send_signal(signal.SIGCONT)
         events = [event["kind"] for event in operator.events(RUN_ID)]
         assert events[-1] == "run_finished"
         assert events.count("batch_counted") == len(operator.deployments(RUN_ID))

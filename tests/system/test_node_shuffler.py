@@ -6,6 +6,7 @@ those of the per-user path without network, to the last message.
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -66,6 +67,7 @@ def running(settings: ShufflerSettings, port: int = 0) -> Iterator[httpx.Client]
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive()
                 time.sleep(0.01)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with httpx.Client(base_url=url, timeout=40) as client:
@@ -120,10 +122,12 @@ def deposit(client: httpx.Client, **changes: Any) -> SignedDescriptor:
 
 def sealed(client: httpx.Client, batch_id: str) -> dict[str, Any]:
     """Wait for a batch; its status."""
-    path = f"/batches/{batch_id}/status?wait=30&state=sealed"
-    found: dict[str, Any] = call(client, "GET", path, OPERATOR_TOKEN).json()
-    assert found["state"] == "sealed"
-    return found
+    path, deadline = f"/batches/{batch_id}/status?wait=30&state=sealed", time.monotonic() + 120
+    while True:
+        found: dict[str, Any] = call(client, "GET", path, OPERATOR_TOKEN).json()
+        if found["state"] == "sealed":
+            return found
+        assert time.monotonic() < deadline
 
 
 async def serve_until(settings: NodeSettings, client: httpx.Client, batches: list[str]) -> Totals:
@@ -197,17 +201,24 @@ def test_nodes_wait_for_a_shuffler_that_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("demand", [{"max_epsilon": 2.0}, {"test_entry": False}])
 def test_a_batch_that_the_nodes_owner_refuses_stays_empty(
-    demand: dict[str, Any], tmp_path: Path
+    demand: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(shuffler_settings(tmp_path)) as client:
+    with (
+        caplog.at_level(logging.INFO, "riffle.node"),
+        running(shuffler_settings(tmp_path)) as client,
+    ):
         settings = node_settings(tmp_path, client, **demand)
         signed = deposit(client, test_seed=5)
         batch_id = parse(signed.descriptor.encode()).descriptor.batch_id
 
         async def go() -> Totals:
             stop, totals = asyncio.Event(), Totals()
-            asyncio.get_running_loop().call_later(2.0, stop.set)
-            await serve(settings, stop, totals)
+            nodes = asyncio.create_task(serve(settings, stop, totals))
+            while "batch-refused" not in caplog.text and not nodes.done():
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)  # nor does anything come later
+            stop.set()
+            await nodes
             return totals
 
         assert asyncio.run(go()) == Totals()

@@ -34,7 +34,7 @@ def operator(network: LocalNetwork) -> Iterator[Operator]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -57,7 +57,7 @@ def online_copy(file: Path, copy: Path) -> None:
 
 def stop(network: LocalNetwork, role: str) -> None:
     network.processes[role].terminate()
-    assert network.processes[role].wait(30) == 0
+    assert network.processes[role].wait(60) == 0
 
 
 def restore(file: Path, copy: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_noth
         online_copy(file, older)
     finally:
         nodes.send_signal(signal.SIGCONT)
-    until(lambda: operator.deployment(run_id, 0)["state"] == "counted")
+    until(lambda: operator.deployment(run_id, 0)["acknowledged"])
     stop(network, "coordinator")
     online_copy(file, newer)
     released = "SELECT batch_id, messages_sha256 FROM batches WHERE messages_sha256 IS NOT NULL"

@@ -1,6 +1,7 @@
 """The analyzer's key is rotated amid a live run, by the command, and nothing is lost."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -41,9 +42,14 @@ def test_a_rotation_amid_a_live_run(tmp_path: Path) -> None:
         ) as operator,
     ):
         first = next(keys.glob("*.key"))
-        operator.create_run(spec)
-        while not any(row["state"] == "open" for row in operator.deployments(RUN_ID)):
-            time.sleep(0.05)
+        nodes = network.processes["node"]
+        nodes.send_signal(signal.SIGSTOP)  # so that no batch is over before it is seen
+        try:
+            operator.create_run(spec)
+            while not any(row["state"] == "open" for row in operator.deployments(RUN_ID)):
+                time.sleep(0.05)
+        finally:
+            nodes.send_signal(signal.SIGCONT)
         rotate(network)
         events = [event["kind"] for event in operator.events(RUN_ID)]
         assert events[-1] == "run_finished"
