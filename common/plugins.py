@@ -50,7 +50,7 @@ def from_file(reference: str) -> Maker:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise LocalError("invalid-spec", f"{reference}: {where(error)}") from error
+        raise LocalError("invalid-spec", f"{reference}: {where(error, str(file))}") from error
     return _callable(reference, vars(module), name)
 
 
@@ -78,13 +78,28 @@ def parameters(maker: Maker) -> list[str]:
     return [p.name for p in inspect.signature(maker).parameters.values() if p.kind in kinds]
 
 
-def where(error: BaseException) -> str:
-    """An error of somebody's code in one line: what, and in which line of which file."""
-    frames = traceback.extract_tb(error.__traceback__)
+def where(error: BaseException, file: str | None = None) -> str:
+    """An error of somebody's code in one line: what, and in which line of which file.
+
+    The line is the innermost of ``file``, theirs, where the error passed through it, for whoever
+    has made a mistake looks for it there and not in a library. Else it is the innermost of all but
+    our call of their code.
+    """
+    called = traceback.extract_tb(error.__traceback__)[1:]
+    frames = [frame for frame in called if frame.filename == file] or called
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):
         place = f" (line {error.lineno})"
     return f"{type(error).__name__}: {error}{place}"
+
+
+def file_of(code: object) -> str | None:
+    """The file of a class, of a function, or of an object's class; None of what is built in."""
+    written = code if inspect.isclass(code) or inspect.isroutine(code) else type(code)
+    try:
+        return inspect.getfile(written)
+    except (TypeError, OSError):
+        return None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -39,12 +39,13 @@ from coordinator.estimate import value_estimate
 from coordinator.events import wait
 from coordinator.journal import JOURNAL
 from coordinator.laps import Laps
-from coordinator.learning.learner import Learner
+from coordinator.learning.learner import Learner, LearnerError
 from coordinator.leases import LeaseLostError, RunLease
 from coordinator.planning import Issue
 from coordinator.records import DeploymentRecord, Released, RunRecord, Settlement
 from coordinator.recovery import replay
-from coordinator.shuffler_api import Messages, Shuffler
+from coordinator.registry import refusal
+from coordinator.shuffler_api import Messages, state_at
 from coordinator.specs import MANUAL
 from coordinator.threads import in_thread
 
@@ -108,8 +109,7 @@ class Driver:
             await self._after(run, _store_trouble(error))
         except Exception as error:
             JOURNAL.failed("step-failed", error, run_id=self._run_id)
-            name = type(error).__name__
-            await self._after(run, LocalError("internal", f"unexpected {name}; see the log"))
+            await self._after(run, _unexpected(run, error))
         else:
             self._failures, self.trouble = 0, None
 
@@ -317,7 +317,7 @@ class Driver:
             self._desk.analyzer.check_key(context)
         except LocalError:
             # What cannot be opened is not fetched again and again, only watched.
-            if await _state_at(shuffler, batch_id) in FULL:
+            if await state_at(shuffler, batch_id) in FULL:
                 raise
             return None
         try:
@@ -385,15 +385,12 @@ class Driver:
         self._desk.metrics.took(timings)
 
 
-async def _state_at(shuffler: Shuffler, batch_id: str) -> BatchState | None:
-    """A batch's state at the shuffler; None when it does not know it."""
-    try:
-        return (await shuffler.status(batch_id, 0.0)).state
-    except RemoteError as error:
-        if error.slug != "unknown-batch":
-            raise
-        return None
-
-
 def _store_trouble(error: SQLAlchemyError) -> LocalError:
     return LocalError("unavailable", f"the store cannot be used: {str(error).splitlines()[0]}")
+
+
+def _unexpected(run: RunRecord, error: Exception) -> RiffleError:
+    """What a run fails with: the words of a learner that cannot go on, else where to look."""
+    if isinstance(error, LearnerError):
+        return refusal(run.spec, error)
+    return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

@@ -14,7 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.descriptor import first_fault
 from common.errors import LocalError, RemoteError
-from common.plugins import Maker, from_entry_point, from_file, nearest, offered, parameters
+from common.plugins import Maker, from_entry_point, from_file, nearest, offered
+from coordinator.brought import Brought
 from coordinator.learning.learner import Learner, LearnerError, Problem
 from coordinator.learning.presets import PRESETS, Constants
 from coordinator.learning.schedule import Schedule
@@ -56,14 +57,15 @@ class Registry:
         """A fresh learner for a run.
 
         Raises:
-            RemoteError: ``invalid-spec`` when there is no such learner, its options are not valid
-                or it refuses the problem; ``batch-too-small`` from the noise it asked about.
+            RemoteError: ``invalid-spec`` when there is no such learner, its options are not valid,
+                it refuses the problem, or it was brought and makes a mistake at once;
+                ``batch-too-small`` from the noise it asked about.
         """
         factory = self._factory(spec.learner)
         try:
             return factory(problem(spec), spec.preset, spec.options)
         except LearnerError as error:
-            raise RemoteError("invalid-spec", f"{spec.learner}: {error}") from error
+            raise refusal(spec, error) from error
 
     def _factory(self, name: str) -> Factory:
         if name in self._known:
@@ -76,12 +78,12 @@ class Registry:
 
 def _brought(maker: Maker, problem: Problem, _: str, options: Options) -> Learner:
     """A learner of somebody else's; it has no presets, and options are its parameters."""
-    settable = parameters(maker)[1:]
-    for name in sorted(set(options) - set(settable)):
-        hint, known = nearest(name, settable) or ";", ", ".join(settable) or "none"
-        raise LearnerError(f"there is no option {name!r}{hint} known are {known}")
-    learner: Learner = maker(problem, **options)
-    return learner
+    return Brought(maker, problem, options)
+
+
+def refusal(spec: RunSpec, error: LearnerError) -> RemoteError:
+    """What a run ends with, or is refused with, whose learner cannot go on: the learner's words."""
+    return RemoteError("invalid-spec", f"{spec.learner}: {error}")
 
 
 def problem(spec: RunSpec) -> Problem:
@@ -149,11 +151,18 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
         problem.noise(schedule.exploit, 0)
 
 
+def sdp_pe_in(learner: Learner) -> SDPPE | None:
+    """The SDP-PE that this learner is, also where somebody brought one that builds on it."""
+    inner = learner.learner if isinstance(learner, Brought) else learner
+    return inner if isinstance(inner, SDPPE) else None
+
+
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
     """Sizes and scopes of the batches that a learner is known to ask for; none of others."""
-    if not isinstance(learner, SDPPE):
+    inner = sdp_pe_in(learner)
+    if inner is None:
         return set()
-    stages = learner.schedule.stages
+    stages = inner.schedule.stages
     return {(n, 0) for stage in stages for n in stage.crude} | {(s.fine, None) for s in stages}
 
 

@@ -8,11 +8,12 @@ from common.errors import LocalError, RemoteError
 from coordinator.desk import Desk
 from coordinator.drivers import Drivers
 from coordinator.events import STOPPED, wait
-from coordinator.learning.learner import Deployment, Learner
+from coordinator.journal import JOURNAL
+from coordinator.learning.learner import Deployment, Learner, LearnerError
 from coordinator.leases import Replica
 from coordinator.planning import Issue, check_bytes, same_deployment
 from coordinator.records import DeploymentRecord
-from coordinator.registry import batches
+from coordinator.registry import batches, refusal
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from coordinator.threads import in_thread
 
@@ -68,7 +69,11 @@ class Coordinator:
         learner = self.desk.registry.build(spec)
         for n, layer in batches(learner):
             check_bytes(spec, n, layer)
-        deployment = learner.next_deployment()
+        try:
+            deployment = learner.next_deployment()
+        except LearnerError as error:
+            JOURNAL.failed("learner-failed", error, run_id=run_id)
+            raise refusal(spec, error) from error
         if deployment is None:
             return learner, None
         return learner, self.desk.issue(run_id, spec, deployment, index=0, step=0)

@@ -34,6 +34,7 @@ from common.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
     Acknowledgement,
+    BatchState,
     BatchStatus,
     Conservation,
     ShufflerIdentity,
@@ -210,6 +211,16 @@ class ShufflerApi:
         if response.is_success:
             return response
         raise _refusal(response)
+
+
+async def state_at(shuffler: Shuffler, batch_id: str) -> BatchState | None:
+    """A batch's state at the shuffler; None when it does not know it."""
+    try:
+        return (await shuffler.status(batch_id, 0.0)).state
+    except RemoteError as error:
+        if error.slug != "unknown-batch":
+            raise
+        return None
 
 
 def _unreachable(error: httpx.RequestError) -> LocalError:

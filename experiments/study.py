@@ -17,10 +17,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from coordinator.learning.enumeration import Model
-from coordinator.learning.learner import Learner
+from coordinator.learning.learner import Learner, LearnerError
 from coordinator.learning.planning import plan
-from coordinator.learning.sdp_pe import SDPPE
-from coordinator.registry import Registry
+from coordinator.registry import Registry, refusal, sdp_pe_in
 from coordinator.specs import RunSpec
 from experiments.figures.bands import METHOD, student
 from experiments.per_episode import PER_EPISODE, Constant, mechanism_of
@@ -129,7 +128,10 @@ def run_seed(
 def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry) -> SeedResult:
     started = time.perf_counter()
     learner = registry.build(spec.model_copy(update={"seed": spec.seed + seed}))
-    run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed)
+    try:
+        run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed)
+    except LearnerError as error:
+        raise refusal(spec, error) from error
     policy = run.summary.policy
     return SeedResult(
         seed=seed,
@@ -143,19 +145,20 @@ def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry
         constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
         optimal_survives=optimal_survives(learner, mdp),
         eliminated=any(s.eliminated or s.decisions_eliminated for s in run.stages)
-        if isinstance(learner, SDPPE)
+        if sdp_pe_in(learner) is not None
         else None,
     )
 
 
 def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     """Whether a policy of value V* is active; None for a learner without an active set."""
-    if not isinstance(learner, SDPPE):
+    inner = sdp_pe_in(learner)
+    if inner is None:
         return None
     best = plan(mdp.P, mdp.r, mdp.d1)
     # Several policies may be optimal, as states that the best one never meets leave a choice.
-    kept = float(learner.phi.best(Model(mdp.P, mdp.r)).value)
-    return learner.phi.contains(best.policy) or kept >= float(best.value) - 1e-9
+    kept = float(inner.phi.best(Model(mdp.P, mdp.r)).value)
+    return inner.phi.contains(best.policy) or kept >= float(best.value) - 1e-9
 
 
 def _every_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:

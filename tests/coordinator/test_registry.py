@@ -2,12 +2,14 @@
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from common.errors import LocalError, RemoteError
+from coordinator.brought import Brought
 from coordinator.registry import GROUP, Registry, problem
 from tests.coordinator.world import Tiny, spec
 
@@ -19,18 +21,26 @@ def test_another_packages_learner_is_found_by_its_entry_point(
     monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
     registry = Registry()
     assert registry.names == ["manual", "outside", "pe", "sdp-pe", "sdp-pe-conference"]
-    assert isinstance(registry.build(spec(learner="outside")), Tiny)
+    built = registry.build(spec(learner="outside"))
+    assert isinstance(built, Brought)
+    assert isinstance(built.learner, Tiny)
     with pytest.raises(RemoteError, match="no option 'size'; known are none"):
         registry.build(spec(learner="outside", options={"size": 1}))
 
 
 def test_a_learner_in_a_file_has_a_name_and_options(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("def make(problem, *, share=0.5):\n    return (problem.K, share)\n")
+    file.write_text(
+        "from tests.coordinator.world import Tiny\n"
+        "def make(problem, *, share=0.5):\n"
+        "    made = Tiny(problem)\n"
+        "    made.told = (problem.K, share)\n"
+        "    return made\n"
+    )
     registry = Registry(files={"mine": f"{file}:make"})
     assert "mine" in registry.names
-    built: object = registry.build(spec(learner="mine", options={"share": 0.1}))
-    assert built == (40, 0.1)
+    built: Any = registry.build(spec(learner="mine", options={"share": 0.1}))
+    assert built.learner.told == (40, 0.1)
     with pytest.raises(RemoteError, match="no option 'shar'; did you mean 'share'"):
         registry.build(spec(learner="mine", options={"shar": 0.1}))
     with pytest.raises(LocalError, match="'sdp-pe' is the name of another"):

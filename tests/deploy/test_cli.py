@@ -20,6 +20,10 @@ RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", 
 
 
 LOCAL = "http://127.0.0.1:1"
+ROOT = Path(__file__).parents[2]
+OWN = ["--learner", f"{ROOT}/examples/own_learner.py:ExploreThenCommit", "--option"]
+MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
+AT_ONCE = ["--seeds", "1", "--horizon", "3"]
 
 HEAVY = {"scipy", "fastapi", "uvicorn", "sqlalchemy", "matplotlib", "coordinator", "experiments"}
 
@@ -97,6 +101,13 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["simulate", "--learner", "manual"], 3, "there is no learner 'manual' here"),
         (["simulate", "--learner", "no/such.py:Mine"], 3, "there is no Python file"),
         (["simulate", "--env", "no/such.py:make"], 3, "no Python file"),
+        (["simulate", *OWN, "share=x"], 3, "own-learner: TypeError"),
+        (["simulate", *OWN, "share=2"], 3, "cannot deploy 20000 episodes; 10000 of K are left"),
+        (["up", *OWN, "share=0"], 3, "own-learner: cannot deploy 0 episodes"),
+        (["up", "--learner", f"{MISTAKES}:NoLearner"], 3, "it has no next_deployment"),
+        (["compare", "--learner", f"{MISTAKES}:Raises"], 3, "KeyError: 'deployment' (mistakes.py"),
+        (["simulate", "--learner", f"{MISTAKES}:ReturnsAPolicy"], 3, "is not a Deployment"),
+        (["simulate", *AT_ONCE, "--learner", f"{MISTAKES}:RaisesInObserve"], 3, "IndexError"),
         (["simulate", "--preset", "papr"], 3, "did you mean 'paper'"),
         (["up", "--learner", "sdp-pi"], 3, "did you mean 'sdp-pe'"),
         (["figures", "fig9"], 3, "known are fig6a"),

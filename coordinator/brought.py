@@ -1,0 +1,153 @@
+"""A learner that somebody brought, asked so that each of its mistakes is told in one line.
+
+What it raises becomes a `LearnerError` that names the line of its file, and what it returns is
+looked at before anything is made of it. Its own LearnerErrors, and Riffle's answers to what it
+asked for, as that a batch is too small, are told in their own words.
+
+The first deployment is asked for at once, as asking changes nothing
+(`coordinator.learning.learner.Learner`): so most mistakes are found before a run is made.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar, get_args
+
+import numpy as np
+
+from common.counters import Sizes
+from common.errors import RiffleError
+from common.plugins import Maker, file_of, nearest, parameters, where
+from common.policy import Mixture
+from coordinator.learning.learner import (
+    BatchCounts,
+    Deployment,
+    Learner,
+    LearnerError,
+    LearnerSummary,
+    Problem,
+    Purpose,
+    StageResult,
+)
+from coordinator.records import to_json
+
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+METHODS = ("next_deployment", "observe", "summary")
+TOLD = (LearnerError, RiffleError, MemoryError)
+"""Errors that say what is wrong themselves."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Brought:
+    """A `Learner` around ``learner``, which ``maker`` made of the problem and the options.
+
+    Raises:
+        LearnerError: there is no such option, or it made no learner, or one whose first deployment
+            is none.
+    """
+
+    def __init__(self, maker: Maker, problem: Problem, options: Mapping[str, object]) -> None:
+        self._problem = problem
+        self._left = problem.K
+        self.learner: Learner = _made(maker, problem, options)
+        self.next_deployment()
+
+    def next_deployment(self) -> Deployment | None:
+        """What it asks for, if that can be deployed."""
+        asked = _told(self.learner, self.learner.next_deployment)
+        if asked is None:
+            return None
+        _check_kind("next_deployment", asked, Deployment, "a Deployment, or None at the end")
+        _check_deployment(asked, self._problem.sizes)
+        if asked.n > self._left:
+            raise LearnerError(
+                f"next_deployment asks for {asked.n} episodes where {self._left} of K are left: "
+                "does observe count them, as super().observe(counts) does?"
+            )
+        return asked
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        """Show it the counts."""
+        stage = _told(self.learner, self.learner.observe, counts)
+        self._left -= counts.n
+        if stage is not None:
+            _check_kind("observe", stage, StageResult, "a StageResult at a stage's end, or None")
+            _check_answer("observe", stage, self._problem.sizes)
+        return stage
+
+    def summary(self) -> LearnerSummary:
+        """Its answer, if that is a policy of the problem's."""
+        found = _told(self.learner, self.learner.summary)
+        _check_kind("summary", found, LearnerSummary, "a LearnerSummary")
+        _check_answer("summary", found, self._problem.sizes)
+        return found
+
+
+def _made(maker: Maker, problem: Problem, options: Mapping[str, object]) -> Learner:
+    settable = _told(maker, parameters, maker)[1:]
+    for name in sorted(set(options) - set(settable)):
+        hint, known = nearest(name, settable) or ";", ", ".join(settable) or "none"
+        raise LearnerError(f"there is no option {name!r}{hint} known are {known}")
+    learner: Learner = _told(maker, maker, problem, **options)
+    missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
+    if missing:
+        kind = type(learner).__name__
+        raise LearnerError(f"a {kind} is no learner, it has no {', no '.join(missing)}")
+    return learner
+
+
+def _told(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call somebody's code, told of its mistakes by the line in the file of ``code``."""
+    try:
+        return call(*args, **kwargs)
+    except TOLD:
+        raise
+    except Exception as error:
+        raise LearnerError(where(error, file_of(code))) from error
+
+
+def _check_kind(method: str, what: object, kind: type, wanted: str) -> None:
+    if not isinstance(what, kind):
+        raise LearnerError(f"{method} returned {type(what).__name__}, which is not {wanted}")
+
+
+def _check_deployment(asked: Deployment, sizes: Sizes) -> None:
+    """Refuse a deployment that has something else in it than it says."""
+    _check_kind("next_deployment", asked.mixture, Mixture, "a Mixture, as Deployment.mixture")
+    _check_policies("next_deployment", asked.mixture.policies, sizes)
+    for name, value, fits, wanted in (
+        ("n", asked.n, _whole(asked.n) and asked.n > 0, "a positive int"),
+        ("stage", asked.stage, _whole(asked.stage), "an int"),
+        ("purpose", asked.purpose, asked.purpose in PURPOSES, f"one of {', '.join(PURPOSES)}"),
+        ("layer", asked.layer, asked.layer is None or _whole(asked.layer, sizes.H),
+         f"None, or an int in 0..{sizes.H - 1}"),
+    ):  # fmt: skip
+        if not fits:
+            raise LearnerError(f"next_deployment: {name} must be {wanted}, not {value!r}")
+
+
+def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Sizes) -> None:
+    """Refuse what cannot be recorded, or whose policy is none."""
+    _check_policies(method, answer.policy, sizes, dimensions=2)
+    try:
+        to_json(answer)
+    except (TypeError, ValueError) as error:
+        raise LearnerError(f"{method}: {type(answer).__name__}: {error}") from error
+
+
+def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
+    """Refuse what are no actions (H, X), or (M, H, X); numpy would cut decimals off unasked."""
+    shape = (sizes.H, sizes.X)
+    wanted = f"{method}: a policy must be an array {shape} of integers"
+    if not isinstance(policies, np.ndarray):
+        raise LearnerError(f"{wanted}, not a {type(policies).__name__}")
+    fits = policies.ndim == dimensions and policies.shape[-2:] == shape
+    if not fits or policies.dtype.kind != "i":
+        raise LearnerError(f"{wanted}, not {policies.dtype} of shape {policies.shape}")
+    if not np.isin(policies, range(sizes.A)).all():
+        raise LearnerError(f"{method}: a policy has an action outside 0..{sizes.A - 1}")
+
+
+def _whole(value: object, below: int | None = None) -> bool:
+    """Whether it is an int, not numpy's, which no document can hold; in 0..below-1 where given."""
+    return type(value) is int and (below is None or 0 <= value < below)

@@ -1,0 +1,106 @@
+"""What people bring, each with one mistake, which is to be told in one line."""
+
+from typing import Any
+
+import numpy as np
+
+from common.policy import Mixture
+from coordinator.learning.own import BatchCounts, Deployment, OwnLearner, Problem
+
+Whatever = Any  # what a type checker would have found
+
+
+class NoNext(OwnLearner):  # its class cannot be made
+    pass
+
+
+class NoLearner:
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def observe(self, counts: BatchCounts) -> None: ...
+
+
+class Once(OwnLearner):
+    """Deploys the first policy for all episodes; nothing is wrong with it."""
+
+    def next_deployment(self) -> Deployment | None:
+        return self.deploy(self.policy, self.left) if self.left else None
+
+
+class Raises(Once):
+    def next_deployment(self) -> Deployment | None:
+        return dict[str, Deployment]()["deployment"]  # the line that is told
+
+
+class RaisesInALibrary(Once):
+    def next_deployment(self) -> Deployment | None:
+        np.linalg.inv(np.zeros((2, 2)))  # the line that is told
+        return None
+
+
+class ReturnsAPolicy(Once):
+    def next_deployment(self) -> Whatever:
+        return self.policy
+
+
+class WrongN(Once):
+    def next_deployment(self) -> Deployment | None:
+        mixture = Mixture.single(self.policy)
+        return Deployment(1, "fine", mixture, np.int64(5), None)  # type: ignore[arg-type]
+
+
+class WrongLayer(Once):
+    def next_deployment(self) -> Deployment | None:
+        return self.deploy(self.policy, self.left, layer=self.problem.sizes.H)
+
+
+class WrongPurpose(Once):
+    def next_deployment(self) -> Deployment | None:
+        return Deployment(1, "try", Mixture.single(self.policy), 1, None)  # type: ignore[arg-type]
+
+
+class WrongMixture(Once):
+    def next_deployment(self) -> Deployment | None:
+        return Deployment(1, "fine", self.policy, 1, None)  # type: ignore[arg-type]
+
+
+class WrongAction(Once):
+    def next_deployment(self) -> Deployment | None:
+        return Deployment(1, "fine", Mixture.single(self.policy + 9), 1, None)
+
+
+class RaisesInObserve(Once):
+    def observe(self, counts: BatchCounts) -> None:
+        counts.transitions[99]  # the line that is told
+
+
+class ReturnsCounts(Once):
+    def observe(self, counts: BatchCounts) -> Whatever:
+        super().observe(counts)
+        return counts
+
+
+class ForgetsToCount(Once):
+    def next_deployment(self) -> Deployment | None:
+        return self.deploy(self.policy, 15) if self.left else None
+
+    def observe(self, counts: BatchCounts) -> None:
+        self.improve(counts)
+
+
+class WrongAnswer(Once):
+    def observe(self, counts: BatchCounts) -> None:
+        super().observe(counts)
+        self.policy = self.policy * 0.5  # type: ignore[assignment]
+
+
+class ListedAnswer(Once):
+    def observe(self, counts: BatchCounts) -> None:
+        super().observe(counts)
+        self.policy = [[0, 0], [0]]  # type: ignore[assignment]
+
+
+class UnsayableAnswer(Once):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, made_of=problem)  # type: ignore[arg-type]
