@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import LocalError, RemoteError
 from coordinator.specs import MANUAL, TrueValue, Truth
-from deploy.cli.output import RunError, bar, line, progress
+from deploy.cli.output import RunError, bar, left, line, progress
 from deploy.operator import Answer, Operator
 from deploy.presets import Preset
 from deploy.report import Finished, mixture_of, write
@@ -111,16 +111,11 @@ def follow(
                 counted = operator.run(run_id)["episodes"]
                 shown.update(task, completed=counted)
                 what = event["kind"].replace("_", f" {event['data']['index']} ")
-                line(f"{what}: {counted} of {episodes} episodes{_left(began, counted, episodes)}")
+                rest = left(time.monotonic() - began, counted, episodes)
+                line(f"{what}: {counted} of {episodes} episodes{rest}")
                 files.grow()
             if event["kind"] == "stage_finished":
                 done = event["data"]
                 active = done.get("active_after")
-                left = "" if active is None else f", active policies: {active}"
-                line(f"stage {done['stage']} finished{left}")
-
-
-def _left(began: float, counted: int, episodes: int) -> str:
-    """About how long the rest takes, at the mean rate so far."""
-    seconds = (time.monotonic() - began) * (episodes - counted) / max(counted, 1)
-    return f", about {seconds:.0f} s left" if 0 < counted < episodes else ""
+                said = "" if active is None else f", active policies: {active}"
+                line(f"stage {done['stage']} finished{said}")

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.descriptor import first_fault
 from common.plugins import nearest
+from deploy.cli.output import line, steps
 from experiments.adversarial import WIDTHS, AdversarialResult, Algorithm, Case, run
 from experiments.figures.bands import METHOD
 from experiments.study import band, each_seed
@@ -18,9 +19,9 @@ ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 ENVIRONMENT = "LayeredMDP-v0"
 ADVICE = (
     "{} learns on "
-    f"{ENVIRONMENT} from an adversary's losses: --env, --horizon, --trust, --families and "
-    "--constants are not for it; --param widths, actions or adversary and --option privacy, scale "
-    "or eta are"
+    f"{ENVIRONMENT} from an adversary's losses: --preset, --env, --horizon, --trust, "
+    "--families and --constants are not for it; --param widths, actions or adversary and --option "
+    "privacy, scale or eta are"
 )
 SETTABLE = ("widths", "actions", "adversary", "privacy", "scale", "eta")
 DEFAULTS: dict[str, Any] = {
@@ -49,7 +50,7 @@ def document(
         hint = nearest(name, SETTABLE) or f"; known are {', '.join(SETTABLE)}"
         raise ValueError(f"there is no {name!r} here{hint}")
     case = _case({**DEFAULTS, **given, **options})
-    results = list(each_seed(partial(_one, case), seeds, workers))
+    results = _each(case, seeds, workers)
     mean, interval = band([result.total for result in results])
     recorded = {key: getattr(case, key) for key in ("epsilon", "beta", "privacy", "calibration")}
     return {
@@ -71,6 +72,16 @@ def document(
             if k != "seed"
         },
     }
+
+
+def _each(case: Case, seeds: int, workers: int) -> list[AdversarialResult]:
+    found = []
+    line(f"simulating {case.name}: {seeds} seeds")
+    with steps("seeds", seeds) as shown:
+        for result in each_seed(partial(_one, case), seeds, workers):
+            found.append(result)
+            shown.step()
+    return found
 
 
 def _case(values: dict[str, Any]) -> Case:

@@ -9,11 +9,11 @@ from deploy.cli.output import (
     Exit,
     Format,
     Output,
-    bar,
     emit,
     one_line_errors,
     progress,
     spread,
+    steps,
     table,
 )
 from experiments.audit.report import TRIALS, Effort, Encoding, run
@@ -45,9 +45,7 @@ def audit_command(
     setting = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
     effort = Effort(TRIALS[encoding] if trials is None else trials, sealed, users)
     progress.print(f"attacking {encoding}, {effort.trials} batches a side")
-    with bar() as shown:
-        total = effort.batches if encoding == "riffle" else None
-        task = shown.add_task("batches", total=total)
-        document = run(encoding, setting, effort, lambda: shown.advance(task))
+    with steps("batches", effort.batches(encoding)) as shown:
+        document = run(encoding, setting, effort, shown.step)
     emit(document, output, lambda: table(("quantity", "value"), list(spread(document))))
     raise typer.Exit(Exit.NO if document["violated"] else Exit.DONE)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from deploy.cli.output import Format, Output, bar, emit, one_line_errors, table
+from deploy.cli.output import Format, Output, emit, line, one_line_errors, steps, table
 from deploy.folder import claimed
 from experiments.figures.make import Order, chosen, make
 from experiments.figures.sweep import Backend
@@ -56,13 +56,13 @@ def figures_command(
 
 
 def _make(order: Order) -> list[dict[str, Any]]:
-    with bar() as shown:
-        task = shown.add_task("runs", total=0)  # told by the first call of the second function
+    with steps("runs") as shown:
 
         def begun(total: int) -> None:
-            shown.update(task, total=total)
+            shown.expect(total)
+            line(f"runs to compute: {total}")
 
-        return make(order, lambda _: shown.advance(task), begun)
+        return make(order, lambda _: shown.step(), begun)
 
 
 def _files(figure: dict[str, Any], out: Path) -> dict[str, str]:

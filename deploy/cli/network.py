@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.output import Format, Output, bar, emit, one_line_errors, progress
+from deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps
 from deploy.network import enrol, init_network, pin
 
 network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
@@ -38,9 +38,8 @@ def enrol_command(
     output: Output = Format.text,
 ) -> None:
     """Enrol nodes at the shuffler, as its operator, and write their credentials."""
-    with bar() as shown:
-        task = shown.add_task("enrolling", total=nodes)
-        enrol(folder, shuffler_url, nodes, users, lambda: shown.advance(task))
+    with steps("enrolling", nodes) as shown:
+        enrol(folder, shuffler_url, nodes, users, shown.step)
     document = {"folder": str(folder), "nodes": nodes}
     emit(document, output, lambda: progress.print(f"{nodes} nodes are enrolled"))
 

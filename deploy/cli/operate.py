@@ -24,6 +24,7 @@ from deploy.cli.output import (
     bar,
     emit,
     emit_rows,
+    line,
     one_line_errors,
     progress,
     table,
@@ -260,6 +261,8 @@ def _policies(text: str) -> Answer:
 
 
 def _wait(operator: Operator, run_id: str, index: int) -> Answer:
+    what = "waiting for the batch to fill and be counted"
+    line(what)
     with bar("") as shown:
-        shown.add_task("waiting for the batch to fill and be counted", total=None)
+        shown.add_task(what, total=None)
         return operator.wait(run_id, index)

@@ -7,6 +7,7 @@ usage; 3 an input was refused; 4 a service or file that is needed is not availab
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
@@ -59,6 +60,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TICK_SECONDS = 0.5
+LINE_SECONDS = 5.0
 PIPE_WIDTH = 1_000
 """Columns of a table that is not for a terminal: nothing is cut off that a program may read."""
 
@@ -101,6 +103,49 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
         console=progress,
         disable=not progress.is_terminal,
     )
+
+
+class Steps:
+    """Progress of what has steps: the bar, or off a terminal a line every `LINE_SECONDS`."""
+
+    def __init__(
+        self, shown: Progress, what: str, total: int | None, clock: Callable[[], float]
+    ) -> None:
+        self._shown, self._task = shown, shown.add_task(what, total=total)
+        self._what, self._total, self._done = what, total, 0
+        self._clock = clock
+        self._began = self._told = clock()
+
+    def expect(self, total: int) -> None:
+        """Say how many steps there are, where that is known late."""
+        self._total = total
+        self._shown.update(self._task, total=total)
+
+    def step(self) -> None:
+        """One more is done."""
+        self._done += 1
+        self._shown.advance(self._task)
+        now = self._clock()
+        if now - self._told >= LINE_SECONDS:
+            self._told = now
+            of = "" if self._total is None else f" of {self._total}"
+            rest = left(now - self._began, self._done, self._total or 0)
+            line(f"{self._what}: {self._done}{of}{rest}")
+
+
+@contextmanager
+def steps(
+    what: str, total: int | None = None, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Steps]:
+    """Show how many steps are done and how long the rest takes, while the block lasts."""
+    with bar() as shown:
+        yield Steps(shown, what, total, clock)
+
+
+def left(seconds: float, done: int, total: int) -> str:
+    """About how long the rest takes, at the mean rate so far, which took ``seconds``."""
+    rest = seconds * (total - done) / max(done, 1)
+    return f", about {rest:.0f} s left" if 0 < done < total else ""
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from common.plugins import nearest
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
 from deploy.cli import adversarial, specs
-from deploy.cli.output import Format, Output, bar, emit, one_line_errors, table
+from deploy.cli.output import Format, Output, emit, line, one_line_errors, steps, table
 from deploy.presets import Preset
 from experiments.per_episode import PER_EPISODE
-from experiments.study import CALIBRATIONS, SeedResult, Study, study
+from experiments.study import CALIBRATIONS, Study, study
 
 Calibration = Literal["tight", "paper"]
 OF_004 = (None, adversarial.ENVIRONMENT)
@@ -20,6 +20,7 @@ SPEC_NAMES = {name: spec_name for spec_name, name in CALIBRATIONS.items()}
 
 @one_line_errors
 def simulate_command(
+    context: typer.Context,
     preset: specs.PresetName = "demo",
     learner: specs.Learner = "sdp-pe",
     calibration: Annotated[
@@ -41,7 +42,8 @@ def simulate_command(
 ) -> None:
     """Simulate a run over several seeds and report exact regret with its confidence band."""
     if learner in adversarial.ALGORITHMS:
-        if any(v is not None for v in (trust, families, constants, horizon)) or env not in OF_004:
+        others = any(v is not None for v in (trust, families, constants, horizon))
+        if others or env not in OF_004 or specs.said(context, "preset"):
             raise ValueError(adversarial.ADVICE.format(learner))
         changes = {"K": episodes, "epsilon": epsilon, "beta": beta, "calibration": calibration}
         given = {key: value for key, value in changes.items() if value is not None}
@@ -84,18 +86,14 @@ def _refuse_early(chosen: Preset) -> None:
 
 
 def _study(chosen: Preset, seeds: int, workers: int) -> Study:
-    with bar() as shown:
-        task = shown.add_task("seeds", total=seeds)
-
-        def on_result(result: SeedResult) -> None:
-            shown.update(task, advance=1, description=f"seed {result.seed + 1}/{seeds}")
-
+    line(f"simulating {chosen.spec.learner}: {seeds} seeds")
+    with steps("seeds", seeds) as shown:
         return study(
             chosen.spec,
             chosen.environment,
             seeds,
             workers=workers,
-            on_result=on_result,
+            on_result=lambda _: shown.step(),
             learners=chosen.learners,
         )
 

@@ -124,6 +124,12 @@ def _learner(asked: str) -> tuple[str, dict[str, str]]:
     return name_of(asked), {name_of(asked): f"{Path(path).resolve()}:{name}"}
 
 
+def said(context: typer.Context, name: str) -> bool:
+    """Whether whoever called gave the parameter of this name, and not its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and not source.name.startswith("DEFAULT")
+
+
 def pairs(texts: list[str] | None) -> dict[str, Any]:
     """NAME=VALUE texts as a dictionary, values read as bool, int, float or text.
 

@@ -16,15 +16,14 @@ from common.mechanism import count
 from experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
 from experiments.audit.evidence import FloatArray, Scores
 from experiments.audit.pipeline import reports
-from experiments.audit.world import Setting, World, build
+from experiments.audit.world import World
 
 
-def attack(setting: Setting, trials: int, error: float) -> Attack:
-    """One-envelope reports at the setting's claim, which holds for Riffle's messages."""
-    world = build(setting)
+def attack(world: World, trials: int, error: float) -> Attack:
+    """One-envelope reports at the world's claim, which holds for Riffle's messages."""
     tuning = max(1, trials // TUNING_SHARE)
     seen = (_scores(world, tuning, 0), _scores(world, trials, 2 * tuning))
-    return judge("one-envelope", setting, *seen, error)
+    return judge("one-envelope", world.setting, *seen, error)
 
 
 def _scores(world: World, trials: int, start: int) -> dict[str, Scores]:
@@ -40,6 +39,7 @@ def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
     for i in range(trials):
         for user, report in enumerate(reports(world, start + i, first=first)):
             seen[i, user] = count(layout, report)
+        world.on_trial()
     return seen
 
 

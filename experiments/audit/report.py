@@ -46,10 +46,15 @@ class Effort:
         if self.sealed < 0 or self.users < 0:
             raise ValueError("sealed trials and observed users must not be negative")
 
-    @property
-    def batches(self) -> int:
-        """Batches that the attack on Riffle runs: tuning, fresh and sealed, on both sides."""
-        return 2 * (max(1, self.trials // TUNING_SHARE) + self.trials + self.sealed)
+    def batches(self, encoding: Encoding) -> int | None:
+        """Batches that an attack runs: tuning, fresh and sealed, on both sides.
+
+        None for the papers' sums, whose views are drawn from their law, all at once.
+        """
+        if encoding == "paper-sums":
+            return None
+        sealed = self.sealed if encoding == "riffle" else 0
+        return 2 * (max(1, self.trials // TUNING_SHARE) + self.trials + sealed)
 
 
 def run(
@@ -60,15 +65,15 @@ def run(
 ) -> dict[str, Any]:
     """Attack an encoding; the document that the command prints. ``violated`` says the verdict.
 
-    ``on_trial`` is called after every batch of the attack on Riffle.
+    ``on_trial`` is called after every one of its batches.
     """
     started = time.monotonic()
     if encoding == "riffle":
         document = _riffle(setting, effort, on_trial)
     elif encoding == "one-envelope":
         setting = replace(setting, n=ENVELOPES)
-        document = _headline([one_envelope.attack(setting, effort.trials, ERROR)])
-        document |= _batch(build(setting))
+        world = replace(build(setting), on_trial=on_trial)
+        document = _headline([one_envelope.attack(world, effort.trials, ERROR)]) | _batch(world)
     else:
         document = _headline(paper_sums.attacks(setting, effort.trials, ERROR))
     document = {"encoding": encoding} | document

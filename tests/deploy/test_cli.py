@@ -93,6 +93,8 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["simulate", "--learner", "q-learning"], 3, "known are pe, sdp-pe"),
         (["simulate", "--learner", "ucbvi-jpd"], 3, "did you mean 'ucbvi-jdp'"),
         (["simulate", "--learner", "uob-lbps", "--trust", "local"], 3, "--option privacy"),
+        (["simulate", "--learner", "uob-lbps", "--preset", "paper"], 3, "--preset"),
+        (["simulate", "--learner", "uob-lbps", "--preset", "demo"], 3, "--preset"),
         (["simulate", "--learner", "uob-lbps", "--option", "width=1-2-1"], 3, "mean 'widths'"),
         (["simulate", "--learner", "uob-lbps", "--option", "seed=1"], 3, "known are widths"),
         (["simulate", "--learner", "uob-lbps", "--option", "eta=x"], 3, "eta"),

@@ -155,6 +155,7 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
     mixed = '{"policies": [[[0, 0], [0, 0]], [[1, 1], [1, 1]]], "probabilities": [0.25, 0.75]}'
     text = riffle(network, "deploy", HAND, "--episodes", "20", "--policy", mixed, "--wait")
     assert "value_estimate.radius" in text.stdout, text.stderr
+    assert text.stderr == "waiting for the batch to fill and be counted\n"
     assert document(network, "show", HAND)["run"]["state"] == "finished"
 
     once = riffle(network, "deploy", OTHER, "--episodes", "20", "--always", "1")

@@ -32,7 +32,7 @@ def test_sums_sent_as_numbers_are_broken_in_both_regimes(beta: float) -> None:
 
 
 def test_one_envelope_a_report_is_broken() -> None:
-    found = one_envelope.attack(Setting(1.0, 1e-2, n=16), 500, ERROR)
+    found = one_envelope.attack(build(Setting(1.0, 1e-2, n=16)), 500, ERROR)
     assert shown_broken(found), found.document()
     assert found.bounds.beta > 10 * found.beta
 

@@ -1,0 +1,102 @@
+"""What takes seconds says how far it is: a bar on a terminal, lines off it, never on stdout."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.cli import output
+from deploy.cli.output import steps
+from tests.deploy.test_cli import riffle
+
+SIMULATED = {
+    "sdp-pe": ("--episodes", "300", "--horizon", "2"),
+    "ucbvi": ("--episodes", "100", "--horizon", "2"),
+    "uob-lbps": ("--episodes", "60", "--param", "widths=1-2-1"),
+}
+
+
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    screen = io.StringIO()
+    monkeypatch.setattr(output, "progress", Console(file=screen, force_terminal=True, width=100))
+    return screen
+
+
+def test_off_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    with steps("seeds", 12, clock=lambda: now) as shown:
+        for _ in range(12):
+            now += 2.0
+            shown.step()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == [
+        "seeds: 3 of 12, about 18 s left",
+        "seeds: 6 of 12, about 12 s left",
+        "seeds: 9 of 12, about 6 s left",
+        "seeds: 12 of 12",
+    ]
+
+
+def test_a_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with steps("runs") as shown:
+        shown.step()
+        shown.expect(2)
+        shown.step()
+    assert capsys.readouterr().err.splitlines() == ["runs: 1", "runs: 2 of 2"]
+
+
+def test_a_terminal_has_a_bar_and_no_lines(every_step: None, terminal: io.StringIO) -> None:
+    with steps("seeds", 2) as shown:
+        shown.step()
+    assert "1/2" in terminal.getvalue()
+    assert "of 2" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("learner", SIMULATED)
+def test_simulate_says_how_far_it_is(learner: str, every_step: None) -> None:
+    words = ("--seeds", "2", "--workers", "1", "--format", "json")
+    result = riffle("simulate", "--learner", learner, *SIMULATED[learner], *words)
+    assert json.loads(result.stdout)["seeds"] == 2
+    first, *told = result.stderr.splitlines()
+    assert first == f"simulating {learner}: 2 seeds"
+    assert re.fullmatch(r"seeds: 1 of 2, about \d+ s left", told[0])
+    assert told[1:] == ["seeds: 2 of 2"]
+
+
+@pytest.mark.parametrize("learner", SIMULATED)
+def test_simulate_has_a_bar_on_a_terminal(learner: str, terminal: io.StringIO) -> None:
+    words = ("--seeds", "2", "--workers", "1", "--format", "json")
+    result = riffle("simulate", "--learner", learner, *SIMULATED[learner], *words)
+    assert json.loads(result.stdout)["seeds"] == 2
+    assert "2/2" in terminal.getvalue()
+
+
+def test_figures_say_how_far_they_are(every_step: None, tmp_path: Path) -> None:
+    words = ("figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1")
+    result = riffle(*words, "--out", str(tmp_path), "--format", "json")
+    json.loads(result.stdout)
+    first, *told = result.stderr.splitlines()
+    total = int(first.removeprefix("runs to compute: "))
+    assert told[-1] == f"runs: {total} of {total}"
+    assert len(told) == total
+
+
+@pytest.mark.parametrize(("encoding", "batches"), [("riffle", 300), ("one-envelope", 300)])
+def test_an_audit_says_how_far_it_is(encoding: str, batches: int, every_step: None) -> None:
+    words = ("--trials", "100", "--sealed", "0", "--users", "0", "--format", "json")
+    result = riffle("audit", "--encoding", encoding, *words)
+    json.loads(result.stdout)
+    first, *told = result.stderr.splitlines()
+    assert first == f"attacking {encoding}, 100 batches a side"
+    assert len(told) == batches
+    assert told[-1] == f"batches: {batches} of {batches}"
