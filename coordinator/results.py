@@ -106,7 +106,7 @@ async def supply_truth(run_id: str, request: Request, service: Service) -> Respo
 
 @router.get("/{run_id}/truth")
 async def show_truth(run_id: str, service: Service) -> views.TruthView:
-    """Regret and value of the run where true values were supplied, with bands over its name."""
+    """Regret and value of the run where true values were supplied, with bands over like runs."""
     return await in_thread(_truth, service, run_id)
 
 

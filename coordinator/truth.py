@@ -6,9 +6,10 @@ reads them. From them follows the exact pseudo-regret, after deployment i
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-n_j the episodes executed. Where several runs of one name and size have supplied values, a band is
-drawn over those that came at least as far as the run looked at: pointwise, the mean over runs with
-its two-sided 95 % Student t interval. Between deployments regret is linear, value constant. Pure.
+n_j the episodes executed. Where runs whose specs differ in id and seeds at most have supplied
+values, a band is drawn over those that came at least as far as the run looked at: pointwise, the
+mean over runs with its two-sided 95 % Student t interval. Between deployments regret is linear,
+value constant. Pure.
 """
 
 from collections.abc import Sequence

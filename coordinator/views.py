@@ -298,7 +298,7 @@ class BandView(View):
 
 
 class BandsView(View):
-    """Pointwise Student t intervals of the mean over runs of one name and size."""
+    """Pointwise Student t intervals of the mean over runs alike but for their ids and seeds."""
 
     runs: int
     confidence: float

@@ -1,4 +1,4 @@
-"""The operator's client of the coordinator's REST API: the same words, one method a route.
+"""The operator's client of the coordinator's REST API: the same words, a method for every route.
 
     from deploy.operator import Operator
 
@@ -14,9 +14,9 @@ Answers are the documents of the REST reference (docs/rest.md), as dictionaries.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 
@@ -31,7 +31,10 @@ MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
 LAST_EVENTS = {"run_finished", "run_failed", "run_stopped"}
 
+NOT_MODIFIED = 304
+
 Answer = dict[str, Any]
+Table = Literal["stages", "ledger", "deployments", "conservation"]
 
 
 class Operator:
@@ -135,6 +138,17 @@ class Operator:
         """All deployments in order, with their mixtures, without their counts."""
         return self._list(f"/v1/runs/{run_id}/deployments", "deployments")
 
+    def newest(self, run_id: str, known: int | None = None, wait: float = 0.0) -> Answer | None:
+        """The newest deployment; None when that is ``known`` still, after ``wait`` seconds of 30.
+
+        Raises:
+            RemoteError: ``unknown-deployment``: there is none yet.
+        """
+        headers = {} if known is None else {"If-None-Match": f'"{known}"'}
+        path = f"/v1/runs/{run_id}/deployment"
+        answer = self._request("GET", path, params={"wait": wait}, headers=headers)
+        return None if answer.status_code == NOT_MODIFIED else _object(answer.content)
+
     def deployment(self, run_id: str, index: int) -> Answer:
         """A deployment with its private counts and the mixture's value estimate."""
         return self._ask("GET", f"/v1/runs/{run_id}/deployments/{index}")
@@ -155,10 +169,14 @@ class Operator:
         """Where every message of a run went: accepted, held, forwarded, dropped, opened, failed."""
         return self._ask("GET", f"/v1/runs/{run_id}/conservation")
 
+    def csv(self, run_id: str, table: Table) -> str:
+        """A table of a run as CSV, a row a stage, spend, deployment, or batch."""
+        return self._request("GET", f"/v1/runs/{run_id}/{table}.csv").text
+
     def supply_truth(self, run_id: str, truth: Truth) -> None:
         """Supply true values of deployments; only who simulates the environment knows them."""
         content = truth.model_dump_json()
-        self._request("POST", f"/v1/runs/{run_id}/truth", content)
+        self._request("POST", f"/v1/runs/{run_id}/truth", content=content)
 
     def truth(self, run_id: str) -> Answer:
         """Exact regret and value where true values were supplied, with bands over like runs."""
@@ -175,6 +193,10 @@ class Operator:
     def activate_key(self, key_id: str) -> Answer:
         """Seal new batches to a pending key; pin it at nodes and shuffler before."""
         return self._ask("POST", f"/v1/keys/{key_id}/activate")
+
+    def history(self, run_id: str, after: int = 0) -> list[Answer]:
+        """Events so far, those numbered above ``after``, in one answer."""
+        return self._list(f"/v1/runs/{run_id}/history", "events", {"after": after})
 
     def events(self, run_id: str, *, follow: bool = True) -> Iterator[Answer]:
         """Events until the run is over, taken up again where a connection broke.
@@ -232,17 +254,27 @@ class Operator:
         )
 
     def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
-        return _object(self._request(method, path, content).content)
+        return _object(self._request(method, path, content=content).content)
 
-    def _list(self, path: str, name: str) -> list[Answer]:
-        found = self._ask("GET", path).get(name)
+    def _list(self, path: str, name: str, params: Mapping[str, int] | None = None) -> list[Answer]:
+        found = _object(self._request("GET", path, params=params).content).get(name)
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise RemoteError("malformed", f"the coordinator's answer has no list of {name}")
         return found
 
-    def _request(self, method: str, path: str, content: str | None) -> httpx.Response:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: str | None = None,
+        params: Mapping[str, float] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
         try:
-            answer = self._client.request(method, path, content=content)
+            answer = self._client.request(
+                method, path, content=content, params=params, headers=headers
+            )
         except httpx.HTTPError as error:
             raise self._away(error) from error
         if answer.is_error:

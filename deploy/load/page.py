@@ -12,6 +12,8 @@ from typing import Any
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 200, 60, 24
 STROKES = ("", "6 3", "2 3", "8 3 2 3")
 """Lines are told apart by their dashes, not by colour alone."""
+MOST_ROWS = 20
+"""Of a chart's table."""
 
 _STYLE = """
 :root { color-scheme: light dark; font-family: system-ui, sans-serif; }
@@ -72,7 +74,7 @@ def _latencies(reports: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
-    """Lines over time; the series' numbers are in summary.json, the last ones in the legend."""
+    """Lines over time, and their numbers; those that are left out are in summary.json."""
     top = max([row.get(name + unit, 0.0) for row in rows for name in names], default=0.0) or 1.0
     end = max([row["at"] for row in rows], default=1.0) or 1.0
     lines = "".join(_line(rows, name + unit, i, end, top) for i, name in enumerate(names))
@@ -88,7 +90,18 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
     return (
         f'<h2>{_text(title)}</h2><svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img '
         f'aria-label="{_text(title)} over time">{axes}{lines}</svg><p>{legend}</p>'
+        f"{_numbers(rows, names, unit)}"
     )
+
+
+def _numbers(rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
+    """A chart as a table, of evenly spaced samples if there are many, and of the last."""
+    step = -(-len(rows) // MOST_ROWS)
+    shown = [row for i, row in enumerate(reversed(rows)) if i % step == 0][::-1]
+    cells = {
+        f"{row['at']:.1f}": {name: row.get(name + unit, "") for name in names} for row in shown
+    }
+    return f"<details><summary>as a table</summary>{_grid('', cells, 'second')}</details>"
 
 
 def _line(
@@ -110,14 +123,15 @@ def _table(title: str, rows: Mapping[str, object]) -> str:
     return f"<h2>{_text(title)}</h2><table>{body}</table>"
 
 
-def _grid(title: str, rows: Mapping[str, Mapping[str, object]]) -> str:
+def _grid(title: str, rows: Mapping[str, Mapping[str, object]], first: str = "") -> str:
     columns = list(next(iter(rows.values()), {}))
-    head = "".join(f"<th scope=col>{_text(name)}" for name in ["", *columns])
+    head = "".join(f"<th scope=col>{_text(name)}" for name in [first, *columns])
     body = "".join(
         f"<tr><td>{_text(name)}" + "".join(_cell(row[column]) for column in columns)
         for name, row in rows.items()
     )
-    return f"<h2>{_text(title)}</h2><table><tr>{head}{body}</table>"
+    heading = f"<h2>{_text(title)}</h2>" if title else ""
+    return f"{heading}<table><tr>{head}{body}</table>"
 
 
 def _cell(value: object) -> str:

@@ -1,15 +1,16 @@
 """The operator's client: events over broken connections, refusals, a coordinator that is away."""
 
-import json
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import httpx
 import pytest
 
 from common.errors import URN, LocalError, RemoteError
-from coordinator.specs import ManualDeployment
-from deploy.operator import RETRY_SECONDS, Operator
+from coordinator.specs import ManualDeployment, TrueValue, Truth
+from deploy.operator import RETRY_SECONDS, Operator, Table
 from deploy.presets import preset
+from deploy.reference_rest import apps
 
 RUN = "ab" * 16
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -145,32 +146,48 @@ def test_a_coordinator_that_does_not_answer_is_named() -> None:
             assert caught.value.slug == "unavailable"
 
 
-def test_every_method_has_its_route() -> None:
-    seen: list[tuple[str, str]] = []
+def test_every_route_has_its_method() -> None:
+    """Of those that are the operator's: what is asked is what the coordinator says it answers."""
+    asked: set[tuple[str, str]] = set()
 
     def coordinator(request: httpx.Request) -> httpx.Response:
-        seen.append((request.method, request.url.path))
-        if request.method == "POST" and request.content:
-            json.loads(request.content)
-        lists = {name: [{"of": name}] for name in ("runs", "deployments", "stages")}
-        return httpx.Response(200, json=lists)
+        path = request.url.path.replace(RUN, "{run_id}").replace("/keys/ab", "/keys/{key_id}")
+        asked.add((request.method, path.replace("/deployments/2", "/deployments/{index}")))
+        if path.endswith("/events"):
+            return httpx.Response(200, text=event(1, "run_finished"))
+        lists = ("runs", "deployments", "stages", "keys", "events")
+        return httpx.Response(200, json={name: [{"of": name}] for name in lists})
 
     with operator(coordinator) as client:
+        lists = [*client.runs(), *client.deployments(RUN), *client.stages(RUN), *client.keys()]
+        lists += client.history(RUN)
         client.create_run(preset("demo").spec)
         client.deploy(RUN, ManualDeployment(policy=((0,),), episodes=1))
-        client.deployment(RUN, 2)
-        client.ledger(RUN)
-        client.result(RUN)
-        lists = [*client.runs(), *client.deployments(RUN), *client.stages(RUN)]
-    assert lists == [{"of": "runs"}, {"of": "deployments"}, {"of": "stages"}]
-    one = f"/v1/runs/{RUN}"
-    assert seen == [
-        ("POST", "/v1/runs"),
-        ("POST", f"{one}/deployments"),
-        ("GET", f"{one}/deployments/2"),
-        ("GET", f"{one}/ledger"),
-        ("GET", f"{one}/result"),
-        ("GET", "/v1/runs"),
-        ("GET", f"{one}/deployments"),
-        ("GET", f"{one}/stages"),
-    ]
+        client.supply_truth(
+            RUN, Truth(optimal_value=1.0, values=(TrueValue(deployment=0, value=1.0),))
+        )
+        for ask in (client.run, client.stop, client.newest, client.ledger, client.result):
+            assert ask(RUN)
+        for look in (client.conservation, client.truth, client.events):
+            assert list(look(RUN))
+        for answer in (client.deployment(RUN, 2), client.make_key(), client.activate_key("ab")):
+            assert answer
+        for table in get_args(Table):
+            assert client.csv(RUN, table)
+    assert [one["of"] for one in lists] == ["runs", "deployments", "stages", "keys", "events"]
+    paths = apps()["Coordinator"].openapi()["paths"]
+    routes = {(method.upper(), path) for path in paths for method in paths[path]}
+    assert asked == {route for route in routes if route[1].startswith("/v1/")}
+
+
+def test_the_newest_deployment_is_waited_for() -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    def coordinator(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.query.decode(), request.headers.get("If-None-Match")))
+        return httpx.Response(304) if len(seen) > 1 else httpx.Response(200, json={"index": 3})
+
+    with operator(coordinator) as client:
+        assert client.newest(RUN) == {"index": 3}
+        assert client.newest(RUN, known=3, wait=20) is None
+    assert seen == [("wait=0.0", None), ("wait=20", '"3"')]

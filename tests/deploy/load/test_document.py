@@ -84,3 +84,17 @@ def test_the_page_loads_nothing_and_says_the_verdict() -> None:
     assert "&lt;b&gt;" in text
     assert text.count("<svg") == 3
     assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 9
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [(5, 5), (21, 11), (400, 20)])
+def test_every_chart_has_its_numbers(seconds: int, rows: int) -> None:
+    samples = [sample(float(at)) for at in range(seconds + 1)]
+    text = page(document(PARAMETERS, samples, [], 1))
+    tables = re.findall(r"<svg.*?<details>.*?<table>(.*?)</table></details>", text)
+    assert [table.count("<tr>") - 1 for table in tables] == [rows] * 3
+    reports, memory, processors = (
+        [row.split("<td class=n>") for row in re.split("<tr><td>", table)] for table in tables
+    )
+    assert reports[-1] == [f"{seconds}.0", "10", "5", "0"]
+    assert memory[-1][1] == f"{50 + 2 * seconds:,.4g}"
+    assert processors[-1][1:] == ["0.9", "0.5", "0.7"]
