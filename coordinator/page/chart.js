@@ -44,7 +44,7 @@ export function chart(id, title, { x, series, bands = [], log = false, whole = f
   const details = h("details", {}, h("summary", {}, `Data table: ${title}`), data.element);
   const element = h("div", { id, class: "chart" }, keys, figure, readout, sentence, details);
   let plot = null;
-  let all = [];
+  let all = named.map(() => []);
 
   details.addEventListener("toggle", () => details.open && fillTable());
 

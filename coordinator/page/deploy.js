@@ -58,7 +58,7 @@ function grid(states, actions, horizon) {
   }
 
   const frame = { class: "scroll", role: "region", tabindex: "0", "aria-label": "Policy editor, scrollable" };
-  const whole = h("div", frame, h("table", { class: "editor" }, h("thead", {}, head), h("tbody", {}, rows)));
+  const whole = h("div", frame, h("table", { class: "editor" }, h("caption", { class: "unseen" }, "Actions, states down and steps across"), h("thead", {}, head), h("tbody", {}, rows)));
   return {
     element: h("div", {}, whole, actions <= 12 ? h("p", { class: "row" }, fills) : null),
     policy: () => choices.map((column) => column.map((one) => Number(one.value))),

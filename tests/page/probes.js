@@ -44,18 +44,12 @@
     return found;
   },
 
-  // Controls, regions and pictures that a screen reader has no name for.
-  nameless() {
-    const roles = ["region", "group", "img", "log"].map((role) => `[role=${role}]`);
-    const controls = ["button", "input", "select", "textarea", "a", "meter", "progress", "dialog"];
-    const text = (id) => document.getElementById(id)?.textContent.trim();
-    const named = (e) =>
-      e.ariaLabel ||
-      e.textContent.trim() ||
-      e.labels?.length ||
-      (e.getAttribute("aria-labelledby") || "").split(" ").some(text);
-    const all = [...document.querySelectorAll([...controls, ...roles].join())];
-    return all.filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80));
+  // Show all that is or will be hidden or closed, so that it is in the accessibility tree.
+  reveal() {
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync("[hidden] { display: block !important; }");
+    document.adoptedStyleSheets.push(sheet);
+    for (const element of document.querySelectorAll("details, dialog")) element.open = true;
   },
 
   // References to elements that are not there.
@@ -65,6 +59,43 @@
         .map((e) => e.getAttribute(name))
         .filter((id) => !document.getElementById(id)),
     );
+  },
+
+  // Note where the focus is: false where it is on nothing.
+  stop() {
+    const at = document.activeElement;
+    if (at === document.body) return false;
+    window.stops = [...(window.stops ?? []), at];
+    return true;
+  },
+
+  // What can have the focus and is seen, yet was no stop, was more than one, or is not seen.
+  passed() {
+    const all = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")];
+    const wanted = all.filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.disabled);
+    const odd = [...new Set([...wanted, ...window.stops])].filter(
+      (e) => !wanted.includes(e) || window.stops.filter((one) => one === e).length !== 1,
+    );
+    return odd.map((e) => e.outerHTML.slice(0, 80));
+  },
+
+  // Pairs of one stop and the next that are not in reading order. What counts is where their ways
+  // part: of the two boxes inside the smallest one that holds both, the second is below the first
+  // or, beside it, to its right.
+  backward() {
+    const box = (e) => e.getBoundingClientRect();
+    const toward = (outer, e) => (e.parentElement === outer ? e : toward(outer, e.parentElement));
+    const inOrder = (a, b) => {
+      let outer = a;
+      while (!outer.contains(b)) outer = outer.parentElement;
+      if (outer === a) return true;
+      const [first, second] = [box(toward(outer, a)), box(toward(outer, b))];
+      const beside = second.bottom > first.top + 1;
+      return first.bottom <= second.top + 1 || (beside && first.right <= second.left + 1);
+    };
+    const pairs = window.stops.slice(1).map((e, i) => [window.stops[i], e]);
+    const wrong = pairs.filter(([a, b]) => !inOrder(a, b));
+    return wrong.map((pair) => pair.map((e) => e.outerHTML.slice(0, 80)).join(" then "));
   },
 
   // Whether the browser refuses HTML from strings and scripts that are written in.

@@ -1,19 +1,33 @@
 """The page for those who hear it, use it without a mouse, in the dark or on a phone."""
 
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.page.access import nameless, press_tab_through, probe
 from tests.page.conftest import Open, Watch
 
-PROBES = (Path(__file__).parent / "probes.js").read_text()
 Run = dict[str, Any]
-
-
-def probe(page: Page, name: str) -> Any:
-    return page.evaluate(f"({PROBES.partition(chr(10))[2].strip()}).{name}()")
+UNNAMED = """() => {
+  const main = document.getElementById("main");
+  const add = (tag, text, attributes) => {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.textContent = text;
+    main.append(made);
+    return made;
+  };
+  add("select", "", { id: "planted-select" }).append(new Option("an option's text"));
+  for (const role of ["region", "group", "img"])
+    add("div", "content", { id: `planted-${role}`, role });
+  add("dialog", "content", { id: "planted-dialog" });
+  add("meter", "", { id: "planted-meter", value: 1 });
+  add("input", "", { id: "planted-input" });
+  add("button", "", { id: "planted-button" });
+  add("section", "content", { id: "planted-section", "aria-labelledby": "nowhere" });
+}"""
 
 
 def complete(page: Page) -> None:
@@ -54,31 +68,68 @@ def test_everything_has_a_name(opened: Open, small: Run, manual: Run, where: str
     expect(page.get_by_role("heading", level=1)).to_have_count(1)
     expect(page.get_by_role("main")).to_have_count(1)
     expect(page.get_by_role("banner")).to_have_count(1)
-    assert probe(page, "nameless") == []
     assert probe(page, "dangling") == []
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))
     assert page.locator("html").get_attribute("lang") == "en"
     assert page.locator("[tabindex]:not([tabindex='0']):not(main)").count() == 0
+    assert nameless(page) == []
 
 
-def test_the_tab_key_passes_through_a_run(opened: Open, small: Run) -> None:
-    """In reading order, and the focus is always on something that is seen."""
+def test_what_has_no_name_is_found(opened: Open) -> None:
+    """Content is no name but where a role takes its name from it."""
+    page = opened()
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.evaluate(UNNAMED)
+    found = [re.search(r"planted-(\w+)", one) for one in nameless(page)]
+    assert [one and one[1] for one in found] == [
+        *("select", "region", "group", "img", "dialog", "meter", "input", "button", "section"),
+    ]
+
+
+@pytest.mark.parametrize("where", ["list", "run", "form"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_tab_key_passes_through_all_in_reading_order(
+    opened: Open, small: Run, manual: Run, where: str, width: int
+) -> None:
+    page = opened({"run": small["id"], "form": manual["id"]}.get(where), width=width)
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    if where == "run":
+        complete(page)
+    assert press_tab_through(page) > 5
+    assert probe(page, "passed") == []
+    assert probe(page, "backward") == []
+
+
+@pytest.mark.parametrize(
+    ("element", "style"),
+    [
+        ("header.top", "flex-direction: row-reverse"),
+        (".cards", "direction: rtl"),
+        (".files button:last-child", "order: -1"),
+        ("#truth", "position: relative; top: 900px"),
+    ],
+)
+def test_what_is_out_of_reading_order_is_found(
+    opened: Open, small: Run, element: str, style: str
+) -> None:
     page = opened(small["id"])
     complete(page)
-    page.locator("main").focus()
-    seen = []
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        at = page.evaluate(
-            "[document.activeElement.checkVisibility(), document.activeElement.textContent,"
-            " document.activeElement.getBoundingClientRect().top + scrollY]"
-        )
-        assert at[0]
-        seen.append(at)
-    texts = [text for _, text, _ in seen]
-    assert texts.index("All runs") < texts.index("stages") < texts.index("conservation")
-    assert any("Data table" in text for text in texts)
+    page.reload()
+    complete(page)
+    page.locator(element).first.evaluate("(e, style) => (e.style.cssText = style)", style)
+    press_tab_through(page)
+    assert probe(page, "backward") != []
+
+
+def test_what_the_tab_key_leaves_out_is_found(opened: Open) -> None:
+    page = opened()
+    page.reload()
+    page.get_by_label("Find").evaluate("(e) => (e.tabIndex = -1)")
+    press_tab_through(page)
+    assert len(probe(page, "passed")) == 1
 
 
 def test_the_browser_refuses_what_the_page_never_does(
