@@ -26,9 +26,9 @@ from common.plugins import (
     nearest,
     offered,
     parameters,
-    where,
 )
 from node_client.environments.bandit import BanditEnvironment, global_means
+from node_client.environments.brought import make_brought
 from node_client.environments.environment import Environment, Modelled
 from node_client.environments.file import load
 from node_client.environments.gymnasium_adapter import make_gymnasium
@@ -49,7 +49,8 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
 
     Raises:
         LocalError: ``invalid-spec``: unknown id or parameter (with the nearest that exists), a
-            value out of range, or sizes that this environment does not have.
+            value out of range, sizes that this environment does not have, or one that was brought
+            and is wrong (with the line).
     """
     given = {key: value for key, value in wanted.items() if value is not None}
     builder = _builder(name, str(given.pop(FOLDER, ".")) if is_file(name) else ".")
@@ -60,17 +61,23 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
         raise LocalError(
             "invalid-spec", f"{name} has no parameter {key!r}{nearest(key, sorted(accepted))}"
         )
+    known = name in BUILDERS or name.startswith(GYMNASIUM)
+    environment = (_make_known if known else make_brought)(name, builder, chosen)
+    _check_sizes(name, environment.sizes, sizes)
+    return environment
+
+
+def _make_known(name: str, builder: Maker, given: dict[str, Parameter]) -> Environment:
+    """One of Riffle's own; its builders check the types, and refuse values in words."""
     try:
         if name in BUILDERS:
             builder = validate_call(config=ConfigDict(strict=True))(builder)
-        environment: Environment = builder(**chosen)
+        made: Environment = builder(**given)
     except ValidationError as error:
-        raise LocalError("invalid-spec", f"{name}: {_wrong(error, chosen)}") from error
+        raise LocalError("invalid-spec", f"{name}: {_wrong(error, given)}") from error
     except (TypeError, ValueError) as error:
-        said = where(error) if is_file(name) else error
-        raise LocalError("invalid-spec", f"{name}: {said}") from error
-    _check_sizes(name, environment.sizes, sizes)
-    return environment
+        raise LocalError("invalid-spec", f"{name}: {error}") from error
+    return made
 
 
 def exact_mdp(environment: Environment) -> TabularMDP:

@@ -23,7 +23,6 @@ LOCAL = "http://127.0.0.1:1"
 ROOT = Path(__file__).parents[2]
 OWN = ["--learner", f"{ROOT}/examples/own_learner.py:ExploreThenCommit", "--option"]
 MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
-AT_ONCE = ["--seeds", "1", "--horizon", "3"]
 
 HEAVY = {"scipy", "fastapi", "uvicorn", "sqlalchemy", "matplotlib", "coordinator", "experiments"}
 
@@ -109,7 +108,8 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["up", "--learner", f"{MISTAKES}:NoLearner"], 3, "it has no next_deployment"),
         (["compare", "--learner", f"{MISTAKES}:Raises"], 3, "KeyError: 'deployment' (mistakes.py"),
         (["simulate", "--learner", f"{MISTAKES}:ReturnsAPolicy"], 3, "is not a Deployment"),
-        (["simulate", *AT_ONCE, "--learner", f"{MISTAKES}:RaisesInObserve"], 3, "IndexError"),
+        (["simulate", "--env", f"{MISTAKES}:raises"], 3, "KeyError: 3 (mistakes.py, line"),
+        (["up", "--env", f"{MISTAKES}:returns_a_dict"], 3, "a dict, which is no environment"),
         (["simulate", "--preset", "papr"], 3, "did you mean 'paper'"),
         (["up", "--learner", "sdp-pi"], 3, "did you mean 'sdp-pe'"),
         (["figures", "fig9"], 3, "known are fig6a"),
@@ -134,6 +134,14 @@ def test_bad_input_has_one_line_and_a_code(
     if code != 2:
         assert result.stderr.strip().count("\n") == 0
         assert result.stderr.startswith("riffle: ")
+
+
+def test_a_mistake_that_shows_later_ends_a_simulation_in_one_line() -> None:
+    result = riffle("simulate", "--seeds", "1", "--learner", f"{MISTAKES}:RaisesInObserve")
+    assert result.exit_code == 3
+    *progress, told = result.stderr.splitlines()
+    assert told.startswith("riffle: mistakes: IndexError: index 99 is out of bounds")
+    assert "Traceback" not in "".join(progress)
 
 
 def test_results_are_not_written_over(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 
 from common.policy import Mixture
+from common.randomness import Randomness
 from coordinator.learning.own import BatchCounts, Deployment, OwnLearner, Problem
+from node_client.environments.environment import Environment
+from node_client.environments.tabular import TabularEnvironment, riverswim
 
 Whatever = Any  # what a type checker would have found
 
@@ -104,3 +107,77 @@ class ListedAnswer(Once):
 class UnsayableAnswer(Once):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, made_of=problem)  # type: ignore[arg-type]
+
+
+# -- environments ---------------------------------------------------------------------------------
+
+
+class World(TabularEnvironment):
+    """RiverSwim, with which nothing is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(riverswim(3, 3))
+
+
+def raises(states: int = 3) -> Environment:
+    return dict[int, Environment]()[states]  # the line that is told
+
+
+def returns_a_dict() -> Whatever:
+    return {"states": 3}
+
+
+def returns_nothing() -> None:
+    World()
+
+
+class NativeWorld:
+    """As Gymnasium's are, and not adapted."""
+
+    observation_space, action_space = range(3), range(2)
+
+    def reset(self) -> None: ...
+
+    def step(self, action: int) -> None: ...
+
+
+class RaisingWorld(World):
+    def __getattribute__(self, name: str) -> Whatever:
+        if name == "reward_range":
+            raise KeyError(name)  # the line that is told
+        return super().__getattribute__(name)
+
+
+class Changed(World):
+    """One of the world's members is another than it was."""
+
+    def __init__(self, **member: Whatever) -> None:
+        super().__init__()
+        vars(self).update(member)
+
+
+def tupled_sizes() -> Environment:
+    return Changed(sizes=(3, 2, 3))
+
+
+def upside_down() -> Environment:
+    return Changed(reward_range=(1.0, 0.0))
+
+
+def worded_range() -> Environment:
+    return Changed(reward_range=(0.0, "1"))
+
+
+def wrong_end() -> Environment:
+    return Changed(absorbing=3)
+
+
+def wrong_model() -> Environment:
+    return Changed(mdp=riverswim(4, 3))
+
+
+class FailingWorld(World):
+    def step(self, action: int, randomness: Randomness) -> tuple[int, float, bool]:
+        if super().step(action, randomness)[0] == 0:
+            raise KeyError(action)  # the line that is told
+        return super().step(action, randomness)

@@ -1,0 +1,46 @@
+"""Mistakes of environments that people bring: one line that says what and where."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import LocalError
+from node_client.environments.registry import make
+
+FOLDER = Path(__file__).parents[2] / "examples"
+FILE = FOLDER / "mistakes.py"
+
+
+def line_after(start: str) -> str:
+    """The file and the line of a mistake, as marked there."""
+    lines = FILE.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(start))
+    marked = (i for i in range(first, len(lines)) if "the line that is told" in lines[i])
+    return f"(mistakes.py, line {next(marked) + 1})"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", f": KeyError: 3 {line_after('def raises')}"),
+        ("returns_a_dict", " returned a dict, which is no environment: it has no sizes, no reward"),
+        ("returns_nothing", " returned a NoneType, which is no environment"),
+        ("NativeWorld", "no reward_range, no absorbing; see GymnasiumEnvironment"),
+        ("RaisingWorld", f": KeyError: 'reward_range' {line_after('class RaisingWorld')}"),
+        ("tupled_sizes", ": its sizes must be Sizes(X, A, H)"),
+        ("upside_down", ": its reward_range must be (low, high), numbers and low < high"),
+        ("worded_range", ": its reward_range must be (low, high)"),
+        ("wrong_end", ": its absorbing must be None or the last state, 2, not 3"),
+        ("wrong_model", ": its mdp must be a TabularMDP of Sizes(X=3, A=2, H=3)"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(name: str, says: str) -> None:
+    with pytest.raises(LocalError) as caught:
+        make(f"mistakes.py:{name}", folder=str(FOLDER))
+    assert caught.value.slug == "invalid-spec"
+    assert caught.value.detail.startswith(f"mistakes.py:{name}")
+    assert says in caught.value.detail
+
+
+def test_what_is_right_is_made() -> None:
+    assert make("mistakes.py:World", folder=str(FOLDER)).absorbing is None
