@@ -211,9 +211,10 @@ def test_a_stages_policy_marks_what_changed_since_the_last_stage(
     expect(picture.locator(".changed")).to_have_count(0)
 
 
-def test_every_chart_has_its_numbers_in_a_table_and_is_read_by_arrow_keys(
+def test_every_chart_has_a_sentence_and_a_table_and_is_read_by_arrow_keys(
     opened: Open, operator: Operator, small: Run
 ) -> None:
+    """The numbers themselves are in test_charts.py."""
     page = opened(small["id"])
     for name in CHARTS:  # by name: charts appear one after another, which moves their numbers
         chart = page.locator(f"#{name}-chart")
@@ -225,10 +226,6 @@ def test_every_chart_has_its_numbers_in_a_table_and_is_read_by_arrow_keys(
         assert described == f"{name}-chart-text"
         assert page.locator(f"#{described}").inner_text()
     truth = operator.truth(small["id"])
-    rows = cells(page.locator("#regret-chart-table"))[::-1]
-    found = [[float(text.replace(",", "")) for text in row[:2]] for row in rows]
-    for row, x, y in zip(found, truth["episodes"], truth["regret"], strict=True):
-        assert row == pytest.approx([x, y], rel=1e-3)
     page.locator("#regret-chart .figure").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#regret-chart output")).to_contain_text(
