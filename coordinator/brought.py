@@ -17,6 +17,7 @@ from common.counters import Sizes
 from common.errors import RiffleError
 from common.plugins import Maker, file_of, nearest, parameters, where
 from common.policy import Mixture
+from coordinator.as_json import to_json
 from coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -27,7 +28,6 @@ from coordinator.learning.learner import (
     Purpose,
     StageResult,
 )
-from coordinator.records import to_json
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 METHODS = ("next_deployment", "observe", "summary")

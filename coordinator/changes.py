@@ -9,6 +9,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from common.errors import LocalError, RemoteError
 from common.news import announce
 from coordinator import queries, schema
+from coordinator.as_json import json_float, to_json
 from coordinator.events import Event
 from coordinator.ledger import refuse_beyond
 from coordinator.planning import Issue
@@ -18,10 +19,8 @@ from coordinator.records import (
     RunRecord,
     Settlement,
     deployment_record,
-    json_float,
     pack,
     run_record,
-    to_json,
     unpack,
 )
 from coordinator.specs import RunSpec, Truth

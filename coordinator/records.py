@@ -1,9 +1,8 @@
-"""What the store keeps, as values: rows in, rows out, and how parts of them become JSON."""
+"""What the store keeps, as values: rows in, rows out."""
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -174,20 +173,6 @@ def ledger_record(row: Row[Any]) -> LedgerRecord:
     return LedgerRecord(index, spend, row.messages, row.opened, row.failed, row.recorded_at)
 
 
-def to_json(value: StageResult | LearnerSummary) -> str:
-    """A learner's result as JSON, arrays as nested lists; see `json_float`."""
-    fields = asdict(value).items()
-    plain = {k: json_float(v) if isinstance(v, float) else v for k, v in fields}
-    return json.dumps(plain, default=_plain)
-
-
-def json_float(value: float) -> float | str:
-    """A number as JSON can say it: "Infinity", "-Infinity" and "NaN" are strings."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 HISTOGRAM_ITEM_BYTES = 8
 
 
@@ -207,9 +192,3 @@ def unpack(data: bytes) -> Ints:
             "unavailable", f"the store is damaged: a histogram of {len(data)} bytes; restore a copy"
         )
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -318,6 +318,8 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
         (["doctor", "--out", "out"], {"matplotlib", "experiments"}),
         # A role that checks guarantees loads the accountant, and so SciPy.
         (["node"], HEAVY - {"scipy"} | {"shuffler"}),
+        # The learners, and no service.
+        (["simulate", "--preset", "none"], {"fastapi", "uvicorn", "sqlalchemy", "shuffler"}),
         (["shuffler"], HEAVY - {"scipy", "fastapi", "uvicorn", "sqlalchemy"} | {"node_client"}),
     ],
 )
