@@ -17,28 +17,39 @@ from deploy.cli.output import (
     Output,
     bar,
     emit,
+    fail,
     line,
     one_line_errors,
     progress,
     table,
 )
 from deploy.cli.runs import Force, Out, results
+from deploy.cli.specs import said
 from deploy.load.crew import Sample
 from deploy.load.page import write_report
-from deploy.load.run import LoadConfig, Target, own_network, run
+from deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
 from deploy.load.schedule import Arrivals
 from deploy.processes import ended_by_signal
+
+BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
+FOR_ANOTHER = ("shuffler_url", "coordinator_url"), "is of a network that is up: say --network, too"
+FOR_OWN = (
+    ("workers", "service_cores"),
+    "is for a network of the load's own, not for that of --network",
+)
 
 
 @one_line_errors
 def load_command(
+    context: typer.Context,
     nodes: Annotated[int, typer.Option(min=1, max=20_000, help="nodes, with a credential each")],
     rate: Annotated[float, typer.Option(min=0.01, help="reports a second, of all nodes together")],
     duration: Annotated[float, typer.Option(min=1, max=86_400, help="seconds")],
     processes: Annotated[int, typer.Option(min=1, max=256, help="of the generator")] = 1,
     arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson",
     batch: Annotated[
-        int | None, typer.Option(min=2, help="reports a batch; default: a quarter of all")
+        int | None,
+        typer.Option(min=2, help=BATCH),
     ] = None,
     presealed: Annotated[
         bool, typer.Option("--presealed", help="seal few reports and send them again and again")
@@ -57,7 +68,7 @@ def load_command(
     service_cores: Annotated[
         str | None, typer.Option(help="processors for an own network; default: all")
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the arrivals")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="of the arrivals")] = 0,
     out: Out = Path("runs/load"),
     force: Force = False,
     output: Output = Format.text,
@@ -66,6 +77,7 @@ def load_command(
 
     Exit code 1 when something does: too few of the due reports were accepted promptly.
     """
+    _refuse_unused(context, own=network is None)
     config = LoadConfig(
         folder=out,
         nodes=nodes,
@@ -87,6 +99,14 @@ def load_command(
         write_report(out, found)
     emit(found, output, lambda: table(("quantity", "value"), rows(found), f"written to {out}"))
     raise typer.Exit(exit_code(found))
+
+
+def _refuse_unused(context: typer.Context, *, own: bool) -> None:
+    """Options that nothing would come of, as they are for the other kind of network."""
+    names, why = FOR_ANOTHER if own else FOR_OWN
+    for name in names:
+        if said(context, name):
+            fail(f"--{name.replace('_', '-')} {why}", Exit.USAGE)
 
 
 def measured(config: LoadConfig, target: Target | None, lock: int) -> dict[str, Any]:

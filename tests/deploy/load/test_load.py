@@ -16,6 +16,8 @@ from deploy.cli.load import cores
 from deploy.cli.main import build
 from deploy.load.run import LoadConfig
 
+SHORT = ("--nodes", "2", "--rate", "1", "--duration", "5")
+
 
 def command(out: Path, *arguments: str) -> list[str]:
     return ["load", "--out", str(out), "--format", "json", *arguments]
@@ -90,6 +92,7 @@ def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
             "processors are a list as 0,1, not 'x'",
         ),
         (["--nodes", "0", "--rate", "1", "--duration", "5"], 2, "nodes"),
+        (["--nodes", "2", "--rate", "1", "--duration", "5", "--seed", "-1"], 2, "seed"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -99,6 +102,28 @@ def test_what_cannot_be_is_refused(
     result = CliRunner().invoke(build(words), words)
     assert result.exit_code == code
     assert text in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--shuffler-url", "--coordinator-url"])
+def test_where_services_are_is_wrong_without_their_network(tmp_path: Path, option: str) -> None:
+    words = command(tmp_path / "out", *SHORT, option, "http://127.0.0.1:1")
+    result = CliRunner().invoke(build(words), words)
+    assert result.exit_code == 2
+    assert result.stderr == f"riffle: {option} is of a network that is up: say --network, too\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("option", "value"), [("--workers", "2"), ("--service-cores", "0")])
+def test_what_an_own_network_takes_is_wrong_with_another(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    words = command(tmp_path / "out", *SHORT, "--network", "runs/demo/network", option, value)
+    result = CliRunner().invoke(build(words), words)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"riffle: {option} is for a network of the load's own, not for that of --network\n"
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_earlier_results_are_not_written_over(tmp_path: Path) -> None:
