@@ -29,7 +29,8 @@ COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5
 MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
-LAST_EVENTS = {"run_finished", "run_failed", "run_stopped"}
+FINISHED = "run_finished"
+LAST_EVENTS = {FINISHED, "run_failed", "run_stopped"}
 
 NOT_MODIFIED = 304
 

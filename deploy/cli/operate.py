@@ -30,7 +30,7 @@ from deploy.cli.output import (
     table,
 )
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
-from deploy.operator import Answer, Operator
+from deploy.operator import FINISHED, Answer, Operator
 from deploy.tables import rows_of
 
 
@@ -128,7 +128,7 @@ def log_command(
 ) -> None:
     """Print what happened in a run, a line an event; json: a document a line.
 
-    With --follow the exit code is 1 when the run fails.
+    With --follow the exit code is 1 when the run failed or was stopped.
     """
     kind = ""
     with Operator.of(network, coordinator_url) as operator:
@@ -136,7 +136,7 @@ def log_command(
             kind = event["kind"]
             typer.echo(json.dumps(event) if output is Format.json else _line(event))
             sys.stdout.flush()
-    if follow and kind == "run_failed":
+    if follow and kind != FINISHED:
         raise typer.Exit(Exit.NO)
 
 

@@ -164,6 +164,10 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
     stopped = riffle(network, "stop", OTHER)
     assert "is stopped" in stopped.stdout
     assert document(network, "show", OTHER)["run"]["state"] == "stopped"
+    followed = riffle(network, "log", OTHER, "--follow")
+    assert "run_stopped" in followed.stdout.splitlines()[-1]
+    assert followed.exit_code == 1, "to the end is how it ended"
+    assert riffle(network, "log", OTHER).exit_code == 0, "to tell what was so far is done"
     assert riffle(network, "stop", HAND).exit_code == 3
 
 
