@@ -8,10 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from common.errors import LocalError
 from common.hpke import KeyPair, SealBroken, open_sealed, seal
 from deploy import checks
 from deploy.certificates import LOOPBACK
 from deploy.checks import Finding
+from deploy.folder import made
 
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 1 << 30
@@ -53,11 +55,12 @@ def _processors() -> Finding:
 
 def _folder(folder: Path) -> Finding:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with tempfile.TemporaryFile(dir=made(folder)) as file:
             file.write(b"x")
             file.flush()
             os.fsync(file.fileno())
+    except LocalError as error:
+        return Finding("results folder", False, error.detail)
     except OSError as error:
         return Finding("results folder", False, f"cannot write in {folder}: {error.strerror}")
     return Finding("results folder", True, f"{folder} can be written")

@@ -12,6 +12,24 @@ LOCK = ".lock"
 PROC = Path("/proc")
 
 
+def made(folder: Path) -> Path:
+    """The folder, made where it is missing.
+
+    Raises:
+        LocalError: ``wrong-state``, a file has its name, or that of a folder around it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        around = (folder, *folder.parents)
+        file = next((one for one in around if os.path.lexists(one) and not one.is_dir()), folder)
+        raise LocalError(
+            "wrong-state",
+            f"{file} is a file where a folder is needed; move it away, or choose another folder",
+        ) from None
+    return folder
+
+
 @contextmanager
 def claimed(folder: Path) -> Iterator[int]:
     """Keep ``folder``, made where it is missing, from everybody else while the block lasts.
@@ -20,10 +38,9 @@ def claimed(folder: Path) -> Iterator[int]:
     go of it when the last of them is gone, however it ended. The empty file `LOCK` stays.
 
     Raises:
-        LocalError: ``unavailable``, it is somebody else's; nothing in it was touched.
+        LocalError: ``unavailable``, it is somebody else's; nothing in it was touched. As `made`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / LOCK
+    lock = made(folder) / LOCK
     with lock.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

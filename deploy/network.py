@@ -37,6 +37,7 @@ from common.failover import AsyncFailover, Failover, split_urls
 from common.wire import Enrolment, EnrolRequest
 from coordinator.keys import KeyRecord, KeyRing
 from deploy.certificates import make_authority
+from deploy.folder import made
 
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
@@ -52,9 +53,12 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     """Write every secret that is missing. Idempotent.
 
     Certificates name ``replicas`` hosts a server: ``shuffler``, ``shuffler-2`` and so on.
+
+    Raises:
+        LocalError: ``wrong-state``, a file is where a folder is needed.
     """
     for role in (*ROLES, *STORAGE):
-        (folder / role).mkdir(parents=True, exist_ok=True)
+        made(folder / role)
     for role in ("shuffler", "coordinator"):
         _write(folder / f"{role}-storage" / "key", secrets.token_bytes(32).hex())
         _key_pair(folder, role)

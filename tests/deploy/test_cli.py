@@ -295,6 +295,9 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     port = riffle("doctor", "--out", str(tmp_path), "--port", "99999")
     assert port.exit_code == 1
     assert "port 99999 cannot be used: ports end at 65535" in port.stdout
+    (tmp_path / "afile").write_text("")
+    file = riffle("doctor", "--out", str(tmp_path / "afile"))
+    assert "afile is a file where a folder is needed" in file.stdout
     well = riffle("doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"))
     assert well.exit_code == 0, well.stdout
     (tmp_path / "network" / "nodes" / "ca.pem").chmod(0o644)

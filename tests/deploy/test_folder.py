@@ -34,6 +34,22 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path, words: tuple[str, ...]) 
     assert "choose another --out" in result.stderr
 
 
+@pytest.mark.parametrize("below", [".", "deeper/yet"])
+@pytest.mark.parametrize("words", [*WORDS, ("network", "init")], ids=lambda words: words[0])
+def test_a_file_where_a_folder_is_needed_is_told(
+    tmp_path: Path, words: tuple[str, ...], below: str
+) -> None:
+    file = tmp_path / "afile"
+    file.write_text("mine")
+    folder = str(file / below)
+    result = riffle(*words, *([folder] if words[0] == "network" else ["--out", folder]))
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1] == (
+        f"riffle: {file} is a file where a folder is needed; move it away, or choose another folder"
+    )
+    assert file.read_text() == "mine"
+
+
 def test_a_second_network_leaves_the_first_as_it_is(tmp_path: Path) -> None:
     config = LocalConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)
     with LocalNetwork(config) as network:
