@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.descriptor import first_fault
 from common.plugins import nearest
-from deploy.cli.output import line, steps
+from deploy.cli.output import steps
 from experiments.adversarial import WIDTHS, AdversarialResult, Algorithm, Case, run
 from experiments.figures.bands import METHOD
 from experiments.study import band, each_seed
@@ -76,7 +76,6 @@ def document(
 
 def _each(case: Case, seeds: int, workers: int) -> list[AdversarialResult]:
     found = []
-    line(f"simulating {case.name}: {seeds} seeds")
     with steps("seeds", seeds) as shown:
         for result in each_seed(partial(_one, case), seeds, workers):
             found.append(result)

@@ -60,7 +60,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TICK_SECONDS = 0.5
-LINE_SECONDS = 5.0
+FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0
 PIPE_WIDTH = 1_000
 """Columns of a table that is not for a terminal: nothing is cut off that a program may read."""
 
@@ -106,7 +106,10 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
 
 
 class Steps:
-    """Progress of what has steps: the bar, or off a terminal a line every `LINE_SECONDS`."""
+    """Progress of what has steps: the bar, or off a terminal a line now and then.
+
+    Lines are told with a step, so that whoever is refused at the first one reads only why.
+    """
 
     def __init__(
         self, shown: Progress, what: str, total: int | None, clock: Callable[[], float]
@@ -114,7 +117,8 @@ class Steps:
         self._shown, self._task = shown, shown.add_task(what, total=total)
         self._what, self._total, self._done = what, total, 0
         self._clock = clock
-        self._began = self._told = clock()
+        self._began = clock()
+        self._next = self._began + FIRST_LINE_SECONDS
 
     def expect(self, total: int) -> None:
         """Say how many steps there are, where that is known late."""
@@ -126,8 +130,8 @@ class Steps:
         self._done += 1
         self._shown.advance(self._task)
         now = self._clock()
-        if now - self._told >= LINE_SECONDS:
-            self._told = now
+        if now >= self._next:
+            self._next = now + LINE_SECONDS
             of = "" if self._total is None else f" of {self._total}"
             rest = left(now - self._began, self._done, self._total or 0)
             line(f"{self._what}: {self._done}{of}{rest}")

@@ -8,7 +8,7 @@ from common.plugins import nearest
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
 from deploy.cli import adversarial, specs
-from deploy.cli.output import Format, Output, emit, line, one_line_errors, steps, table
+from deploy.cli.output import Format, Output, emit, one_line_errors, steps, table
 from deploy.presets import Preset
 from experiments.per_episode import PER_EPISODE
 from experiments.study import CALIBRATIONS, Study, study
@@ -86,7 +86,6 @@ def _refuse_early(chosen: Preset) -> None:
 
 
 def _study(chosen: Preset, seeds: int, workers: int) -> Study:
-    line(f"simulating {chosen.spec.learner}: {seeds} seeds")
     with steps("seeds", seeds) as shown:
         return study(
             chosen.spec,
