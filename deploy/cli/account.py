@@ -63,7 +63,7 @@ def account_command(
             counters=layout.counters,
             beta=beta,
         )
-        document = describe(layout, noise, padding, result)
+        document = describe(layout, noise, result)
     else:
         document = calibrated(layout, episodes, dishonest, epsilon, beta, calibration)
     rows = list(document.items())
@@ -80,7 +80,7 @@ def calibrated(
 ) -> dict[str, Any]:
     """The calibration of a batch, with its ratios to the papers' and to the Gaussian mechanism."""
 
-    def chosen(name: CalibrationName) -> tuple[Noise, Padding, Account]:
+    def chosen(name: CalibrationName) -> tuple[Noise, Account]:
         result = calibrate(
             n=n,
             dishonest_fraction=dishonest_fraction,
@@ -92,22 +92,20 @@ def calibrated(
             calibration=name,
             sizes=layout.sizes,
         )
-        return result.noise, result.padding, result.account
+        return result.noise, result.account
 
-    noise, padding, result = chosen(calibration)
-    document = describe(layout, noise, padding, result)
+    noise, result = chosen(calibration)
+    document = describe(layout, noise, result)
     document["variance_over_gaussian"] = result.variance / gaussian_variance(
         epsilon, beta, layout.cells
     )
     if calibration == "exact":
-        paper_noise, _, _ = chosen("paper")
+        paper_noise, _ = chosen("paper")
         document["ones_of_the_paper_over_exact"] = paper_noise.mean(n) / noise.mean(n)
     return document
 
 
-def describe(
-    layout: CounterLayout, noise: Noise, padding: Padding, result: Account
-) -> dict[str, Any]:
+def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, Any]:
     """A batch's noise and guarantee under the keys that the command documents."""
     return {
         "episodes": result.n,
