@@ -109,6 +109,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {lowered[close[0]]!r}?" if close else ""
 
 
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """``there is no figure 'fig-6a'; did you mean 'fig6a'? known are`` all that there are."""
+    found = list(known)
+    hint, listed = nearest(name, found) or ";", ", ".join(found) or "none"
+    return f"there is no {what} {name!r}{hint} known are {listed}"
+
+
 def _callable(reference: str, names: dict[str, Any], name: str) -> Maker:
     found = names.get(name)
     if not callable(found):

@@ -15,7 +15,7 @@ import numpy as np
 
 from common.counters import Sizes
 from common.errors import RiffleError
-from common.plugins import Maker, file_of, nearest, parameters, where
+from common.plugins import Maker, file_of, no_such, parameters, where
 from common.policy import Mixture
 from coordinator.as_json import to_json
 from coordinator.learning.learner import (
@@ -86,8 +86,7 @@ class Brought:
 def _made(maker: Maker, problem: Problem, options: Mapping[str, object]) -> Learner:
     settable = _told(maker, parameters, maker)[1:]
     for name in sorted(set(options) - set(settable)):
-        hint, known = nearest(name, settable) or ";", ", ".join(settable) or "none"
-        raise LearnerError(f"there is no option {name!r}{hint} known are {known}")
+        raise LearnerError(no_such("option", name, settable))
     learner: Learner = _told(maker, maker, problem, **options)
     missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
     if missing:

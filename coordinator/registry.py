@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.descriptor import first_fault
 from common.errors import LocalError, RemoteError
-from common.plugins import Maker, from_entry_point, from_file, nearest, offered
+from common.plugins import Maker, from_entry_point, from_file, no_such, offered
 from coordinator.brought import Brought
 from coordinator.learning.learner import Learner, LearnerError, Problem
 from coordinator.learning.presets import PRESETS, Constants
@@ -72,8 +72,7 @@ class Registry:
             return self._known[name]
         if name in self._offered:
             return partial(_brought, from_entry_point(self._offered[name]))
-        hint, known = nearest(name, self.names) or ";", ", ".join(self.names)
-        raise RemoteError("invalid-spec", f"learner: there is no {name!r}{hint} known are {known}")
+        raise RemoteError("invalid-spec", no_such("learner", name, self.names))
 
 
 def _brought(maker: Maker, problem: Problem, _: str, options: Options) -> Learner:
@@ -133,8 +132,7 @@ def _constants(preset: str, options: Options) -> Constants:
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
     if unknown:
-        known = ", ".join(settable)
-        raise LearnerError(f"there is no option {unknown[0]!r}; known are {known}")
+        raise LearnerError(no_such("option", unknown[0], settable))
     try:
         document = json.dumps({**constants, **options})
         return TypeAdapter(Constants).validate_json(document, strict=True)

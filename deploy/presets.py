@@ -10,7 +10,7 @@ at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the pap
 
 from dataclasses import dataclass, field
 
-from common.plugins import nearest
+from common.plugins import no_such
 from coordinator.specs import RunSpec
 from node_client.environments.registry import Parameter
 
@@ -35,8 +35,7 @@ def preset(name: str) -> Preset:
         ValueError: there is none.
     """
     if name not in PRESETS:
-        hint, known = nearest(name, PRESETS) or ";", ", ".join(sorted(PRESETS))
-        raise ValueError(f"there is no preset {name!r}{hint} known are {known}")
+        raise ValueError(no_such("preset", name, sorted(PRESETS)))
     return PRESETS[name]
 
 

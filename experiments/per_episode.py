@@ -26,6 +26,7 @@ from common.counters import CounterLayout, Episode
 from common.descriptor import MAX_MESSAGES, first_fault
 from common.errors import LocalError
 from common.noise import Padding
+from common.plugins import no_such
 from common.randomness import generator_for
 from coordinator.learning.learner import FloatArray, PolicyArray
 from coordinator.learning.presets import PRESETS
@@ -158,8 +159,7 @@ def run(
         spec = _spec(name, mdp, K, epsilon, beta, seed, calibration, constants, options or {})
         return _run_batched(spec, mdp, seed, points)
     if name not in PER_EPISODE:
-        known = ", ".join((*PER_EPISODE, *BATCHED))
-        raise LocalError("invalid-spec", f"there is no learner {name!r}; known: {known}")
+        raise LocalError("invalid-spec", no_such("learner", name, (*PER_EPISODE, *BATCHED)))
     bonus = _bonus(constants, options or {})
     return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, calibration, bonus), points)
 
@@ -235,12 +235,10 @@ def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) ->
 
 
 def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
-    unknown = sorted(set(options) - {"bonus_scale", "noise_scale", "least_visits"})
+    settable = ("bonus_scale", "noise_scale", "least_visits")
+    unknown = sorted(set(options) - set(settable))
     if unknown:
-        raise LocalError(
-            "invalid-spec",
-            f"there is no option {unknown[0]!r}; known: bonus_scale, noise_scale, least_visits",
-        )
+        raise LocalError("invalid-spec", no_such("option", unknown[0], settable))
     try:
         return TypeAdapter(Bonus).validate_python({"name": name, **options})
     except ValidationError as error:

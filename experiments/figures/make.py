@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from common.plugins import no_such
 from experiments.figures.catalogue import Figure, figures
 from experiments.figures.rows import Row, Rows
 from experiments.figures.series import gather
@@ -44,7 +45,7 @@ def chosen(name: str, *, quick: bool) -> tuple[Figure, ...]:
     if name == ALL:
         return tuple(figure for figure in known.values() if figure.in_all)
     if name not in known:
-        raise ValueError(f"there is no figure {name!r}; known are {', '.join(known)}, {ALL}")
+        raise ValueError(no_such("figure", name, (*known, ALL)))
     return (known[name],)
 
 

@@ -153,11 +153,17 @@ def test_policy_elimination_without_noise_loses_little() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "ucbvj"}, "no learner 'ucbvj'; known: ucbvi, ucbvi-jdp"),
+        (
+            {"name": "ucbvj"},
+            r"no learner 'ucbvj'; did you mean 'ucbvi'\? known are ucbvi, ucbvi-jdp",
+        ),
         ({"K": 0}, "K is 0"),
         ({"checkpoints": [5, 101]}, r"must lie in 1\.\.100"),
         ({"constants": "best"}, "no constants 'best'; known: paper, practical"),
-        ({"options": {"scale": 1.0}}, "no option 'scale'; known: bonus_scale"),
+        (
+            {"options": {"scale": 1.0}},
+            r"no option 'scale'; did you mean 'noise_scale'\?",
+        ),
         ({"options": {"bonus_scale": "much"}}, "option"),
     ],
 )
