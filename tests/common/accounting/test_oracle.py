@@ -12,8 +12,6 @@ import pytest
 from common.accounting import bounds
 from common.accounting.bounds import Moves
 
-pytestmark = pytest.mark.slow
-
 
 def log_binomial(N: int, p: float) -> dict[int, float]:
     result = {}

@@ -142,7 +142,6 @@ def test_a_user_who_appears_under_every_trust_model_is_accounted_for() -> None:
     assert max(alone) < together <= sum(alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("q", "cells"), [(0.6, 1), (0.9, 6), (0.97, 18)])
 def test_epsilon_agrees_with_dp_accounting(q: float, cells: int) -> None:
     from dp_accounting.pld import privacy_loss_distribution as pld

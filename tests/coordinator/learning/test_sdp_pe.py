@@ -215,7 +215,6 @@ def test_K_too_small_says_so() -> None:
         SDPPE(problem(riverswim(), 50, light))
 
 
-@pytest.mark.slow
 def test_the_demo_learns() -> None:
     """RiverSwim-v0, K=8,000, noise of epsilon=1, beta=1e-5: 19 of 20 seeds within 5 % of V*."""
     mdp = riverswim()
