@@ -43,6 +43,13 @@ def test_the_document_holds_nothing_inline_and_nothing_from_elsewhere() -> None:
     )
 
 
+def test_the_document_names_every_module_so_that_none_is_found_late() -> None:
+    text = (FOLDER / "index.html").read_text()
+    named = re.findall(r'<link rel="modulepreload" href="/page/([^"]+)">', text)
+    modules = {name for name in _files() if name.endswith(".js")}
+    assert sorted([*named, "main.js"]) == sorted(modules)
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "columns"),
     [
