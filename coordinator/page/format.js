@@ -1,6 +1,9 @@
 // Numbers, times and names as a reader wants them.
 
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const SHORT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
+const TIME = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+const PLACES = new Map(); // to make a format takes longer than to use it a hundred times
 const NONE = "\u2013";
 
 /** A whole number with separators. */
@@ -19,12 +22,13 @@ export function number(value, digits = 4) {
 /** A number short enough for an axis. */
 export function brief(value) {
   if (Math.abs(value) < 10_000) return number(value, 3);
-  return value.toLocaleString("en-US", { notation: "compact", maximumSignificantDigits: 3 });
+  return SHORT.format(value);
 }
 
 function format(value, digits) {
   const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
-  return value.toLocaleString("en-US", { maximumFractionDigits: places });
+  if (!PLACES.has(places)) PLACES.set(places, new Intl.NumberFormat("en-US", { maximumFractionDigits: places }));
+  return PLACES.get(places).format(value);
 }
 
 /** A value with its radius. */
@@ -43,8 +47,7 @@ export function seconds(value) {
 /** A time given in seconds since 1970, in the reader's zone. */
 export function when(value) {
   if (value === null || value === undefined) return NONE;
-  const options = { dateStyle: "medium", timeStyle: "medium" };
-  return new Date(value * 1000).toLocaleString("en-GB", options);
+  return TIME.format(value * 1000);
 }
 
 /** Counts by reason in one line. */
