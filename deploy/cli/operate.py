@@ -30,6 +30,7 @@ from deploy.cli.output import (
     table,
 )
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
+from deploy.folder import LOCK
 from deploy.operator import FINISHED, Answer, Operator
 from deploy.tables import rows_of
 
@@ -186,7 +187,9 @@ def deploy_command(
     hidden = {"mixture", "noise", "counts", "spend"}
     emit(done, output, lambda: table(("quantity", "value"), _shown(done, hidden)))
     if not wait:
-        _say_where(run, network, coordinator_url)
+        last = found["episodes"] + episodes >= found["spec"]["episodes"]
+        say = _say_end if last else _say_where
+        say(run, network, coordinator_url)
     elif done["state"] != "counted":
         raise typer.Exit(Exit.NO)
 
@@ -230,9 +233,24 @@ def _shown(row: Answer, hidden: set[str]) -> list[tuple[str, Any]]:
 
 def _say_where(run: str, network: Path, url: str | None) -> None:
     """A deployment is counted later: how to see what came of it."""
+    shown = _show(run, network, url)
+    _note(f"once it is counted, {shown} has the best value so far; --wait waits for it")
+
+
+def _say_end(run: str, network: Path, url: str | None) -> None:
+    """With its last episodes a run ends, and the network of ``riffle up`` with its run."""
+    where = f"{_show(run, network, url)} has its result"
+    if (network.parent / LOCK).exists():  # the network of a command that writes results beside it
+        where = f"riffle up writes its results into {network.parent} and, without --keep, ends too"
+    _note(f"these are the run's last episodes: once they are counted it ends; {where}")
+
+
+def _show(run: str, network: Path, url: str | None) -> str:
     words = ["riffle", "show", run, "--network", str(network)]
-    words += [] if url is None else ["--coordinator-url", url]
-    text = f"once it is counted, {shlex.join(words)} has the best value so far; --wait waits for it"
+    return shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
+
+
+def _note(text: str) -> None:
     progress.print(text, highlight=False, soft_wrap=True)
 
 
