@@ -60,7 +60,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TICK_SECONDS = 0.5
-FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0
+FIRST_LINE_SECONDS, LINE_SECONDS, SILENT_SECONDS = 1.0, 5.0, 10.0
 PIPE_WIDTH = 1_000
 """Columns of a table that is not for a terminal: nothing is cut off that a program may read."""
 
@@ -108,7 +108,8 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
 class Steps:
     """Progress of what has steps: the bar, or off a terminal a line now and then.
 
-    Lines are told with a step, so that whoever is refused at the first one reads only why.
+    Lines are told with a step, so that whoever is refused at the first one reads only why; a step
+    that takes longer is told meanwhile.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Steps:
     ) -> None:
         self._shown, self._task = shown, shown.add_task(what, total=total)
         self._what, self._total, self._done = what, total, 0
-        self._clock = clock
+        self._clock, self._telling = clock, threading.Lock()
         self._began = clock()
         self._next = self._began + FIRST_LINE_SECONDS
 
@@ -129,12 +130,20 @@ class Steps:
         """One more is done."""
         self._done += 1
         self._shown.advance(self._task)
-        now = self._clock()
-        if now >= self._next:
+        self.tell()
+
+    def tell(self) -> None:
+        """Write a line, if one is due."""
+        with self._telling:
+            now = self._clock()
+            if now < self._next:
+                return
             self._next = now + LINE_SECONDS
+            seconds = now - self._began
             of = "" if self._total is None else f" of {self._total}"
-            rest = left(now - self._began, self._done, self._total or 0)
-            line(f"{self._what}: {self._done}{of}{rest}")
+            rest = left(seconds, self._done, self._total or 0)
+            took = "" if self._done else f" after {seconds:.0f} s"
+            line(f"{self._what}: {self._done}{of}{took}{rest}")
 
 
 @contextmanager
@@ -143,7 +152,9 @@ def steps(
 ) -> Iterator[Steps]:
     """Show how many steps are done and how long the rest takes, while the block lasts."""
     with bar() as shown:
-        yield Steps(shown, what, total, clock)
+        found = Steps(shown, what, total, clock)
+        with ticking(SILENT_SECONDS, found.tell):
+            yield found
 
 
 def left(seconds: float, done: int, total: int) -> str:
@@ -159,21 +170,32 @@ def expected(what: str, seconds: float) -> Iterator[None]:
     Off a terminal it is one line.
     """
     line(f"{what}: about {seconds:.0f} s")
-    over = threading.Event()
     with bar("of about {task.total:.0f} s") as shown:
         task = shown.add_task(what, total=seconds)
 
         def tick() -> None:
-            while not over.wait(TICK_SECONDS):
-                shown.update(task, completed=min(shown.tasks[0].elapsed or 0.0, seconds))
+            shown.update(task, completed=min(shown.tasks[0].elapsed or 0.0, seconds))
 
-        clock = threading.Thread(target=tick)
-        clock.start()
-        try:
+        with ticking(TICK_SECONDS, tick):
             yield
-        finally:
-            over.set()
-            clock.join()
+
+
+@contextmanager
+def ticking(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+    """Call ``tick`` every so many seconds, in a thread, while the block lasts."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            tick()
+
+    clock = threading.Thread(target=run)
+    clock.start()
+    try:
+        yield
+    finally:
+        over.set()
+        clock.join()
 
 
 def line(text: str) -> None:

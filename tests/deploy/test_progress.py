@@ -1,7 +1,9 @@
 """What takes seconds says how far it is: a bar on a terminal, lines off it, never on stdout."""
 
 import io
+import itertools
 import json
+import queue
 import re
 from pathlib import Path
 
@@ -46,6 +48,17 @@ def test_off_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) 
         "seeds: 7 of 10, about 6 s left",
         "seeds: 10 of 10",
     ]
+
+
+def test_a_step_that_takes_long_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "SILENT_SECONDS", 0.01)
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(output, "line", said.put)
+    times = itertools.chain([100.0, 100.5], itertools.repeat(107.0))
+    with steps("seeds", 2, clock=lambda: next(times)) as shown:
+        assert said.get(timeout=60) == "seeds: 0 of 2 after 7 s"
+        shown.step()
+    assert said.empty(), "the next line is due five seconds later"
 
 
 def test_a_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixture[str]) -> None:
