@@ -56,7 +56,13 @@ Randomness = SystemRandomness | SeededRandomness
 
 
 def generator_for(seed: int, *key: str | int) -> np.random.Generator:
-    """NumPy generator of a simulation's draw, keyed by what the draw is for."""
+    """NumPy generator of a simulation's draw, keyed by what the draw is for.
+
+    Raises:
+        ValueError: the seed is negative.
+    """
+    if seed < 0:
+        raise ValueError(f"a seed must not be negative, got {seed}")
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_spawn_key(key)))
 
 
