@@ -4,6 +4,8 @@ The analyzer's last step in `common.workflow`: drop what is no counter, undo the
 sum families that were not sent on their own (`coordinator.learning.counts`).
 """
 
+from typing import Any
+
 from common.counters import Ints
 from common.descriptor import BatchDescriptor
 from common.workflow import debias
@@ -22,3 +24,15 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
         raise ValueError(f"{histogram.shape} entries for {layout.counters} counters and one")
     debiased = debias(noise, n, histogram)
     return batch_counts(layout, n, debiased, noise.variance(n), noise.term)
+
+
+def plain(counts: BatchCounts) -> dict[str, Any]:
+    """Counts as a document, arrays as nested lists; `coordinator.views.CountsView` names them."""
+    return {
+        "transitions": counts.transitions.tolist(),
+        "visits": counts.visits.tolist(),
+        "rewards": None if counts.rewards is None else counts.rewards.tolist(),
+        "transition_variance": counts.transition_variance,
+        "visit_variance": counts.visit_variance,
+        "reward_variance": counts.reward_variance,
+    }

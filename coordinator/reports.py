@@ -9,9 +9,8 @@ from common.accounting import run_guarantee
 from common.counters import Ints
 from common.descriptor import BatchDescriptor
 from coordinator import ledger, views
-from coordinator.counts import private_counts
+from coordinator.counts import plain, private_counts
 from coordinator.estimate import value_estimate
-from coordinator.learning.learner import BatchCounts
 from coordinator.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
 from coordinator.truth import LEVEL, Band, Bands, Curve, TrueRow
 
@@ -58,7 +57,7 @@ def detail_view(
     return views.DeploymentDetail(
         **_deployment(row, descriptor),
         **_progress(row),
-        counts=None if counts is None else _counts(counts),
+        counts=None if counts is None else views.CountsView(**plain(counts)),
         value_estimate=None if estimate is None else views.ValueView(**asdict(estimate)),
         spend=None if spend is None else _spend(row, descriptor, spend),
     )
@@ -170,17 +169,6 @@ def _noise(descriptor: BatchDescriptor) -> views.NoiseView:
     noise, n = descriptor.to_noise(), descriptor.n
     return views.NoiseView(
         **descriptor.noise.model_dump(), variance=noise.variance(n), expected_ones=noise.mean(n)
-    )
-
-
-def _counts(counts: BatchCounts) -> views.CountsView:
-    return views.CountsView(
-        transitions=counts.transitions.tolist(),
-        visits=counts.visits.tolist(),
-        rewards=None if counts.rewards is None else counts.rewards.tolist(),
-        transition_variance=counts.transition_variance,
-        visit_variance=counts.visit_variance,
-        reward_variance=counts.reward_variance,
     )
 
 

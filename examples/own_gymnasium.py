@@ -1,9 +1,9 @@
 """A Gymnasium environment of one's own, as the users' world: cross a bridge, do not fall off.
 
+    riffle simulate --per-user --environment examples/own_gymnasium.py:make --seeds 2
     riffle up --environment examples/own_gymnasium.py:make --episodes 2000 --out runs/bridge
 
-What Gymnasium registers needs no file: `--environment gymnasium:FrozenLake-v1`. Of an environment
-that only runs nobody knows exact values: its summary has an estimate of them, and no regret.
+Gymnasium's own need no file: `gymnasium:FrozenLake-v1`. What only runs has estimates, no regret.
 """
 
 from typing import Any

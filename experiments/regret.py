@@ -64,6 +64,10 @@ def regret(mdp: TabularMDP, deployments: list[Deployment]) -> Regret:
     best = optimal_value(mdp)
     n = np.array([float(deployment.n) for deployment in deployments])
     gaps = np.array([best - mixture_value(mdp, d.mixture) for d in deployments])
+    return Regret(np.cumsum(n), np.cumsum(n * gaps), gaps, switches(deployments))
+
+
+def switches(deployments: list[Deployment]) -> int:
+    """How often the deployed mixture changed."""
     mixtures = [deployment.mixture for deployment in deployments]
-    switches = sum(not after.same_as(before) for before, after in pairwise(mixtures))
-    return Regret(np.cumsum(n), np.cumsum(n * gaps), gaps, switches)
+    return sum(not after.same_as(before) for before, after in pairwise(mixtures))

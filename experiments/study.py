@@ -6,6 +6,7 @@ messages. Seeds are the keys of the population's draws; the learner's own draws 
 seed plus the same number. Bands are two-sided 95 % Student t intervals of the mean over seeds.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from coordinator.learning.enumeration import Model
-from coordinator.learning.learner import Learner, LearnerError
+from coordinator.learning.learner import Learner, LearnerError, StageResult
 from coordinator.learning.planning import plan
 from coordinator.registry import Registry, refusal, sdp_pe_in
 from coordinator.specs import RunSpec
@@ -43,7 +44,8 @@ class SeedResult:
     """One simulated run: what it lost, learned and cost, and every constant that shaped it.
 
     optimal_survives: an optimal policy is active at the end; eliminated: some policy is not. None
-    for learners without an active set.
+    for learners without an active set. Regret and values are NaN where the environment's
+    probabilities are not known.
     """
 
     seed: int
@@ -73,8 +75,6 @@ class Study:
 
     def document(self) -> dict[str, Any]:
         """Means with bands, under the keys that ``riffle simulate`` documents."""
-        regrets = [result.regret for result in self.results]
-        mean, interval = band(regrets)
         last = self.results[-1]
         return {
             "learner": self.spec.learner,
@@ -87,14 +87,7 @@ class Study:
             "trust": self.spec.trust,
             "families": last.constants.get("families", "not private"),
             "seeds": len(self.results),
-            "regret_mean": mean,
-            "regret_ci": interval,
-            "regret_ci_method": METHOD,
-            "regret_ceiling": last.optimal_value * self.spec.episodes,
-            "optimal_value": last.optimal_value,
-            "policy_value_mean": float(np.mean([r.policy_value for r in self.results])),
-            "policy_value_min": min(r.policy_value for r in self.results),
-            "share_within_5_percent": float(np.mean([r.within_5_percent for r in self.results])),
+            **self._exact(),
             "share_optimal_survives": share([r.optimal_survives for r in self.results]),
             "share_eliminated": share([r.eliminated for r in self.results]),
             "policy_switches": max(r.policy_switches for r in self.results),
@@ -102,6 +95,23 @@ class Study:
             "seconds": sum(r.seconds for r in self.results),
             "constants": {k: v for k, v in last.constants.items() if k != "seed"},
         }
+
+    def _exact(self) -> dict[str, Any]:
+        """Regret and values, null where the environment's probabilities are not known."""
+        best = self.results[-1].optimal_value
+        mean, interval = band([result.regret for result in self.results])
+        values = [result.policy_value for result in self.results]
+        exact = {
+            "regret_mean": mean,
+            "regret_ci": interval,
+            "regret_ci_method": METHOD,
+            "regret_ceiling": best * self.spec.episodes,
+            "optimal_value": best,
+            "policy_value_mean": float(np.mean(values)),
+            "policy_value_min": min(values),
+            "share_within_5_percent": share([r.within_5_percent for r in self.results]),
+        }
+        return dict.fromkeys(exact) if math.isnan(best) else exact
 
 
 def band(values: list[float]) -> tuple[float, list[float] | None]:
@@ -144,10 +154,15 @@ def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry
         policy=policy.tolist(),
         constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
         optimal_survives=optimal_survives(learner, mdp),
-        eliminated=any(s.eliminated or s.decisions_eliminated for s in run.stages)
-        if sdp_pe_in(learner) is not None
-        else None,
+        eliminated=anything_eliminated(learner, run.stages),
     )
+
+
+def anything_eliminated(learner: Learner, stages: list[StageResult]) -> bool | None:
+    """Whether some policy is no longer active; None for a learner without an active set."""
+    if sdp_pe_in(learner) is None:
+        return None
+    return any(stage.eliminated or stage.decisions_eliminated for stage in stages)
 
 
 def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:

@@ -34,7 +34,7 @@ def run_episode(
         EpisodeFailed: the environment failed; no cause is attached, since a cause could hold data.
     """
     try:
-        return _run(environment, policy, reward_range, randomness)
+        return play(environment, policy, reward_range, randomness)
     except Exception:  # a user's environment may raise anything
         failed = EpisodeFailed("the environment failed")
     raise failed
@@ -53,12 +53,13 @@ def reward_mean(reward: float, reward_range: tuple[float, float]) -> float:
     return mean
 
 
-def _run(
+def play(
     environment: Environment,
     policy: Policies,
     reward_range: tuple[float, float],
     randomness: Randomness,
 ) -> Episode:
+    """The same, with errors that may hold the user's data: not for nodes, only for simulations."""
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)

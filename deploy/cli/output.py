@@ -126,10 +126,10 @@ class Steps:
         self._total = total
         self._shown.update(self._task, total=total)
 
-    def step(self) -> None:
-        """One more is done."""
-        self._done += 1
-        self._shown.advance(self._task)
+    def step(self, count: int = 1) -> None:
+        """One more is done, or several."""
+        self._done += count
+        self._shown.advance(self._task, count)
         self.tell()
 
     def tell(self) -> None:

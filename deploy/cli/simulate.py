@@ -1,5 +1,6 @@
 """``riffle simulate``: any learner without a network, at any population size."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -8,13 +9,17 @@ from common.plugins import nearest
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
 from deploy.cli import adversarial, specs
-from deploy.cli.output import Format, Output, emit, one_line_errors, steps, table
+from deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps, table
 from deploy.presets import Preset
+from experiments import per_user_study
 from experiments.per_episode import PER_EPISODE
-from experiments.study import CALIBRATIONS, Study, study
+from experiments.study import CALIBRATIONS, study
+from node_client.environments.environment import Modelled
+from node_client.environments.registry import exact_mdp, make
 
 Calibration = Literal["tight", "paper"]
 OF_004 = (None, adversarial.ENVIRONMENT)
+UNKNOWN = "no regret and no exact values: this environment shows no transition probabilities"
 SPEC_NAMES = {name: spec_name for spec_name, name in CALIBRATIONS.items()}
 
 
@@ -38,9 +43,23 @@ def simulate_command(
     option: specs.Option = None,
     seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10,
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
+    per_user: Annotated[
+        bool,
+        typer.Option(
+            "--per-user",
+            help="one user after another, as at nodes: slower; any environment that can be run",
+        ),
+    ] = False,
+    run_id: Annotated[
+        str | None, typer.Option(help="with --per-user: of the run over services to repeat")
+    ] = None,
+    test_seed: Annotated[
+        int | None, typer.Option(help="with --per-user: of the first seed's draws; default 0")
+    ] = None,
     output: Output = Format.text,
 ) -> None:
     """Simulate a run over several seeds and report exact regret with its confidence band."""
+    _check_per_user(learner, per_user, {"run-id": run_id, "test-seed": test_seed})
     if learner in adversarial.ALGORITHMS:
         others = any(v is not None for v in (trust, families, constants, horizon))
         if others or env not in OF_004 or specs.said(context, "preset"):
@@ -64,6 +83,8 @@ def simulate_command(
         trust=trust,
         families=families,
         preset=constants,
+        run_id=run_id,
+        test_seed=test_seed,
     )
     if learner in PER_EPISODE:
         if families is not None:
@@ -72,7 +93,17 @@ def simulate_command(
             raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
     else:
         _refuse_early(chosen)
-    _show(_study(chosen, seeds, workers).document(), output)
+    simulated = _users if per_user else _population
+    _show(simulated(chosen, seeds, workers), output)
+
+
+def _check_per_user(learner: str, per_user: bool, given: Mapping[str, object]) -> None:
+    """Refuse ``--per-user`` for learners without batches, and its options without it."""
+    if per_user and learner in {*PER_EPISODE, *adversarial.ALGORITHMS}:
+        raise ValueError(f"--per-user is not for {learner}, which has no batches")
+    alone = [name for name, value in given.items() if value is not None and not per_user]
+    if alone:
+        raise ValueError(f"--{alone[0]} is for --per-user")
 
 
 def _refuse_early(chosen: Preset) -> None:
@@ -85,7 +116,8 @@ def _refuse_early(chosen: Preset) -> None:
     registry.build(chosen.spec)
 
 
-def _study(chosen: Preset, seeds: int, workers: int) -> Study:
+def _population(chosen: Preset, seeds: int, workers: int) -> dict[str, Any]:
+    exact_mdp(make(chosen.spec.environment, **chosen.environment))  # or refuse before any work
     with steps("seeds", seeds) as shown:
         return study(
             chosen.spec,
@@ -94,7 +126,23 @@ def _study(chosen: Preset, seeds: int, workers: int) -> Study:
             workers=workers,
             on_result=lambda _: shown.step(),
             learners=chosen.learners,
+        ).document()
+
+
+def _users(chosen: Preset, seeds: int, workers: int) -> dict[str, Any]:
+    spec = chosen.spec
+    with steps("episodes", seeds * spec.episodes) as shown:
+        done = per_user_study.study(
+            spec,
+            chosen.environment,
+            seeds,
+            workers=workers,
+            on_users=shown.step,
+            learners=chosen.learners,
         )
+    if not isinstance(make(spec.environment, **chosen.environment), Modelled):
+        progress.print(UNKNOWN, highlight=False, soft_wrap=True)
+    return per_user_study.document(spec, done)
 
 
 def _show(document: dict[str, Any], output: Format) -> None:
@@ -102,7 +150,8 @@ def _show(document: dict[str, Any], output: Format) -> None:
 
 
 def _rows(document: dict[str, Any]) -> list[tuple[str, object]]:
-    """The document as a table's rows, constants last and by their names."""
+    """The document as a table's rows, constants last and by their names; without what is long."""
     constants: dict[str, object] = document["constants"]
-    found = [(key, value) for key, value in document.items() if key != "constants"]
+    hidden = {"constants", "batches", "policy"}
+    found = [(key, value) for key, value in document.items() if key not in hidden]
     return found + [(f"constants.{key}", value) for key, value in constants.items()]

@@ -88,7 +88,9 @@ def exact_mdp(environment: Environment) -> TabularMDP:
     """
     if not isinstance(environment, Modelled):
         raise LocalError(
-            "invalid-spec", "this environment has no known MDP; it can be run, not simulated"
+            "invalid-spec",
+            "this environment has no known MDP: it can be simulated with --per-user, not by "
+            "population",
         )
     return environment.mdp
 

@@ -3,6 +3,7 @@
 Seeded noise is keyed by (run, batch, slot), so the equality is exact. See tests/system.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from deploy.local import LocalConfig, LocalNetwork
 from deploy.network import operator_client
 from deploy.operator import Operator
 from deploy.presets import Preset
-from experiments.per_user import NEVER, NOBODY, batch_histogram
+from experiments.per_user import NEVER, NOBODY, Users, batch_histogram
 from node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
 from tests.deploy.live import live_coordinator
+from tests.deploy.test_cli import riffle
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -68,6 +70,7 @@ def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
     with network_of(tmp_path, chosen) as network, operator_of(network) as operator:
         summary = run_to_end(operator, chosen, tmp_path, started=0.0)
         assert_simulated(operator, chosen)
+        assert_the_command_agrees(operator, environment, policy_value=summary["policy_value"])
         by_hand = seeded(environment, "manual")
         spec = by_hand.spec.model_copy(update={"run_id": OUTSIDE})
         assert_outside_learner_agrees(network, operator, Preset(spec, by_hand.environment))
@@ -91,10 +94,12 @@ def test_a_learner_outside_ends_when_its_batch_does_not_come_about(tmp_path: Pat
 
 
 def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
-    chosen = seeded(f"{EXAMPLES / 'own_gymnasium.py'}:make", LEARNER)
+    environment = f"{EXAMPLES / 'own_gymnasium.py'}:make"
+    chosen = seeded(environment, LEARNER)
     with network_of(tmp_path, chosen) as network, operator_of(network) as operator:
         summary = run_to_end(operator, chosen, tmp_path, started=0.0)
         assert_simulated(operator, chosen)
+        assert_the_command_agrees(operator, environment, policy_value=None)
     assert summary["episodes"] == 200
     assert summary["regret"] is None, "nobody knows it"
     assert not (tmp_path / "regret.png").exists()
@@ -103,6 +108,25 @@ def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
 def assert_simulated(operator: Operator, chosen: Preset) -> None:
     environment = make(chosen.spec.environment, **chosen.environment)
     assert_equal_to_simulator(operator, chosen.spec, environment, Registry(files=chosen.learners))
+
+
+def assert_the_command_agrees(
+    operator: Operator, environment: str, *, policy_value: float | None
+) -> None:
+    """`riffle simulate --per-user` says, of the same seeds, what the run over the services says."""
+    words = ["--env", environment, "--learner", LEARNER, "--episodes", "200", "--epsilon", "20",
+             "--beta", "1e-3", "--run-id", RUN_ID, "--test-seed", "3"]  # fmt: skip
+    said = riffle("simulate", "--per-user", *words, "--seeds", "1", "--format", "json")
+    assert said.exit_code == 0, said.stderr
+    found, result = json.loads(said.stdout), operator.result(RUN_ID)
+    live = [operator.deployment(RUN_ID, d["index"]) for d in operator.deployments(RUN_ID)]
+    assert [batch["batch_id"] for batch in found["batches"]] == [d["batch_id"] for d in live]
+    assert [batch["counts"] for batch in found["batches"]] == [d["counts"] for d in live]
+    assert found["policy"] == result["policy"]
+    assert found["value_estimate_mean"] == result["value_estimate"]
+    assert found["messages"] == result["messages_counted"]
+    assert found["policy_switches"] == result["policy_switches"]
+    assert found["policy_value_mean"] == policy_value
 
 
 def assert_outside_learner_agrees(
@@ -135,7 +159,7 @@ class Simulated:
         index = len(self.values)
         asked = Deployment(index, "manual", Mixture.single(policy), episodes, None)
         issued = issue(self.spec, OUTSIDE, NOBODY, asked, index=index, step=index, expires_at=NEVER)
-        histogram = batch_histogram(issued.descriptor, self.environment)
+        histogram = batch_histogram(issued.descriptor, Users(self.environment))
         counts = private_counts(issued.descriptor, histogram)
         estimate = value_estimate(counts, self.spec.delta)
         assert estimate is not None

@@ -1,6 +1,8 @@
 """Episodes: sizes, scaling of rewards, early ends, failures that tell nothing."""
 
+import re
 import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import node_client
 from common.counters import CounterLayout, Sizes
 from common.randomness import SeededRandomness, SystemRandomness
 from node_client.environments.registry import make
@@ -131,3 +134,11 @@ def test_any_episode_encodes_within_its_slots(
     assert np.unique(messages).size == messages.size
     assert messages.min() >= 0
     assert messages.max() < layout.counters
+
+
+def test_no_node_runs_an_episode_whose_error_may_tell_of_it() -> None:
+    """`play`, whose errors hold data, is for simulations; `run_episode` alone calls it here."""
+    package = Path(node_client.__file__).parent
+    texts = {file.name: file.read_text() for file in package.rglob("*.py")}
+    assert [name for name in texts if re.search(r"\bplay\b", texts[name])] == ["episode.py"]
+    assert texts["episode.py"].count(" play(") == 2, "its definition and one call"

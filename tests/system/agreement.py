@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from common.noise import Trust
-from coordinator.counts import private_counts
 from coordinator.registry import Registry
 from coordinator.specs import RunSpec
 from deploy.local import LocalConfig
 from deploy.operator import Operator
-from experiments.per_user import run_per_user
+from experiments.per_user import Users, run_per_user
 from node_client.environments.environment import Environment
 from node_client.environments.registry import Parameter, make
 
@@ -61,17 +60,17 @@ def assert_equal_to_simulator(
     run_id = spec.run_id or ""
     count = len(operator.deployments(run_id))
     live = [operator.deployment(run_id, index) for index in range(count)]
-    batches, learned = run_per_user(spec, run_id, environment, registry)
-    assert len(batches) == count > 1
-    for batch, detail in zip(batches, live, strict=True):
-        expected = private_counts(batch.descriptor, batch.histogram)
+    done = run_per_user(spec, run_id, Users(environment), registry)
+    assert len(done.batches) == count > 1
+    for batch, detail in zip(done.batches, live, strict=True):
+        expected = batch.counts
         assert detail["batch_id"] == batch.descriptor.batch_id
         np.testing.assert_array_equal(detail["counts"]["transitions"], expected.transitions)
         np.testing.assert_array_equal(detail["counts"]["visits"], expected.visits)
         if expected.rewards is not None:
             np.testing.assert_array_equal(detail["counts"]["rewards"], expected.rewards)
     result = operator.result(run_id)
-    assert result["policy"] == learned.policy.tolist()
+    assert result["policy"] == done.summary.policy.tolist()
     assert result["episodes"] == result["reports"] == spec.episodes
     assert result["messages_forwarded"] == result["messages_counted"]
     assert result["failed"] == 0

@@ -50,7 +50,7 @@ def test_a_gymnasium_environment_that_shows_its_table_has_an_mdp() -> None:
 def test_a_time_limit_within_the_horizon_hides_the_table() -> None:
     limited = Lake()
     limited.spec = types.SimpleNamespace(max_episode_steps=2)  # type: ignore[attr-defined]
-    with pytest.raises(LocalError, match="can be run, not simulated"):
+    with pytest.raises(LocalError, match="simulated with --per-user, not by population"):
         exact_mdp(adapt(limited, horizon=2, low=0.0, high=2.0))
 
 

@@ -17,7 +17,7 @@ from coordinator.planning import same_deployment
 from coordinator.records import DeploymentRecord, RunRecord
 from coordinator.states import TO_ACKNOWLEDGE
 from coordinator.store import Store
-from experiments.per_user import batch_histogram
+from experiments.per_user import Users, batch_histogram
 from node_client.environments.registry import make
 from shuffler import schema
 from tests.system.simulation.watch import OVER
@@ -102,4 +102,4 @@ def _counts(descriptor: BatchDescriptor) -> tuple[int, ...]:
 def _undisturbed(document: str) -> tuple[int, ...]:
     descriptor = BatchDescriptor.model_validate_json(document)
     environment = make("RiverSwim-v0", **ENVIRONMENT)
-    return tuple(batch_histogram(descriptor, environment).tolist())
+    return tuple(batch_histogram(descriptor, Users(environment)).tolist())

@@ -1,0 +1,107 @@
+"""User by user, as nodes do it: also where no probabilities are known, and nothing is hidden.
+
+That its counts are those of the services is in tests/examples and tests/system.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from deploy.cli import output
+from tests.deploy.test_cli import document, riffle
+
+ROOT = Path(__file__).parents[2]
+BRIDGE = f"{ROOT}/examples/own_gymnasium.py:make"
+MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
+LEARNER = ("--learner", f"{ROOT}/examples/own_learner.py:ExploreThenCommit")
+SMALL = ("--episodes", "200", "--epsilon", "20", "--beta", "1e-3")
+ONE = ("--seeds", "1", "--format", "json")
+RIVER = ("--horizon", "3", "--episodes", "300", "--epsilon", "8", "--beta", "1e-3")
+
+
+def per_user(*words: str) -> Result:
+    return riffle("simulate", "--per-user", *words)
+
+
+def numbers(*words: str) -> dict[str, Any]:
+    return document(per_user(*words))
+
+
+def test_an_environment_that_only_runs_is_simulated() -> None:
+    plain = riffle("simulate", "--env", BRIDGE, *LEARNER, *SMALL)
+    assert plain.exit_code == 3
+    assert "--per-user" in plain.stderr.splitlines()[-1]
+    result = per_user("--env", BRIDGE, *LEARNER, *SMALL, *ONE)
+    found = json.loads(result.stdout)
+    unknown = {"regret_mean", "regret_ci", "regret_ceiling", "optimal_value", "policy_value_mean",
+               "policy_value_min", "share_within_5_percent"}  # fmt: skip
+    assert {key for key in unknown if found[key] is not None} == set()
+    assert "no regret and no exact values" in result.stderr
+    assert (found["episodes"], found["policy_switches"]) == (200, 1)
+    assert 0 < found["reward_mean"] < 1
+    assert found["episodes_failed"] == 0
+    assert found["first_failure"] is None
+
+
+def test_where_the_probabilities_are_known_regret_is_too() -> None:
+    found = numbers(*RIVER, *ONE)
+    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+    assert found["share_optimal_survives"] in (0.0, 1.0)
+    assert sum(batch["n"] for batch in found["batches"]) == 300
+    assert found["run_id"] == "0" * 32
+    assert found["test_seed"] == 0
+    text = per_user(*RIVER, "--seeds", "1").stdout
+    assert "regret_mean" in text
+    assert "transitions" not in text, "counts are for programs"
+
+
+def test_seeds_differ_and_processes_change_nothing() -> None:
+    words = (*RIVER, "--seeds", "2", "--format", "json")
+    one, two = (numbers(*words, "--workers", w) for w in ("1", "2"))
+    assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    second = numbers(*RIVER, *ONE, "--test-seed", "1")
+    first = numbers(*RIVER, *ONE)
+    assert first["batches"] == one["batches"] != second["batches"]
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_every_trust_model(trust: str) -> None:
+    assert numbers(*RIVER, *ONE, "--trust", trust)["trust"] == trust
+
+
+def test_an_episode_that_fails_is_counted_and_told() -> None:
+    """As over the services it sends noise; but here whoever wrote it learns why."""
+    found = numbers("--env", f"{MISTAKES}:FailingWorld", *LEARNER, *SMALL, *ONE)
+    assert 0 < found["episodes_failed"] < 200
+    assert re.fullmatch(r"KeyError: \d \(mistakes.py, line \d+\)", found["first_failure"])
+
+
+def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr("experiments.per_user.TOLD_EVERY", 100)
+    first, *told = per_user(*RIVER, "--seeds", "2", "--workers", "1").stderr.splitlines()
+    assert re.fullmatch(r"episodes: 100 of 600, about \d+ s left", first)
+    assert told[-1] == "episodes: 600 of 600"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--per-user", "--learner", "ucbvi"], "--per-user is not for ucbvi"),
+        (["--per-user", "--learner", "uob-lbps"], "--per-user is not for uob-lbps"),
+        (["--test-seed", "1"], "--test-seed is for --per-user"),
+        (["--run-id", "0" * 32], "--run-id is for --per-user"),
+        (["--per-user", "--run-id", "mine"], "run_id"),
+        (["--per-user", "--test-seed", "-1"], "test_seed"),
+        (["--per-user", "--episodes", "20"], "n="),
+    ],
+)
+def test_what_it_is_not_for_is_said(words: list[str], says: str) -> None:
+    result = riffle("simulate", *words)
+    assert result.exit_code == 3
+    assert says in result.stderr.splitlines()[-1]
