@@ -22,6 +22,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,24 @@ def async_operator_client(folder: Path, url: str, token: str) -> httpx.AsyncClie
 
 
 def refusal(answer: httpx.Response, who: str) -> RemoteError:
-    """The error that a service's refusal means, whether or not it is a problem document."""
+    """The error that a service's refusal means, whether or not it is a problem document.
+
+    Who knows no such route, or is none of ours, is another service than ``who``.
+    """
     document = problem_document(answer.content)
+    if answer.status_code == HTTPStatus.NOT_FOUND and _no_route(document):
+        at = f"{answer.url.scheme}://{answer.url.netloc.decode()}"
+        return RemoteError(
+            "not-found",
+            f"{at} answers, but not as {who} does; is it the address of another service?",
+        )
     detail = document.get("detail", f"status {answer.status_code}")
     return RemoteError(slug_of(document), f"{who} refused: {detail}")
+
+
+def _no_route(document: dict[str, Any]) -> bool:
+    """Whether a 404 means the address, and not what was asked for: Starlette's bare words."""
+    return slug_of(document) == "internal" or document.get("detail") == HTTPStatus.NOT_FOUND.phrase
 
 
 def enrolled(answer: httpx.Response) -> Enrolment:

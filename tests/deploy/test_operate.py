@@ -82,6 +82,13 @@ def test_health_answers_in_json(network: Path) -> None:
     assert json.loads(refused.stdout)["status"] == 404
 
 
+def test_the_address_of_another_service_is_told(network: Path) -> None:
+    url = (network / "operator" / "coordinator_url").read_text()
+    result = call("network", "enrol", str(network), "--shuffler-url", url, "--users", "1")
+    assert result.exit_code == 3
+    assert f"{url} answers, but not as the shuffler does" in result.stderr
+
+
 def test_off_a_terminal_a_run_is_followed_by_lines(
     network: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,10 @@ from deploy.presets import preset
 from deploy.reference_rest import apps
 
 RUN = "ab" * 16
+WRONG_PLACE = (
+    "http://coordinator answers, but not as the coordinator does; "
+    "is it the address of another service?"
+)
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
@@ -125,6 +129,12 @@ def test_events_end_when_the_coordinator_is_away() -> None:
             "unknown-run",
             "the coordinator refused: there is no run ab",
         ),
+        (
+            httpx.Response(404, json={"type": f"{URN}not-found", "detail": "Not Found"}),
+            "not-found",
+            WRONG_PLACE,
+        ),
+        (httpx.Response(404, text="<html>"), "not-found", WRONG_PLACE),
         (httpx.Response(502, text="<html>"), "internal", "the coordinator refused: status 502"),
         (httpx.Response(400, json=["odd"]), "internal", "the coordinator refused: status 400"),
     ],
