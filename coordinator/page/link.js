@@ -47,10 +47,28 @@ export function sleep(seconds, signal) {
   });
 }
 
-/** Do `work` until it says false or the view is left, `seconds` apart, and later while away. */
+/** Wait until somebody can see the page; ends at once when the view is left. */
+export function visible(signal) {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((done) => {
+    const stop = new AbortController();
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      stop.abort();
+      done();
+    };
+    document.addEventListener("visibilitychange", look, { signal: stop.signal });
+    signal.addEventListener("abort", look, { signal: stop.signal });
+  });
+}
+
+/** Do `work` until it says false or the view is left, `seconds` apart, and later while away; not
+ * while the page is hidden. */
 export async function repeat(link, signal, seconds, work, refused) {
   let pause = FIRST_PAUSE;
   while (!signal.aborted) {
+    await visible(signal);
+    if (signal.aborted) return;
     try {
       const more = await work();
       if (signal.aborted) return;

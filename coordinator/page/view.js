@@ -2,7 +2,7 @@
 
 import { ask, Away, events } from "./api.js";
 import { h } from "./dom.js";
-import { repeat, sleep } from "./link.js";
+import { repeat, sleep, visible } from "./link.js";
 import { Sections } from "./sections.js";
 import { apply, firstOpen, spoken, unknownRun } from "./state.js";
 
@@ -102,8 +102,8 @@ class RunView {
 
   // -- events ------------------------------------------------------------------------------------
 
+  /** Take events until the service stops or the tab is hidden. */
   async follow() {
-    await this.visible();
     const stop = new AbortController();
     const leave = () => stop.abort();
     const hide = () => document.hidden && stop.abort();
@@ -121,19 +121,6 @@ class RunView {
     return this.events.over === null;
   }
 
-  /** A hidden tab holds no connection. */
-  visible() {
-    if (!document.hidden) return Promise.resolve();
-    return new Promise((done) => {
-      const look = () => {
-        if (document.hidden) return;
-        document.removeEventListener("visibilitychange", look);
-        done();
-      };
-      document.addEventListener("visibilitychange", look);
-    });
-  }
-
   take(found) {
     this.link.up();
     const first = this.events.last === 0;
@@ -149,6 +136,7 @@ class RunView {
     if (this.nudged) return;
     this.nudged = true;
     await sleep(NUDGE_SECONDS, this.signal);
+    await visible(this.signal);
     this.nudged = false;
     if (this.signal.aborted) return;
     for (const work of [this.status(), this.answers(), this.books()]) work.catch((error) => this.failed(error));

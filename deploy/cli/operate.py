@@ -51,7 +51,8 @@ Run = Annotated[
     typer.Argument(help="id of a run, how it begins, or the run's name", autocompletion=_run_ids),
 ]
 Rows = Annotated[TableFormat, typer.Option("--format", help="text, json or csv")]
-LISTED = ("id", "name", "state", "learner", "environment", "episodes", "of", "stage", "trouble")
+SPECIFIED = ("learner", "environment", "trust")
+LISTED = ("id", "name", "state", *SPECIFIED, "episodes", "of", "stage", "trouble")
 ACCOUNTED = (
     "deployment",
     "state",
@@ -79,7 +80,7 @@ def list_command(
     coordinator_url: CoordinatorUrl = None,
     output: Rows = TableFormat.text,
 ) -> None:
-    """List all runs, oldest first."""
+    """List all runs, oldest first, each with its trust model and how far it is."""
     with Operator.of(network, coordinator_url) as operator:
         runs = operator.runs()
     rows = [_listed(run) for run in runs]
@@ -213,8 +214,7 @@ def conservation_command(
 
 def _listed(run: Answer) -> Answer:
     spec = run["spec"]
-    row = {**run, "learner": spec["learner"], "environment": spec["environment"]}
-    row["of"] = spec["episodes"]
+    row = {**run, **{name: spec[name] for name in SPECIFIED}, "of": spec["episodes"]}
     return {name: row[name] for name in LISTED}
 
 

@@ -67,6 +67,7 @@ def test_list_in_every_format(network: Path) -> None:
     assert [run["id"] for run in document(network, "list")["runs"]][:3] == [RUN, HAND, OTHER]
     first = rows(riffle(network, "list", "--format", "csv"))[0]
     assert (first["id"], first["state"], first["episodes"]) == (RUN, "finished", "40")
+    assert first["trust"] == "shuffle"
     text = riffle(network, "list").stdout
     assert "by-hand" in text
     assert "finished" in text

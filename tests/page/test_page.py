@@ -103,6 +103,7 @@ def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, sma
     shown = float(figure(page, "Regret, exact").inner_text().replace(",", ""))
     assert shown == pytest.approx(truth["regret"][-1], rel=1e-3)
     expect(page.locator("#run-state")).to_have_text("finished")
+    expect(page.locator(".about")).to_contain_text("sdp-pe \u00b7 trust model shuffle \u00b7")
     expect(card(page, "Privacy")).to_contain_text("within the budget")
     expect(card(page, "Regret and true value (simulated)")).to_contain_text("read by no learner")
     expect(card(page, "Throughput and latency")).to_contain_text("messages/s.")
