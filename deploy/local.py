@@ -22,7 +22,7 @@ from common.at_rest import replace_file
 from common.errors import LocalError
 from common.noise import Trust
 from deploy.certificates import LOOPBACK
-from deploy.cli.output import steps
+from deploy.cli.output import bar, line
 from deploy.folder import claimed
 from deploy.network import (
     SHUFFLER_ID,
@@ -129,9 +129,11 @@ class LocalNetwork:
             init_network(self.secrets)
             (self.config.folder / "logs").mkdir(exist_ok=True)
             replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
-            total = 2 * self.config.replicas + self.config.nodes
-            with steps("starting the network", total) as shown:
-                self._start_all(shown.step)
+            line("starting the network")
+            with bar() as shown:
+                total = 2 * self.config.replicas + self.config.nodes
+                task = shown.add_task("starting the network", total=total)
+                self._start_all(lambda: shown.advance(task))
             self._leaving = stack.pop_all()
         return self
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from deploy.cli import output
 from deploy.cli.output import steps
+from deploy.local import LocalConfig, LocalNetwork
 from tests.deploy.test_cli import riffle
 
 SIMULATED = {
@@ -102,6 +103,12 @@ def test_figures_say_how_far_they_are(every_step: None, tmp_path: Path) -> None:
     total = int(first.removeprefix("runs to compute: "))
     assert told[-1] == f"runs: {total} of {total}"
     assert len(told) == total
+
+
+def test_a_network_that_starts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalNetwork(LocalConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)):
+        told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "starting the network\n")
 
 
 @pytest.mark.parametrize(("encoding", "batches"), [("riffle", 300), ("one-envelope", 300)])
