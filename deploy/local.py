@@ -95,6 +95,7 @@ class LocalConfig:
             min_dishonest_fraction=chosen.spec.dishonest_fraction,
             trust_models=trust_models,
             workers=workers,
+            test_entry=chosen.spec.test_seed is not None,
             learners=chosen.learners,
         )
 

@@ -42,6 +42,10 @@ def up_command(
     families: specs.FamiliesOption = None,
     constants: specs.Constants = None,
     option: specs.Option = None,
+    test_seed: Annotated[
+        int | None,
+        typer.Option(help="seed noise and episodes: protects nobody, can be repeated by simulate"),
+    ] = None,
     nodes: Nodes = 20,
     workers: Workers = 2,
     shuffler_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
@@ -71,6 +75,7 @@ def up_command(
         trust=trust,
         families=families,
         preset=constants,
+        test_seed=test_seed,
     )
     Registry(files=chosen.learners).build(chosen.spec)  # refuse before anything is started
     config = replace(

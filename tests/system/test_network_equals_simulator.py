@@ -6,6 +6,7 @@ as well when every process is killed (SIGKILL) in the middle of a batch and star
 that was acknowledged is lost, nothing is counted twice, no batch is released short.
 """
 
+import json
 import math
 import signal
 import time
@@ -19,6 +20,7 @@ from deploy.local import LocalNetwork
 from deploy.network import operator_client
 from deploy.operator import Operator
 from deploy.presets import Preset
+from tests.deploy.test_cli import riffle
 from tests.system.agreement import (
     PARAMETERS,
     RUN_ID,
@@ -51,6 +53,22 @@ def reports(network: LocalNetwork) -> int:
     """How many the shuffler has taken so far."""
     ((found,),) = rows(store(network, "shuffler"), "SELECT coalesce(sum(reports), 0) FROM batches")
     return int(str(found))
+
+
+def test_two_commands_say_the_same(tmp_path: Path) -> None:
+    """What `riffle up` does of a test seed, `riffle simulate --per-user` repeats alone."""
+    run = ["--horizon", "3", "--param", "states=3", "--episodes", "300", "--epsilon", "8"]
+    seed = ["--beta", "1e-3", "--test-seed", "7", "--format", "json"]
+    up = riffle("up", *run, *seed, "--nodes", "3", "--workers", "1", "--out", str(tmp_path))
+    assert up.exit_code == 0, up.stderr
+    live = json.loads(up.stdout)
+    assert live["epsilon"] == "Infinity", "seeded noise protects nobody, and says so"
+    words = ["--per-user", "--seeds", "1", "--run-id", live["run_id"]]
+    simulated = json.loads(riffle("simulate", *run, *seed, *words).stdout)
+    assert simulated["policy"] == live["policy"]
+    assert simulated["value_estimate_mean"] == live["value_estimate"]
+    assert simulated["regret_mean"] == live["regret"]
+    assert simulated["messages"] == live["messages_counted"]
 
 
 def test_killing_every_process_changes_no_count(tmp_path: Path) -> None:
