@@ -1,72 +1,140 @@
 """The pictures of docs/page.md, taken and looked at always.
 
-`make page-images` takes them of two longer runs of one spec, so with a band, and keeps them.
+`make page-images` takes them of two longer runs of one spec, so with a band, of three stages at
+least, and keeps them.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
+from coordinator.specs import ManualDeployment, RunSpec
 from deploy.follow import TrueValues, follow
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
 from deploy.presets import riverswim_run
 from node_client.environments.tabular import riverswim
+from tests.page.conftest import SECONDS
+from tests.page.node import HandNode
+from tests.page.test_trouble import wait_for
 
 FOLDER = os.environ.get("RIFFLE_PAGE_IMAGES")
-EPISODES = 4000
+EPISODES, FIRST_STAGE, STAGES = 6000, 200, 3
+COUNTED, OPEN, SENT = 300, 100, 40
 PICTURES = {
-    "list-light": ("light", 1280, 300),
-    "run-light": ("light", 1280, 2480),
+    "list-light": ("light", 1280, 340),
+    "run-light": ("light", 1280, 2600),
     "run-dark": ("dark", 1280, 900),
     "run-phone": ("light", 360, 900),
+    "hand-light": ("light", 1280, 1870),
 }
+
+
+class Shown(NamedTuple):
+    """A network, its run to look at, and what the page says of the run's band."""
+
+    network: LocalNetwork
+    run: str
+    band: str
 
 
 @pytest.fixture(scope="module")
 def learned(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[LocalNetwork, str, str]]:
-    """A network, its run to look at, and what the page says of the run's band."""
+) -> Iterator[Shown]:
     if FOLDER is None:
         run = request.getfixturevalue("small")["id"]
-        yield request.getfixturevalue("network"), run, "One run of this spec"
+        yield Shown(request.getfixturevalue("network"), run, "One run of this spec")
         return
     folder = tmp_path_factory.mktemp("images")
     preset = riverswim_run("demo", horizon=6, episodes=EPISODES, epsilon=4.0)
+    options = {**preset.spec.options, "first_stage": FIRST_STAGE}
+    spec = RunSpec.model_validate({**preset.spec.model_dump(), "options": options})
     config = LocalConfig(folder, "RiverSwim-v0", preset.environment, nodes=4, max_epsilon=4.0)
     with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
         for _ in range(2):
-            run = operator.create_run(preset.spec)["id"]
+            run = operator.create_run(spec)["id"]
             watch = TrueValues(operator, run, riverswim(4, 6))
             follow(operator, run, EPISODES, folder, watch)
-        yield network, run, "over 2 runs"
+        assert len(operator.stages(run)) >= STAGES
+        yield Shown(network, run, "over 2 runs")
+
+
+@pytest.fixture(scope="module")
+def by_hand(learned: Shown) -> Iterator[str]:
+    """A manual run of the same environment, one batch counted and one that stays partly filled."""
+    with Operator.of(learned.network.secrets) as operator:
+        asked = operator.run(learned.run)["spec"] | {"name": "by-hand", "learner": "manual"}
+        asked |= {"options": {}, "episodes": 2 * COUNTED}
+        run = operator.create_run(RunSpec.model_validate(asked))["id"]
+        policy = ((1,) * asked["states"],) * asked["horizon"]
+        operator.deploy(run, ManualDeployment(policy=policy, episodes=COUNTED))
+        operator.wait(run, 0)
+        nodes = learned.network.processes["node"]
+        nodes.send_signal(signal.SIGSTOP)
+        try:
+            row = operator.deploy(run, ManualDeployment(policy=policy, episodes=OPEN))
+            wait_for(operator, run, "open", 1)
+            with HandNode(learned.network, row["batch_id"]) as node:
+                node.send([(lease, node.report()) for lease in node.lease(SENT)])
+            yield run
+        finally:
+            nodes.send_signal(signal.SIGCONT)
+        operator.stop(run)
+
+
+def drawn(page: Page, band: str) -> None:
+    """Wait for all of a run; a kept picture shows a stage's policy that changed."""
+    expect(page.locator("#regret-chart canvas")).to_be_visible()
+    expect(page.locator("#batches-table tbody tr").first).to_contain_text("yes")
+    expect(page.locator("#truth")).to_contain_text(band)
+    if FOLDER is None:
+        return
+    for stage in range(STAGES, 1, -1):
+        page.get_by_label("Policy of").select_option(f"stage {stage}")
+        expect(page.locator("#policy-picture-text")).to_contain_text(f"Stage {stage}")
+        if page.locator(".policy-svg .changed").count():
+            return
+    raise AssertionError("no stage's policy differs from the one before")
+
+
+def filling(page: Page) -> None:
+    """Wait for a run by hand: its form, and how full its batch is."""
+    expect(page.get_by_role("button", name="Deploy", exact=True)).to_be_visible()
+    expect(page.locator("#batches").get_by_role("status")).to_contain_text("at least 4 tenths")
+    expect(page.locator("#batches-table tbody tr").last).to_contain_text("yes")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_taken(
-    browser: Browser, learned: tuple[LocalNetwork, str, str], name: str, tmp_path: Path
+    browser: Browser, learned: Shown, name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     network, run, band = learned
     scheme, width, height = PICTURES[name]
-    of_run = name.startswith("run")
+    what = name.partition("-")[0]
+    address = {"run": f"#/runs/{run}", "list": ""}.get(what)
+    if address is None:
+        address = f"#/runs/{request.getfixturevalue('by_hand')}"
     viewport = {"width": width, "height": height}
     context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
+    context.set_default_timeout(SECONDS * 1000)
     page = context.new_page()
-    page.goto(f"{network.coordinator_url}/" + (f"#/runs/{run}" if of_run else ""))
+    page.goto(f"{network.coordinator_url}/{address}")
     page.get_by_label("Operator's token").fill(network.operator_token)
     page.get_by_role("button", name="Enter").click()
     expect(page.locator("tbody tr").first).to_be_visible()
-    if of_run:
-        expect(page.locator("#regret-chart canvas")).to_be_visible()
-        expect(page.locator("#batches-table tbody tr").first).to_contain_text("yes")
-        expect(page.locator("#truth")).to_contain_text(band)
+    if what == "run":
+        drawn(page, band)
+    elif what == "hand":
+        filling(page)
     folder = Path(FOLDER or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / f"page-{name}.png")
