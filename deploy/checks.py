@@ -14,7 +14,7 @@ from common.configuration import RoleSettings, meant
 from common.errors import LocalError
 from common.readiness import clock_trouble, skew
 from coordinator.settings import Settings as CoordinatorSettings
-from deploy.network import ROLES, STORAGE
+from deploy.network import ROLES, STORAGE, inner_network
 from deploy.probe import get
 from node_client.settings import Settings as NodeSettings
 from shuffler.settings import Settings as ShufflerSettings
@@ -38,17 +38,24 @@ class Finding:
 
 def secrets(network: Path) -> Iterator[Finding]:
     """Folders that are missing, files that others can read."""
-    for role in (*ROLES, *STORAGE):
-        folder = network / role
-        if not folder.is_dir():
-            fix = f"there is no {folder}; make it with 'riffle network init {network}'"
-            yield Finding("secrets", False, fix)
-            continue
+    folders = [network / role for role in (*ROLES, *STORAGE)]
+    missing = [folder for folder in folders if not folder.is_dir()]
+    if missing:
+        yield Finding("secrets", False, _missing(network, missing, len(folders)))
+    for folder in (folder for folder in folders if folder not in missing):
         readable = [file for file in sorted(folder.rglob("*")) if _others_can_read(file)]
         if readable:
             yield Finding("secrets", False, f"others can read {readable[0]}; say chmod go= on it")
         else:
             yield Finding("secrets", True, f"{folder} is its owner's alone")
+
+
+def _missing(network: Path, missing: list[Path], of: int) -> str:
+    inner = inner_network(network)
+    if inner is not None:
+        return f"there is no network in {network}, but one in {inner}: name that folder"
+    what = "network in " + str(network) if len(missing) == of else ", ".join(map(str, missing))
+    return f"there is no {what}; make it with 'riffle network init {network}'"
 
 
 def encryption(network: Path) -> Iterator[Finding]:
@@ -80,7 +87,7 @@ def certificates(network: Path, now: datetime.datetime) -> Iterator[Finding]:
             told = f"ended {ends:%Y-%m-%d}" if ends <= now else f"ends in {days} days"
             fix = "remove all *.pem and tls.key of the network and say 'riffle network init' again"
             yield Finding("certificates", False, f"{file} {told}; {fix}")
-    if well:
+    if files and well:
         yield Finding("certificates", True, f"{len(files)} end in {LEAST_DAYS} days or later")
 
 

@@ -25,6 +25,7 @@ from deploy.certificates import LOOPBACK
 from deploy.cli.output import bar, line
 from deploy.folder import claimed
 from deploy.network import (
+    NETWORK_FOLDER,
     SHUFFLER_ID,
     TOKEN_FILE,
     URL_FILE,
@@ -144,7 +145,7 @@ class LocalNetwork:
     @property
     def secrets(self) -> Path:
         """Folder of the network's secrets."""
-        return self.config.folder / "network"
+        return self.config.folder / NETWORK_FOLDER
 
     @property
     def operator_token(self) -> str:

@@ -43,6 +43,8 @@ from deploy.folder import made
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
+NETWORK_FOLDER = "network"
+"""Name of the network's folder within that of ``riffle up``."""
 URL_FILE = "coordinator_url"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
@@ -114,12 +116,25 @@ def operator_token(folder: Path, name: str) -> str:
     """
     file = folder / "operator" / name
     if not file.exists():
-        raise LocalError(
-            "unavailable",
-            f"no token at {file}; name the folder of a network, as --network runs/demo/network, "
-            f"or make a new one with 'riffle network init {folder}'",
-        )
+        raise LocalError("unavailable", f"no token at {file}{_elsewhere(folder)}")
     return file.read_text().strip()
+
+
+def _elsewhere(folder: Path) -> str:
+    """Where the network may be whose token is not in this folder."""
+    inner = inner_network(folder)
+    if inner is not None:
+        return f"; the network's folder is {inner}"
+    return (
+        ": no network is up there, or not yet (riffle up says when it is); name the folder of a "
+        "network, as --network runs/demo/network, or make a new one with 'riffle network init'"
+    )
+
+
+def inner_network(folder: Path) -> Path | None:
+    """The network's folder within the results' folder of ``riffle up``, where that was meant."""
+    inner = folder / NETWORK_FOLDER
+    return inner if (inner / "operator").is_dir() else None
 
 
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:

@@ -251,7 +251,8 @@ class Operator:
         return LocalError(
             "unavailable",
             f"the coordinator at {self._client.base_url} does not answer: {cause}; has its network "
-            "ended? That of 'riffle up' ends with its run, unless --keep is said",
+            "ended, or is it starting? That of 'riffle up' is there once it says so, and ends with "
+            "its run, unless --keep is said",
         )
 
     def _ask(self, method: str, path: str, content: str | None = None) -> Answer:

@@ -57,6 +57,24 @@ def test_a_file_that_others_can_read_is_told(tmp_path: Path) -> None:
     assert wrong(list(checks.secrets(tmp_path))) == [f"others can read {file}; say chmod go= on it"]
 
 
+def test_where_there_is_no_network_it_is_told_once_and_nothing_is_well(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    everything = [
+        *checks.secrets(nowhere),
+        *checks.encryption(nowhere),
+        *checks.certificates(nowhere, NOW),
+    ]
+    assert [finding.detail for finding in everything] == [
+        f"there is no network in {nowhere}; make it with 'riffle network init {nowhere}'"
+    ]
+    init_network(nowhere / "network")
+    (one_too_high,) = checks.secrets(nowhere)
+    assert one_too_high.detail.endswith(f"one in {nowhere / 'network'}: name that folder")
+    (nowhere / "network" / "shuffler-storage").rename(tmp_path / "elsewhere")
+    (missing,) = wrong(list(checks.secrets(nowhere / "network")))
+    assert missing.startswith(f"there is no {nowhere / 'network' / 'shuffler-storage'}; make it")
+
+
 @pytest.mark.parametrize(("days", "told"), [(800, "ends in"), (900, "ended 20")])
 def test_certificates_that_end_are_told(network: Path, days: int, told: str) -> None:
     found = wrong(list(checks.certificates(network, NOW + datetime.timedelta(days=days))))

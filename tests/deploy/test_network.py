@@ -21,7 +21,15 @@ from coordinator.shuffler_api import ShufflerApi
 from deploy.certificates import LOOPBACK
 from deploy.load.members import enrol_members
 from deploy.local import LocalConfig, LocalNetwork, free_port
-from deploy.network import SHUFFLER_ID, enrol, enrolled, init_network, operator_client
+from deploy.network import (
+    SHUFFLER_ID,
+    TOKEN_FILE,
+    enrol,
+    enrolled,
+    init_network,
+    operator_client,
+    operator_token,
+)
 from deploy.operator import Operator
 from tests.asking import taken_up
 
@@ -102,6 +110,16 @@ def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> N
     with operator_client(secrets, url, "none") as client:
         assert [accepted(client, node["token"]) for node in credentials(secrets)] == [200] * 3
         assert accepted(client, "another") == 401
+
+
+def test_a_folder_without_a_token_says_where_the_network_is_or_may_be(tmp_path: Path) -> None:
+    """Within the first second ``riffle up`` has written none yet: another would be wrong there."""
+    with pytest.raises(LocalError, match=r"or not yet .riffle up says when it is.") as caught:
+        operator_token(tmp_path / "network", TOKEN_FILE)
+    assert f"init {tmp_path}" not in caught.value.detail
+    init_network(tmp_path / "network")
+    with pytest.raises(LocalError, match=f"; the network's folder is {tmp_path / 'network'}$"):
+        operator_token(tmp_path, TOKEN_FILE)
 
 
 def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Path, str]) -> None:
