@@ -28,6 +28,7 @@ from tests.coordinator.world import (
     run_to_end,
     spec,
 )
+from tests.deploy.test_cli import riffle
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = ROOT / "tests" / "examples" / "mistakes.py"
@@ -111,6 +112,13 @@ def test_the_simulator_tells_it_too(name: str, says: str) -> None:
         run_seed(asked, {"horizon": 3}, 0, files(name))
     assert caught.value.detail.startswith("mine: ")
     assert told in caught.value.detail
+
+
+def test_the_command_ends_with_it() -> None:
+    result = riffle("simulate", "--seeds", "1", "--learner", f"{MISTAKES}:RaisesInObserve")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("riffle: mistakes: IndexError: index 99 is out of bounds")
+    assert result.stderr.count("\n") == 1
 
 
 def riverswim(**changes: Any) -> RunSpec:

@@ -139,14 +139,6 @@ def test_bad_input_has_one_line_and_a_code(
         assert result.stderr.startswith("riffle: ")
 
 
-def test_a_mistake_that_shows_later_ends_a_simulation_in_one_line() -> None:
-    result = riffle("simulate", "--seeds", "1", "--learner", f"{MISTAKES}:RaisesInObserve")
-    assert result.exit_code == 3
-    *progress, told = result.stderr.splitlines()
-    assert told.startswith("riffle: mistakes: IndexError: index 99 is out of bounds")
-    assert "Traceback" not in "".join(progress)
-
-
 def test_results_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     result = riffle("up", "--out", str(tmp_path))
