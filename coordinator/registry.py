@@ -6,12 +6,15 @@ function, that takes the `Problem` and its options by name; the entry point's na
 """
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
+from common.accounting import CalibrationError
 from common.descriptor import first_fault
 from common.errors import LocalError, RemoteError
 from common.plugins import Maker, from_entry_point, from_file, no_such, offered
@@ -102,16 +105,38 @@ def problem(spec: RunSpec) -> Problem:
 
 def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
     """SDP-PE with a preset's constants, some of them replaced."""
-    learner = SDPPE(problem, _constants(preset, options))
-    _check_batches(problem, learner.schedule)
+    with _more_episodes(problem.K):
+        learner = SDPPE(problem, _constants(preset, options))
+        _check_batches(problem, learner.schedule)
     return learner
 
 
 def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learner:
     """The conference variant of SDP-PE (003)."""
-    learner = ConferenceSDPPE(problem, _constants(preset, options))
-    _check_batches(problem, learner.schedule)
+    with _more_episodes(problem.K):
+        learner = ConferenceSDPPE(problem, _constants(preset, options))
+        _check_batches(problem, learner.schedule)
     return learner
+
+
+@contextmanager
+def _more_episodes(K: int) -> Iterator[None]:
+    """Who asks for a run chooses K; the schedule's batches grow with it, about in proportion.
+
+    Raises:
+        RemoteError: ``batch-too-small``, with the K that would do, to two digits.
+    """
+    try:
+        yield
+    except RemoteError as error:
+        cause = error.__cause__
+        times = cause.times if isinstance(cause, CalibrationError) else None
+        if times is None:
+            raise
+        digit = 10 ** max(len(str(math.ceil(K * times))) - 2, 0)
+        enough = math.ceil(K * times / digit) * digit
+        detail = f"{error.detail}; batches grow with the run's episodes: try --episodes {enough}"
+        raise RemoteError(error.slug, detail) from error
 
 
 def pe(problem: Problem, preset: str, options: Options) -> Learner:

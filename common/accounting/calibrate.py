@@ -102,9 +102,9 @@ def calibrate(
     request = _Request(n, dishonest_fraction, cells, counters, data_slots, epsilon, beta, tau)
     noise, padding = _plan(request)
     if max_messages is not None and padding.messages > max_messages:
-        raise CalibrationError(_too_long(request, padding, max_messages))
+        raise _too_long(request, padding, max_messages)
     if not _drawable(request, noise):
-        raise CalibrationError(_too_slow(request, noise.bits * counters))
+        raise _too_slow(request, noise.bits * counters)
     return Calibration(noise, padding, _achieved(request, noise, padding))
 
 
@@ -181,24 +181,26 @@ def _achieved(request: _Request, noise: Noise, padding: Padding) -> Account:
     return achieved
 
 
-def _too_long(request: _Request, padding: Padding, max_messages: int) -> str:
+def _too_long(request: _Request, padding: Padding, max_messages: int) -> CalibrationError:
     fewest = _smallest_batch(request, max_messages)
     way_out = (
         f"the smallest n that works is {fewest}"
         if fewest
         else f"no n up to {LARGEST_BATCH:g} works: allow more messages"
     )
-    return (
+    return CalibrationError(
         f"a report in a batch of n={request.n} needs {padding.messages} messages, more than the "
-        f"{max_messages} allowed; at epsilon={request.epsilon:g}, beta={request.beta:g} {way_out}"
+        f"{max_messages} allowed; at epsilon={request.epsilon:g}, beta={request.beta:g} {way_out}",
+        fewest and fewest / request.n,
     )
 
 
-def _too_slow(request: _Request, draws: int) -> str:
+def _too_slow(request: _Request, draws: int) -> CalibrationError:
     enough = -(-request.n * draws // MAX_DRAWS)
-    return (
+    return CalibrationError(
         f"a report in a batch of n={request.n} takes {draws} noise bits, more than the {MAX_DRAWS} "
-        f"that a node draws; the bits fall like 1/n: make n at least about {enough}"
+        f"that a node draws; the bits fall like 1/n: make n at least about {enough}",
+        enough / request.n,
     )
 
 

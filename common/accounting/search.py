@@ -23,7 +23,14 @@ PREDICTIONS = 12
 
 
 class CalibrationError(ValueError):
-    """No noise of the allowed size gives the guarantee asked for."""
+    """No noise of the allowed size gives the guarantee asked for.
+
+    ``times``: a batch so many times larger would do, where that is known.
+    """
+
+    def __init__(self, text: str, times: float | None = None) -> None:
+        super().__init__(text)
+        self.times = times
 
 
 @lru_cache(maxsize=4096)

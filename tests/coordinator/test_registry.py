@@ -60,6 +60,18 @@ def test_an_unknown_learner_is_told_which_are_known() -> None:
         Registry().build(spec(learner="sdp-p"))
 
 
+def test_a_run_whose_batches_are_too_small_is_told_how_many_episodes_would_do() -> None:
+    """As Gymnasium's frozen lake with the defaults; nobody chooses a batch's n."""
+    lake = {"states": 17, "actions": 4, "horizon": 20, "epsilon": 1.0, "beta": 1e-5}
+    asked = spec(learner="sdp-pe", **lake, episodes=10_000, max_messages=4096)
+    with pytest.raises(RemoteError, match=r"--episodes \d+$") as caught:
+        Registry().build(asked)
+    assert caught.value.slug == "batch-too-small"
+    enough = int(caught.value.detail.rsplit(" ", 1)[1])
+    assert 10_000 < enough < 20_000
+    Registry().build(asked.model_copy(update={"episodes": enough}))
+
+
 def test_a_learner_is_told_the_problem() -> None:
     told = problem(spec(start=(0.25, 0.75), seed=3))
     assert np.array_equal(told.d1, [0.25, 0.75])
