@@ -193,6 +193,7 @@ class LocalNetwork:
                 stdout=log,
                 stderr=log,
                 pass_fds=self._held,
+                process_group=0,  # Ctrl-C is the command's: it ends these, and in order
             )
 
     def stop(self) -> None:

@@ -168,9 +168,17 @@ def _children() -> dict[int, list[int]]:
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that what was started is ended too. For main threads."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Treat SIGTERM, and the end of the terminal, as Ctrl-C, so that what was started is ended too.
+
+    For main threads. Where SIGHUP is ignored, as under ``nohup``, it stays so.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

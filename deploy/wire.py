@@ -29,7 +29,7 @@ from common.hpke import LABEL_MESSAGE
 from common.workers import SPAWN
 from coordinator.planning import calibrated
 from coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from deploy.cli.output import expected
+from deploy.cli.output import expected, progress
 from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import LAST_EVENTS, Answer, Operator
 from deploy.presets import Preset
@@ -40,6 +40,8 @@ WARM_EPISODES, WARM_SECONDS = 400, 5.0
 MOST_EPISODES = 1 << 22
 LEAST_EPISODES = 300
 SHARE_BAR, SERVER_BAR = 0.85, 1.5
+STEADY = 1.1
+"""What the primitive's rates before and after may differ by on a machine that nothing disturbs."""
 
 Timed = tuple[float, float]
 
@@ -98,6 +100,8 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
     fields = {"name": "wire", "learner": MANUAL, "episodes": MOST_EPISODES, "options": {}}
     spec = RunSpec.model_validate(chosen.spec.model_dump() | fields)
     n = batch_for(spec, messages)
+    total = n * calibrated(spec, n, None).padding.messages
+    progress.print(f"a batch of {total} messages in {n} reports, {cores} cores", highlight=False)
     width = CounterLayout(spec.sizes, spec.families).width
     config = LocalConfig(
         folder,
@@ -115,7 +119,7 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
         with expected("warming up", WARM_SECONDS):
             _deploy(operator, run_id, spec, WARM_EPISODES)
         before = measure_primitive(width, cores)
-        with expected(f"{n} reports", messages / before.rate):
+        with expected(f"{n} reports", total / before.rate):
             opened, use = network.opening_seconds(), network.usage()
             started = time.monotonic()
             row = _deploy(operator, run_id, spec, n)
@@ -171,6 +175,17 @@ def missed(document: dict[str, Any]) -> list[str]:
         found
         if server <= SERVER_BAR
         else [*found, f"server_us_a_message {server:.1f} > {SERVER_BAR}"]
+    )
+
+
+def disturbed(document: dict[str, Any]) -> str | None:
+    """That the machine had another speed after the benchmark than before it, where it had."""
+    before, after = document["primitive_before"], document["primitive_after"]
+    if max(before, after) <= STEADY * min(before, after):
+        return None
+    return (
+        f"the primitive alone took {before:,.0f} messages a second before and {after:,.0f} after: "
+        "something else uses this machine; measure again when nothing does"
     )
 
 

@@ -218,5 +218,6 @@ def rows(found: dict[str, object]) -> list[tuple[str, object]]:
     rates = [(name, found[name]) for name in ("accepted_a_second", "messages_a_second")]
     faults = [(f"rejected {why}", n) for why, n in reports["rejected"].items()]
     faults += [(f"answer {what}", n) for what, n in reports["answers"].items()]
-    said = [("limit", verdict["limit"]), ("why", verdict["why"])]
+    said = [("interrupted", "yes")] if found["interrupted"] else []
+    said += [("limit", verdict["limit"]), ("why", verdict["why"])]
     return [*counts, *rates, *faults, *latencies, *said]

@@ -13,6 +13,7 @@ from deploy.wire import (
     Split,
     batch_for,
     bench,
+    disturbed,
     measure_primitive,
     missed,
     report,
@@ -43,6 +44,8 @@ def test_rates_are_those_of_one_batch() -> None:
     assert missed(found) == ["share_of_primitive 0.833 < 0.85", "server_us_a_message 32.0 > 1.5"]
     good = {"share_of_primitive": 0.85, "server_us_a_message": 1.5}
     assert missed(good) == []
+    assert "before and 16,000 after" in str(disturbed(found))
+    assert disturbed(found | {"primitive_before": 14_600}) is None
 
 
 @pytest.mark.parametrize("messages", [100_000, 300_000])

@@ -1,7 +1,10 @@
 """An interrupt, or a termination, of a load test leaves no process and no run behind."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,6 +83,22 @@ def test_runs_that_a_killed_load_left_are_stopped(tmp_path: Path) -> None:
             left = operator.create_run(load_spec(preset("paper").spec))["id"]
         with own_network(config, lock) as target, target.operator() as operator:
             assert [(run["id"], run["state"]) for run in operator.runs()] == [(left, "stopped")]
+
+
+def test_an_interrupt_at_a_terminal_ends_the_load_not_the_report(tmp_path: Path) -> None:
+    """A terminal interrupts its whole foreground group: the network must outlive the load."""
+    asked = ["load", "--nodes", "2", "--rate", "5", "--duration", "60", "--out", str(tmp_path)]
+    program = [sys.executable, "-m", "deploy.cli.main", *asked]
+    pipe, nobody = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(program, stdout=nobody, stderr=pipe, start_new_session=True) as load:
+        assert load.stderr is not None
+        assert any(b"loading for 60 s" in line for line in load.stderr)
+        time.sleep(3)  # in the middle of it; nothing is printed off a terminal before the end
+        os.killpg(load.pid, signal.SIGINT)
+        load.stderr.read()
+    with claimed(tmp_path):
+        assert load.returncode == Exit.INTERRUPTED
+    assert "It was interrupted" in (tmp_path / "load.html").read_text()
 
 
 @pytest.mark.parametrize("said", ["2 nodes", "loading for 60 s"])
