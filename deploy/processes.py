@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 PROC = Path("/proc")
 NANO = 1e-9
@@ -182,3 +183,30 @@ def ended_by_signal() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Note Ctrl-C, or what is treated as such, where it must not fall between two lines.
+
+    The second one interrupts all the same. For main threads.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            signal.default_int_handler(number, frame)
+        noted.append(number)
+
+    interrupts = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.default_int_handler
+    ]
+    for number in interrupts:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number in interrupts:
+            signal.signal(number, signal.default_int_handler)

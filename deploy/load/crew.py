@@ -8,7 +8,7 @@ from typing import Self
 from common.errors import LocalError
 from deploy.load.tally import Tally, merged
 from deploy.load.worker import Share, Worker, start
-from deploy.processes import Usage, busy_by_core, read_usage
+from deploy.processes import Usage, busy_by_core, noted_signals, read_usage
 
 START_SECONDS = 120.0
 HEAD_START = 0.5
@@ -80,16 +80,16 @@ class Crew:
         samples = [self._sample(begin, pids)]
         for worker in self.processes:
             worker.pipe.send(begin)
-        pause, interrupted = max(1.0, seconds / MOST_SAMPLES), False
-        while len(self._done) < len(self.processes) and not self._overdue(begin, seconds):
-            try:
-                self._listen(pause)
-            except KeyboardInterrupt:
-                interrupted = True
-                self._stop()
-            samples.append(self._sample(begin, pids))
-            show(samples[-1], samples[-2])
-        return samples, interrupted
+        pause, told = max(1.0, seconds / MOST_SAMPLES), False
+        with noted_signals() as noted:
+            while len(self._done) < len(self.processes) and not self._overdue(begin, seconds):
+                if noted and not told:
+                    told = True
+                    self._stop()
+                self._listen(pause, noted)
+                samples.append(self._sample(begin, pids))
+                show(samples[-1], samples[-2])
+            return samples, told
 
     def end(self) -> None:
         """End every process, politely first."""
@@ -104,10 +104,12 @@ class Crew:
     def _overdue(self, begin: float, seconds: float) -> bool:
         return time.monotonic() > begin + seconds + GRACE_SECONDS
 
-    def _listen(self, pause: float) -> None:
-        """Take what the processes say for so many seconds."""
-        until = time.monotonic() + pause
+    def _listen(self, pause: float, noted: list[int]) -> None:
+        """Take what the processes say for so many seconds, or until a signal is noted."""
+        until, before = time.monotonic() + pause, len(noted)
         while (left := until - time.monotonic()) > 0 and len(self._done) < len(self.processes):
+            if len(noted) > before:
+                return
             for i, worker in enumerate(self.processes):
                 if i not in self._done and worker.pipe.poll(min(left, 0.05)):
                     self._take(i, worker)

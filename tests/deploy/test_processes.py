@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from deploy.processes import Usage, busy_by_core, ended_by_signal, read_usage
+from deploy.processes import Usage, busy_by_core, ended_by_signal, noted_signals, read_usage
 
 SPIN = """
 import subprocess, sys, threading, time
@@ -79,3 +79,12 @@ def test_the_end_of_a_terminal_is_ignored_where_it_was() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_is_noted_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), noted_signals() as noted:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert noted == [signal.SIGINT]
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
