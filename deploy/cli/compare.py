@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, Output, emit, one_line_errors, table
 from deploy.cli.runs import Force, Nodes, Out, Workers, results
@@ -55,9 +54,8 @@ def compare_command(
         families=families,
         preset=constants,
     )
-    for trust in TRUST_MODELS:  # refuse before anything is started
-        spec = chosen.spec.model_copy(update={"trust": trust})
-        Registry(files=chosen.learners).build(spec)
+    for trust in TRUST_MODELS:
+        specs.check(chosen, chosen.spec.model_copy(update={"trust": trust}))
     config = LocalConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
     with (
         results(out, force=force, names=WRITTEN) as lock,

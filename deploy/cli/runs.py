@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from coordinator.registry import Registry
 from deploy.cli import specs
 from deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
@@ -77,7 +76,7 @@ def up_command(
         preset=constants,
         test_seed=test_seed,
     )
-    Registry(files=chosen.learners).build(chosen.spec)  # refuse before anything is started
+    specs.check(chosen, chosen.spec)
     config = replace(
         LocalConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
         shuffler_port=shuffler_port,

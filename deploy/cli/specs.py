@@ -124,6 +124,25 @@ def _learner(asked: str) -> tuple[str, dict[str, str]]:
     return name_of(asked), {name_of(asked): f"{Path(path).resolve()}:{name}"}
 
 
+def check(chosen: Preset, spec: RunSpec) -> None:
+    """Refuse a spec that no network started here could run, before anything is started.
+
+    Raises:
+        ValueError: its learner is on the simulator only.
+        RemoteError: as the coordinator would refuse it.
+    """
+    registry = Registry(files=chosen.learners)
+    if spec.learner not in registry.names:
+        # Loaded for this sentence only.
+        from deploy.cli.adversarial import ALGORITHMS  # noqa: PLC0415
+        from experiments.per_episode import PER_EPISODE  # noqa: PLC0415
+
+        if spec.learner in {*PER_EPISODE, *ALGORITHMS}:
+            words = f"riffle simulate --learner {spec.learner}"
+            raise ValueError(f"{spec.learner} is on the simulator only: {words}")
+    registry.build(spec)
+
+
 def said(context: typer.Context, name: str) -> bool:
     """Whether whoever called gave the parameter of this name, and not its default."""
     source = context.get_parameter_source(name)

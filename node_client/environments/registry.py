@@ -59,7 +59,9 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
     chosen = {key: value for key, value in given.items() if key in accepted}
     for key in given.keys() - accepted - sizes.keys():
         raise LocalError(
-            "invalid-spec", f"{name} has no parameter {key!r}{nearest(key, sorted(accepted))}"
+            "invalid-spec",
+            f"{name} has no parameter {key!r}{nearest(key, accepted) or ';'} known are "
+            f"{', '.join(accepted) or 'none'}",
         )
     known = name in BUILDERS or name.startswith(GYMNASIUM)
     environment = (_make_known if known else make_brought)(name, builder, chosen)
@@ -159,7 +161,9 @@ def _builder(name: str, folder: str) -> Maker:
     known = names()
     hint = nearest(name, known) or "."
     raise LocalError(
-        "invalid-spec", f"there is no environment {name!r}{hint} Known: {', '.join(known)}"
+        "invalid-spec",
+        f"there is no environment {name!r}{hint} Known: {', '.join(known)}; and of Gymnasium, as "
+        f"{GYMNASIUM}FrozenLake-v1; and of one's own, as file.py:make",
     )
 
 
