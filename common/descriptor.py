@@ -303,7 +303,7 @@ def first_fault(error: ValidationError) -> str:
     """The first fault of a pydantic error in one line: field, what is wrong."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "document"
-    return f"{where}: {fault['msg']}"
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def sign_deposit(private_key: bytes, data: bytes) -> str:

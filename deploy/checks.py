@@ -98,6 +98,9 @@ def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
     except httpx.HTTPError as error:
         yield Finding("service", False, f"{url} does not answer: {error}; is it started?")
         return
+    except LocalError as error:
+        yield Finding("service", False, error.detail)
+        return
     yield Finding("service", answer.is_success, f"{url} says {answer.text.strip()[:400]}")
     ahead = skew(answer.headers.get("Date"), datetime.datetime.now(datetime.UTC))
     trouble = clock_trouble(ahead)

@@ -24,5 +24,6 @@ def get(url: str, ca_file: Path | None = None) -> httpx.Response:
     with httpx.Client(verify=trusted(ca_file), trust_env=False, timeout=SECONDS) as client:
         try:
             return client.get(url)
-        except httpx.InvalidURL as error:
-            raise LocalError("invalid-spec", f"{url!r} is no address: {error}") from error
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            detail = f"{url!r} is no address: it must be http://host:port or https://host:port"
+            raise LocalError("invalid-spec", detail) from error

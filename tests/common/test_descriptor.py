@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ValidationError, model_validator
 
 from common import descriptor as d
 from common.errors import RemoteError
@@ -18,6 +19,17 @@ VECTORS = json.loads((Path(__file__).parent / "vectors" / "descriptor_faults.jso
 SIGNING_KEY = Ed25519PrivateKey.generate()
 PRIVATE = SIGNING_KEY.private_bytes_raw()
 PUBLIC = SIGNING_KEY.public_key().public_bytes_raw()
+
+
+def test_a_fault_is_told_without_pydantics_prefix() -> None:
+    class Odd(BaseModel):
+        @model_validator(mode="after")
+        def refuse(self) -> "Odd":
+            raise ValueError("both are odd")
+
+    with pytest.raises(ValidationError) as caught:
+        Odd()
+    assert d.first_fault(caught.value) == "document: both are odd"
 
 
 def made(vector: dict[str, Any]) -> d.BatchDescriptor:
