@@ -4,7 +4,6 @@ A run is named by its id, the beginning of its id, or its name.
 """
 
 import contextlib
-import datetime
 import json
 import shlex
 import sys
@@ -28,6 +27,8 @@ from deploy.cli.output import (
     one_line_errors,
     progress,
     table,
+    told,
+    utc,
 )
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
 from deploy.folder import LOCK
@@ -113,7 +114,7 @@ def show_command(
     if output is not TableFormat.text:
         emit_rows({"run": found, "result": result}, [row], output)
         return
-    table(("quantity", "value"), list(row.items()))
+    table(("quantity", "value"), [(name, told(name, value)) for name, value in row.items()])
     for h, actions in enumerate(result["policy"] or []):
         typer.echo(f"policy, step {h}: {' '.join(map(str, actions))}")
 
@@ -220,13 +221,12 @@ def _listed(run: Answer) -> Answer:
 
 def _line(event: Answer) -> str:
     data = {key: value for key, value in event["data"].items() if key not in {"run", "at"}}
-    at = datetime.datetime.fromtimestamp(event["data"]["at"], datetime.UTC)
-    told = " ".join(f"{key}={value}" for key, value in data.items() if key not in HIDDEN)
-    return f"{at:%Y-%m-%d %H:%M:%S}Z {event['kind']} {told}".rstrip()
+    words = " ".join(f"{key}={value}" for key, value in data.items() if key not in HIDDEN)
+    return f"{utc(event['data']['at'])} {event['kind']} {words}".rstrip()
 
 
 def _shown(row: Answer, hidden: set[str]) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in flat(row).items() if key not in hidden] + [
+    return [(key, told(key, value)) for key, value in flat(row).items() if key not in hidden] + [
         (f"value_estimate.{key}", value) for key, value in (row.get("value_estimate") or {}).items()
     ]
 

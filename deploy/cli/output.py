@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the answer is no (a run that failed or was stopped, a fail
 usage; 3 an input was refused; 4 a service or file that is needed is not available; 130 interrupted.
 """
 
+import datetime
 import json
 import sys
 import threading
@@ -89,7 +90,7 @@ def emit_rows(
         sys.stdout.write(csv_text(rows))
     else:
         shown = columns or columns_of(rows)
-        table(shown, [[row.get(name) for name in shown] for row in rows])
+        table(shown, [[told(name, row.get(name)) for name in shown] for row in rows])
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
@@ -212,6 +213,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     for row in rows:
         grid.add_row(*(_cell(value) for value in row))
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(grid)
+
+
+def told(name: str, value: object) -> object:
+    """A value of a document as a table for people has it: when something was, not a number."""
+    return utc(value) if name.endswith("_at") and isinstance(value, int | float) else value
+
+
+def utc(seconds: float) -> str:
+    """Seconds since 1970 as UTC."""
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def spread(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:

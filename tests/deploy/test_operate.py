@@ -138,6 +138,9 @@ def test_show_a_run_and_its_tables(network: Path) -> None:
         assert len(document(network, "show", "small", "--table", name)[name]) == count
         found = rows(riffle(network, "show", "small", "--table", name, "--format", "csv"))
         assert len(found) == count
+    text = riffle(network, "show", "small", "--table", "ledger").stdout
+    assert re.search(r" 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ ", text), "times are for people"
+    assert "e+09" not in text
     assert "mixture" not in riffle(network, "show", "small", "--table", "deployments").stdout
 
 
