@@ -17,12 +17,12 @@ from coordinator.keys import OneKey
 from coordinator.learning.learner import Deployment
 from coordinator.planning import Party, issue
 from coordinator.registry import problem
+from tests.coordinator.learner import Tiny
 from tests.coordinator.world import (
     ANALYZER,
     NOW,
     RUN,
     SHUFFLER_ID,
-    Tiny,
     analyzer,
     sealed_messages,
     spec,

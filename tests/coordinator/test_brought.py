@@ -18,10 +18,10 @@ from experiments.study import run_seed
 from node_client.environments.registry import make
 from tests.coordinator.api import Api, problem
 from tests.coordinator.faults import outcome
+from tests.coordinator.learner import Tiny
 from tests.coordinator.world import (
     SMALL,
     FakeShuffler,
-    Tiny,
     desk,
     play,
     registry,

@@ -14,10 +14,10 @@ from coordinator.records import DeploymentRecord
 from coordinator.runs import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, Failing, outcome, read
+from tests.coordinator.learner import Tiny
 from tests.coordinator.world import (
     RUN,
     FakeShuffler,
-    Tiny,
     desk,
     drivers_end,
     play,

@@ -9,7 +9,8 @@ from coordinator.learning.learner import LearnerError
 from coordinator.manual import ManualLearner
 from coordinator.registry import problem as problem_of
 from tests.coordinator.api import Answer, Api, problem
-from tests.coordinator.world import RUN, SMALL, Tiny, spec
+from tests.coordinator.learner import Tiny
+from tests.coordinator.world import RUN, SMALL, spec
 
 MANUAL = {**SMALL, "learner": "manual"}
 POLICY = [[0, 1], [1, 1]]

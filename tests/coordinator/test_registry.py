@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from common.errors import LocalError, RemoteError
 from coordinator.brought import Brought
 from coordinator.registry import GROUP, Registry, problem
-from tests.coordinator.world import Tiny, spec
+from tests.coordinator.learner import Tiny
+from tests.coordinator.world import spec
 
 
 def test_another_packages_learner_is_found_by_its_entry_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    offered = EntryPoint("outside", "tests.coordinator.world:Tiny", GROUP)
+    offered = EntryPoint("outside", "tests.coordinator.learner:Tiny", GROUP)
     monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
     registry = Registry()
     assert registry.names == ["manual", "outside", "pe", "sdp-pe", "sdp-pe-conference"]
@@ -31,7 +32,7 @@ def test_another_packages_learner_is_found_by_its_entry_point(
 def test_a_learner_in_a_file_has_a_name_and_options(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from tests.coordinator.world import Tiny\n"
+        "from tests.coordinator.learner import Tiny\n"
         "def make(problem, *, share=0.5):\n"
         "    made = Tiny(problem)\n"
         "    made.told = (problem.K, share)\n"

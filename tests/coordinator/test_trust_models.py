@@ -25,11 +25,11 @@ from coordinator.store import Store
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read
+from tests.coordinator.learner import Tiny
 from tests.coordinator.world import (
     ANALYZER,
     RUN,
     FakeShuffler,
-    Tiny,
     desk,
     play,
     run_to_end,
