@@ -16,11 +16,11 @@ OPENED = {"timings", "shuffler", "rejected", "dropped", "messages", "upload_seco
 """Fields that hold numbers by name."""
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """Rows as CSV, a column for every name that occurs."""
+def csv_text(rows: Sequence[Row], otherwise: Sequence[str] = ()) -> str:
+    """Rows as CSV, a column for every name that occurs; without rows, those of ``otherwise``."""
     plain = [flat(row) for row in rows]
     stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, columns_of(plain), lineterminator="\n")
+    writer = csv.DictWriter(stream, columns_of(plain) or otherwise, lineterminator="\n")
     writer.writeheader()
     writer.writerows(plain)
     return stream.getvalue()

@@ -1,5 +1,6 @@
 """Routes of what a run leaves behind: its history, CSV, true values of a simulated environment."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -71,7 +72,7 @@ async def download_conservation(run_id: str, service: Service) -> Response:
 
 def _stages(service: Coordinator, run_id: str) -> Response:
     service.desk.store.run(run_id)
-    return _download(run_id, "stages", service.desk.store.stages(run_id))
+    return _download(run_id, "stages", service.desk.store.stages(run_id), views.STAGE_COLUMNS)
 
 
 def _ledger(service: Coordinator, run_id: str) -> Response:
@@ -88,9 +89,11 @@ def _deployments(service: Coordinator, run_id: str) -> Response:
     return _download(run_id, "deployments", rows)
 
 
-def _download(run_id: str, name: str, rows: list[dict[str, Any]]) -> Response:
+def _download(
+    run_id: str, name: str, rows: list[dict[str, Any]], otherwise: Sequence[str] = ()
+) -> Response:
     headers = {"Content-Disposition": f'attachment; filename="{run_id[:8]}-{name}.csv"'}
-    return Response(csv_text(rows), media_type="text/csv", headers=headers)
+    return Response(csv_text(rows, otherwise), media_type="text/csv", headers=headers)
 
 
 # -- true values --------------------------------------------------------------------------------

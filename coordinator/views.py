@@ -197,6 +197,10 @@ class StageView(View):
     policy: Nested
 
 
+STAGE_COLUMNS = tuple(name for name in StageView.model_fields if name != "policy")
+"""Columns of the stages as CSV, for a run that has none."""
+
+
 class StagesView(View):
     """All finished stages in order."""
 

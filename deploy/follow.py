@@ -28,12 +28,13 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
         RunError: the run failed or was stopped; the message says why.
     """
     run = operator.create_run(preset.spec)
-    if preset.spec.learner == MANUAL:
+    by_hand = preset.spec.learner == MANUAL
+    if by_hand:
         progress.print(f"run {run['id']} waits for deployments, as by 'riffle deploy'")
     environment = make(preset.spec.environment, **preset.environment)
     mdp = environment.mdp if isinstance(environment, Modelled) else None
     watch = ignore if mdp is None else TrueValues(operator, run["id"], mdp)
-    follow(operator, run["id"], preset.spec.episodes, folder, watch)
+    follow(operator, run["id"], preset.spec.episodes, folder, watch, by_hand=by_hand)
     finished = Finished.collect(operator, run["id"])
     if finished.result["state"] != "finished":
         reason = finished.result["message"] or f"it was {finished.result['state']}"
@@ -93,14 +94,21 @@ class TrueValues:
 
 
 def follow(
-    operator: Operator, run_id: str, episodes: int, folder: Path, watch: Callable[[Answer], None]
+    operator: Operator,
+    run_id: str,
+    episodes: int,
+    folder: Path,
+    watch: Callable[[Answer], None],
+    *,
+    by_hand: bool = False,
 ) -> None:
     """Show a bar of counted episodes, with the stage, and let the CSV files grow to the end.
 
-    Off a terminal: a line for every settled batch and finished stage.
+    Off a terminal: a line for every settled batch and finished stage. How long the rest takes is
+    not told of a run ``by_hand``, which waits for a person.
     """
     files, began = Growing(folder, operator, run_id), time.monotonic()
-    with bar("{task.completed:.0f}/{task.total:.0f} episodes") as shown:
+    with bar("{task.completed:.0f}/{task.total:.0f} episodes", eta=not by_hand) as shown:
         task = shown.add_task("run", total=episodes)
         for event in operator.events(run_id):
             watch(event)
@@ -111,7 +119,7 @@ def follow(
                 counted = operator.run(run_id)["episodes"]
                 shown.update(task, completed=counted)
                 what = event["kind"].replace("_", f" {event['data']['index']} ")
-                rest = left(time.monotonic() - began, counted, episodes)
+                rest = "" if by_hand else left(time.monotonic() - began, counted, episodes)
                 line(f"{what}: {counted} of {episodes} episodes{rest}")
                 files.grow()
             if event["kind"] == "stage_finished":

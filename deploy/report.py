@@ -18,7 +18,7 @@ from common.policy import Mixture
 from coordinator.learning.learner import Deployment
 from coordinator.specs import RunSpec
 from deploy.operator import Answer, Operator
-from deploy.tables import TABLES, replace_csv
+from deploy.tables import OTHERWISE, TABLES, replace_csv
 from experiments.regret import Regret, optimal_value, policy_value, regret
 from node_client.environments.tabular import TabularMDP
 
@@ -112,7 +112,7 @@ def write(
     _write_json(folder / "summary.json", document)
     rows = (finished.deployments, finished.stages, finished.ledger["entries"])
     for table, found in zip(TABLES, rows, strict=True):
-        replace_csv(folder / f"{table}.csv", found)
+        replace_csv(folder / f"{table}.csv", found, OTHERWISE.get(table, ()))
     if mdp is not None:
         plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))

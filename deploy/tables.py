@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from common.tables import columns_of, csv_text, flat
+from coordinator.views import STAGE_COLUMNS
 
 Row = dict[str, Any]
 Table = Literal["deployments", "stages", "ledger"]
 TABLES: tuple[Table, ...] = ("deployments", "stages", "ledger")
+OTHERWISE: dict[Table, tuple[str, ...]] = {"stages": STAGE_COLUMNS}
+"""Columns of a table that may be empty at a run's end, as the stages of one by hand are."""
 
 
 class Source(Protocol):
@@ -37,10 +40,13 @@ def rows_of(source: Source, run_id: str, table: Table) -> list[Row]:
     return [flat(row) for row in found]
 
 
-def replace_csv(file: Path, rows: Sequence[Row]) -> None:
-    """Write a whole file aside and rename it, so that nobody reads half of it."""
+def replace_csv(file: Path, rows: Sequence[Row], otherwise: Sequence[str] = ()) -> None:
+    """Write a whole file aside and rename it, so that nobody reads half of it.
+
+    Without rows it has the columns of ``otherwise``.
+    """
     aside = file.with_name(file.name + ".new")
-    aside.write_text(csv_text(rows))
+    aside.write_text(csv_text(rows, otherwise))
     aside.replace(file)
 
 

@@ -93,14 +93,14 @@ def emit_rows(
         table(shown, [[told(name, row.get(name)) for name in shown] for row in rows])
 
 
-def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}") -> Progress:
+def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
     """A progress bar on stderr with elapsed time and ETA; nothing when stderr is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn(columns),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        *([TimeRemainingColumn()] if eta else []),
         console=progress,
         disable=not progress.is_terminal,
     )

@@ -144,6 +144,17 @@ def test_show_a_run_and_its_tables(network: Path) -> None:
     assert "mixture" not in riffle(network, "show", "small", "--table", "deployments").stdout
 
 
+def test_the_end_of_a_run_by_hand_is_not_guessed(
+    network: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Operator.of(network) as operator:
+        run = operator.create_run(manual("22" * 16))["id"]
+        operator.wait(run, operator.deploy(run, {"policy": [[1, 1]] * 2, "episodes": 20})["index"])
+        operator.stop(run)
+        follow(operator, run, 60, tmp_path, ignore, by_hand=True)
+    assert capsys.readouterr().err.splitlines() == ["batch 0 counted: 20 of 60 episodes"]
+
+
 def test_log_tells_every_event_and_ends(network: Path) -> None:
     text = riffle(network, "log", "small").stdout.splitlines()
     assert "run_started" in text[0]

@@ -118,6 +118,7 @@ def test_all_files_are_written(canned: Finished, tmp_path: Path) -> None:
 def test_a_run_without_stages_has_an_empty_table(canned: Finished, tmp_path: Path) -> None:
     write(tmp_path, replace(canned, stages=[]), MDP, 1.0, SEEDS)
     assert rows(tmp_path / "stages.csv") == []
+    assert (tmp_path / "stages.csv").read_text().startswith("deployment,stage,L_b,episodes,")
 
 
 def test_the_manifest_is_enough_to_run_it_again(canned: Finished) -> None:
