@@ -9,7 +9,8 @@ import typer
 
 from deploy.cli.output import Format, Output, emit, line, one_line_errors, steps, table
 from deploy.folder import claimed
-from experiments.figures.make import Order, chosen, make
+from experiments.figures.catalogue import figures
+from experiments.figures.make import ALL, Order, chosen, make
 from experiments.figures.sweep import Backend
 
 SEEDS, QUICK_SEEDS = 20, 2
@@ -17,7 +18,7 @@ SEEDS, QUICK_SEEDS = 20, 2
 
 @one_line_errors
 def figures_command(
-    name: Annotated[str, typer.Argument(help="a figure, as fig6a, or all")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(figures(quick=False))}; or {ALL}")],
     out: Annotated[Path, typer.Option(help="folder for results")] = Path("runs/figures"),
     seeds: Annotated[
         int | None, typer.Option(min=1, help="independent runs of a curve; default 20, quick 2")

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -34,15 +36,30 @@ COMMANDS = {
 }
 
 
+VERSION = "--version"
 COMPLETE = "_RIFFLE_COMPLETE"
 """Set by the completion that ``riffle --install-completion`` gives a shell."""
 
 
-def riffle() -> None:
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version("riffle-rl"))
+        raise typer.Exit
+
+
+def riffle(
+    _: Annotated[
+        bool,
+        typer.Option(
+            VERSION, callback=_tell_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
     """Reinforcement learning over people whose episodes stay private.
 
     Exit codes: 0 done; 1 the answer is no, as of a run that failed or was stopped; 2 wrong usage;
-    3 an input was refused; 4 a service or file that is needed is not available; 130 interrupted.
+    3 an input was refused; 4 a service or file that is needed is not available, or is in use; 130
+    interrupted.
     """
 
 
@@ -56,6 +73,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     """The command line with the command that these arguments begin with, or else with all."""
     app = typer.Typer(name="riffle", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(riffle)
+    if list(arguments[:1]) == [VERSION]:
+        return app
     asked = [name for name in arguments[:1] if name in COMMANDS]
     if completing() and not asked:
         for name in COMMANDS:  # a shell that waits for the names of commands needs nothing else

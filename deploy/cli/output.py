@@ -1,7 +1,8 @@
 """How every command speaks: one document on stdout, everything else on stderr, stated exit codes.
 
 Exit codes: 0 done; 1 the answer is no (a run that failed or was stopped, a failed check); 2 wrong
-usage; 3 an input was refused; 4 a service or file that is needed is not available; 130 interrupted.
+usage; 3 an input was refused; 4 a service or file that is needed is not available, or is in use;
+130 interrupted.
 """
 
 import datetime

@@ -7,11 +7,16 @@ import socket
 import stat
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from deploy.cli import output
+from deploy.cli.entry import INTERRUPTED
+from deploy.cli.entry import main as main_of_entry
 from deploy.cli.main import build, main
 from deploy.cli.specs import resolve
 from experiments.adversarial import Algorithm, run
@@ -307,6 +312,39 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert result.exit_code == 1
     wrong = [f["check"] for f in json.loads(result.stdout)["findings"] if not f["ok"]]
     assert wrong == ["secrets", "service"]
+
+
+def test_the_version_is_told() -> None:
+    assert riffle("--version").stdout == f"{version('riffle-rl')}\n"
+
+
+def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
+    assert "fig6a, " in " ".join(riffle("figures", "--help").stdout.split())
+    said = "is needed is not available, or is in use; 130 interrupted."
+    for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
+        assert said in re.sub(r"[\s│]+", " ", text)
+
+
+@pytest.mark.parametrize("module", ["typer", "deploy.cli.health"])
+def test_an_interruption_while_modules_are_loaded_is_one_line(module: str) -> None:
+    program = (
+        "import sys\n"
+        "from deploy.cli.entry import main\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "sys.argv = ['riffle', 'health', 'x']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "riffle: interrupted\n")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"riffle": f"{main_of_entry.__module__}:main"}
+    assert output.Exit.INTERRUPTED == INTERRUPTED
 
 
 @pytest.mark.parametrize(

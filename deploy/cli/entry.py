@@ -1,0 +1,17 @@
+"""Where ``riffle`` begins: loading its modules takes a while, and may be interrupted."""
+
+import sys
+
+INTERRUPTED = 130
+"""`deploy.cli.output.Exit.INTERRUPTED`, which is not loaded yet."""
+
+
+def main() -> None:
+    """Load the command line and run it; an interruption is told in one line from the beginning."""
+    try:
+        from deploy.cli.main import main as riffle  # noqa: PLC0415
+
+        riffle()
+    except KeyboardInterrupt:
+        sys.stderr.write("riffle: interrupted\n")
+        sys.exit(INTERRUPTED)
