@@ -96,10 +96,12 @@ def coordinator(folder: Path) -> Iterator[tuple[str, FastAPI]]:
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", app
-        release_waiting(app)
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", app
+        finally:
+            release_waiting(app)
+            server.should_exit = True
+            thread.join()
 
 
 def grow(url: str, app: FastAPI, run: Seeded, stop: threading.Event) -> None:
@@ -181,12 +183,15 @@ def look(
     seen, paint = page.evaluate("window.seen"), page.evaluate(PAINT)
     events = json.loads(browser.stop_tracing())["traceEvents"]
     context.close()
-    return Look(paint, seen["marks"], np.array(seen["frames"]), seen["tasks"], cpu_times(events))
+    return Look(
+        paint, seen["marks"], np.array(seen["frames"]), seen["tasks"], cpu_times(events, address)
+    )
 
 
-def cpu_times(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
+def cpu_times(events: list[dict[str, Any]], address: str) -> list[tuple[float, str]]:
     """CPU milliseconds of each task of the main thread that runs the page, the longest first, with
-    the longest steps inside it."""
+    the longest steps inside it. It is the one that asks ``address`` for something, and if none does
+    the busiest."""
     threads = {
         (one["pid"], one["tid"])
         for one in events
@@ -194,9 +199,15 @@ def cpu_times(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
     }
     timed = [one for one in events if one.get("ph") == "X" and "tdur" in one]
     timed = [one for one in timed if (one["pid"], one["tid"]) in threads]
+    asking = {
+        one["pid"]
+        for one in events
+        if one["name"] == "ResourceSendRequest" and one["args"]["data"]["url"].startswith(address)
+    }
     busiest = Counter[int]()
     for one in timed:
-        busiest[one["pid"]] += one["tdur"] * (one["name"] == TASK)
+        if one["pid"] in asking or not asking:
+            busiest[one["pid"]] += one["tdur"] * (one["name"] == TASK)
     page = busiest.most_common(1)[0][0]
     tasks = sorted(
         (one for one in timed if one["pid"] == page and one["name"] == TASK),
@@ -255,9 +266,11 @@ def measure(browser: Browser, load: Load, folder: Path) -> dict[str, Look]:
             stop = threading.Event()
             thread = threading.Thread(target=grow, args=(url, app, one, stop))
             thread.start()
-            page.evaluate(SCROLL, load.growing)
-            stop.set()
-            thread.join()
+            try:
+                page.evaluate(SCROLL, load.growing)
+            finally:
+                stop.set()
+                thread.join()
 
         view = f"{address}/#/runs/{run}"
         return {

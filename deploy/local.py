@@ -3,6 +3,7 @@
 Used by ``riffle up`` and by the system tests. Only processes started here are ended, by their ids.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -36,7 +37,7 @@ from deploy.network import (
 )
 from deploy.presets import Preset
 from deploy.probe import get
-from deploy.processes import Usage, ended_by_signal, read_usage
+from deploy.processes import Usage, ended_by_signal, held_signals, read_usage
 from node_client.environments.registry import Parameter
 
 READY_SECONDS = 60.0
@@ -169,18 +170,22 @@ class LocalNetwork:
     def _start_all(self, step: Callable[[], None]) -> None:
         """Start everything; ``step`` is called at every service that is ready and every node."""
         for name in self.shufflers:
-            self.start(name)
+            self._start_known(name)
         for name in self.shufflers:
             self.wait_ready(name)
             step()
         for name in self.coordinators:
-            self.start(name)
+            self._start_known(name)
         if self.config.nodes:
             enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS, step)
-            self.start("node")
+            self._start_known("node")
         for name in self.coordinators:
             self.wait_ready(name)
             step()
+
+    def _start_known(self, name: str) -> None:
+        with held_signals():  # a process that is started and not yet noted would never be ended
+            self.start(name)
 
     def start(self, name: str) -> None:
         """Start one process, ``shuffler`` or ``shuffler-2``; its log is ``logs/<name>.log``."""
@@ -197,18 +202,25 @@ class LocalNetwork:
             )
 
     def stop(self) -> None:
-        """Ask every process to leave, nodes first, and end those that do not."""
-        for name in ("node", *self.coordinators, *self.shufflers):
-            process = self.processes.get(name)
-            if process is not None and process.poll() is None:
-                process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """Ask every process to leave, nodes first, and end those that do not, or when told again.
+
+        Raises:
+            KeyboardInterrupt: told again; no process is left then either.
+        """
+        try:
+            for name in ("node", *self.coordinators, *self.shufflers):
+                process = self.processes.get(name)
+                if process is not None and process.poll() is None:
+                    process.terminate()
+            deadline = time.monotonic() + STOP_SECONDS
+            for process in self.processes.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in self.processes.values():
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
 
     def usage(self) -> dict[str, Usage]:
         """What each role's process and its pool have used so far."""

@@ -169,13 +169,14 @@ def _children() -> dict[int, list[int]]:
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Treat SIGTERM, and the end of the terminal, as Ctrl-C, so that what was started is ended too.
+    """Treat what ends a program as Ctrl-C, so that what it started is ended too.
 
-    For main threads. Where SIGHUP is ignored, as under ``nohup``, it stays so.
+    That is SIGTERM, and at a terminal its end and Ctrl-\\. What is ignored, as under ``nohup``,
+    stays so. For main threads.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] is signal.SIG_IGN:
-        del before[signal.SIGHUP]
+    ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in ends}
+    before = {number: how for number, how in before.items() if how is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -200,7 +201,7 @@ def noted_signals() -> Iterator[list[int]]:
 
     interrupts = [
         number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
         if signal.getsignal(number) is signal.default_int_handler
     ]
     for number in interrupts:
@@ -210,3 +211,12 @@ def noted_signals() -> Iterator[list[int]]:
     finally:
         for number in interrupts:
             signal.signal(number, signal.default_int_handler)
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Let Ctrl-C, or what is treated as such, wait until the block is over. For main threads."""
+    with noted_signals() as noted:
+        yield
+    if noted:
+        raise KeyboardInterrupt

@@ -191,13 +191,14 @@ def ticking(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
         while not over.wait(seconds):
             tick()
 
-    clock = threading.Thread(target=run)
-    clock.start()
+    clock = threading.Thread(target=run, daemon=True)
     try:
+        clock.start()
         yield
     finally:
         over.set()
-        clock.join()
+        if clock.is_alive():
+            clock.join()
 
 
 def line(text: str) -> None:

@@ -89,7 +89,7 @@ class Crew:
                 self._listen(pause, noted)
                 samples.append(self._sample(begin, pids))
                 show(samples[-1], samples[-2])
-            return samples, told
+            return samples, bool(noted)
 
     def end(self) -> None:
         """End every process, politely first."""

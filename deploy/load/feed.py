@@ -6,7 +6,7 @@ slower than filling no batch is open for a while, which is what the load is ther
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from common.errors import LocalError, RiffleError
@@ -60,10 +60,10 @@ class Feeder:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def settle(self, seconds: float) -> None:
-        """Wait, so long at most, until no batch is full and not counted."""
+    def settle(self, seconds: float, noted: Sequence[int] = ()) -> None:
+        """Wait, so long at most, until no batch is full and not counted, or a signal is noted."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not noted:
             time.sleep(SETTLE_PAUSE_SECONDS)
             if all(batch["state"] != "sealed" for batch in self.batches()):
                 return

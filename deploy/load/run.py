@@ -21,6 +21,7 @@ from deploy.local import LocalConfig, LocalNetwork
 from deploy.network import SHUFFLER_ID
 from deploy.operator import Operator
 from deploy.presets import preset
+from deploy.processes import noted_signals
 from node_client.settings import Credential, Settings
 
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4
@@ -144,10 +145,11 @@ def run(config: LoadConfig, target: Target, screen: Screen) -> dict[str, Any]:
         screen.phase(f"loading for {config.seconds:g} s", config.seconds)
         samples, interrupted = crew.watch(config.seconds, target.pids, screen.show)
         screen.phase(f"settling, at most {SETTLE_SECONDS:g} s", None)
-        feeder.settle(SETTLE_SECONDS)
-        batches = feeder.batches()
+        with noted_signals() as noted:
+            feeder.settle(SETTLE_SECONDS, noted)
+            batches = feeder.batches()
     found = document(config.summary(), samples, batches, len(crew.processes))
-    return found | {"interrupted": interrupted, "trouble": feeder.trouble}
+    return found | {"interrupted": interrupted or bool(noted), "trouble": feeder.trouble}
 
 
 def shares(

@@ -57,7 +57,8 @@ def start(share: Share) -> Worker:
 
 
 def _work(share: Share, pipe: "Connection[object, object]") -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # of a terminal: the parent's
+        signal.signal(number, signal.SIG_IGN)
     os.sched_setaffinity(0, share.cores)
     tally = Tally()
     with contextlib.suppress(EOFError, OSError), SealingPool(SEALERS) as pool:

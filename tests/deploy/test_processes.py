@@ -8,7 +8,14 @@ import time
 
 import pytest
 
-from deploy.processes import Usage, busy_by_core, ended_by_signal, noted_signals, read_usage
+from deploy.processes import (
+    Usage,
+    busy_by_core,
+    ended_by_signal,
+    held_signals,
+    noted_signals,
+    read_usage,
+)
 
 SPIN = """
 import subprocess, sys, threading, time
@@ -61,7 +68,7 @@ def test_no_time_is_no_demand() -> None:
     assert Usage(0.0).pool_demand == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_termination_is_an_interrupt(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)
     try:
@@ -88,3 +95,11 @@ def test_an_interrupt_is_noted_and_the_second_interrupts() -> None:
         assert noted == [signal.SIGINT]
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_waits_for_what_must_be_whole() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), held_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("all")
+    assert done == ["all"]

@@ -26,6 +26,7 @@ SIMULATED = {
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_LINE_SECONDS", "LINE_SECONDS"):
         monkeypatch.setattr(output, name, 0.0)
+    monkeypatch.setattr(output, "SILENT_SECONDS", 3600.0)  # only steps, however long they take
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ def test_an_episode_that_fails_is_counted_and_told() -> None:
 def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "FIRST_LINE_SECONDS", 0.0)
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(output, "SILENT_SECONDS", 3600.0)
     monkeypatch.setattr("experiments.per_user.TOLD_EVERY", 100)
     first, *told = per_user(*RIVER, "--seeds", "2", "--workers", "1").stderr.splitlines()
     assert re.fullmatch(r"episodes: 100 of 600, about \d+ s left", first)

@@ -1,5 +1,6 @@
 """An interrupt, or a termination, of a load test leaves no process and no run behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from deploy.load.crew import Crew
 from deploy.load.feed import Feeder, load_spec
 from deploy.load.run import LoadConfig, own_network
 from deploy.load.worker import Share, Worker
+from deploy.local import LocalConfig, LocalNetwork
 from deploy.operator import Operator
 from deploy.presets import preset
 
@@ -48,6 +50,80 @@ def test_processes_that_were_started_are_told_and_joined(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt), Crew(cast("list[Share]", [None, None])):
         pass
     assert [(one.told, one.joined) for one in made] == [([None], True)] * 2
+
+
+class Ending:
+    """A process that ends just as Ctrl-C is typed, and its pipe."""
+
+    pid = os.getpid()
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def poll(self, _: float) -> bool:
+        self.asked += 1
+        if self.asked > 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    def recv(self) -> bool:
+        if self.asked > 1:
+            raise EOFError
+        return True
+
+    def send(self, _: object) -> None:
+        pass
+
+    def join(self, _: float | None = None) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_an_interrupt_in_the_last_moment_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Ending()
+    monkeypatch.setattr(crew, "start", lambda _: Worker(cast("Any", one), cast("Any", one)))
+    with Crew(cast("list[Share]", [None])) as made:
+        samples, interrupted = made.watch(600, {}, lambda *_: None)
+    assert interrupted
+    assert len(samples) == 2
+
+
+def test_an_interrupt_ends_the_settling() -> None:
+    feeder = Feeder(lambda: cast("Operator", None), load_spec(preset("demo").spec), 100)
+    feeder.settle(600, [signal.SIGINT])  # asks nobody, and returns
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_told_again_a_network_leaves_at_once(again: bool, tmp_path: Path) -> None:
+    """A service that does not leave is killed, in the end or as soon as somebody insists."""
+
+    class Deaf:
+        killed = waited = False
+
+        def poll(self) -> int | None:
+            return -9 if self.killed else None
+
+        def terminate(self) -> None:
+            pass
+
+        def wait(self, seconds: float | None = None) -> int:
+            if self.killed:
+                return -9
+            if again:
+                raise KeyboardInterrupt
+            raise subprocess.TimeoutExpired("deaf", seconds or 0)
+
+        def kill(self) -> None:
+            self.killed = True
+
+    network = LocalNetwork(LocalConfig(tmp_path, "RiverSwim-v0", {}, nodes=0))
+    deaf = [Deaf(), Deaf()]
+    network.processes = cast("Any", dict(zip(("shuffler", "coordinator"), deaf, strict=True)))
+    with pytest.raises(KeyboardInterrupt) if again else contextlib.nullcontext():
+        network.stop()
+    assert [one.killed for one in deaf] == [True, True]
 
 
 def test_runs_that_were_made_are_stopped() -> None:
