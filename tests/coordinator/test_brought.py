@@ -28,7 +28,7 @@ from tests.coordinator.world import (
     run_to_end,
     spec,
 )
-from tests.deploy.test_cli import riffle
+from tests.deploy.cli import riffle
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = ROOT / "tests" / "examples" / "mistakes.py"

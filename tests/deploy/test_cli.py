@@ -7,19 +7,15 @@ import socket
 import stat
 import subprocess
 import sys
-import tomllib
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from deploy.cli import output
-from deploy.cli.entry import INTERRUPTED
-from deploy.cli.entry import main as main_of_entry
-from deploy.cli.main import build, main
+from deploy.cli.main import main
 from deploy.cli.specs import resolve
 from experiments.adversarial import Algorithm, run
+from tests.deploy.cli import document, riffle
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
 
@@ -28,18 +24,6 @@ LOCAL = "http://127.0.0.1:1"
 ROOT = Path(__file__).parents[2]
 OWN = ["--learner", f"{ROOT}/examples/own_learner.py:ExploreThenCommit", "--option"]
 MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
-
-HEAVY = {"scipy", "fastapi", "uvicorn", "sqlalchemy", "matplotlib", "coordinator", "experiments"}
-
-
-def riffle(*arguments: str) -> Result:
-    return CliRunner().invoke(build(arguments), list(arguments))
-
-
-def document(result: Result) -> dict[str, float]:
-    assert result.exit_code == 0, result.stderr
-    found: dict[str, float] = json.loads(result.stdout)
-    return found
 
 
 def test_account_states_what_a_guarantee_costs() -> None:
@@ -314,77 +298,11 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert wrong == ["secrets", "service"]
 
 
-def test_the_version_is_told() -> None:
-    assert riffle("--version").stdout == f"{version('riffle-rl')}\n"
-
-
 def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
     assert "fig6a, " in " ".join(riffle("figures", "--help").stdout.split())
     said = "is needed is not available, or is in use; 130 interrupted."
     for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
         assert said in re.sub(r"[\s│]+", " ", text)
-
-
-@pytest.mark.parametrize("module", ["typer", "deploy.cli.health"])
-def test_an_interruption_while_modules_are_loaded_is_one_line(module: str) -> None:
-    program = (
-        "import sys\n"
-        "from deploy.cli.entry import main\n"
-        "class Stop:\n"
-        "    def find_spec(self, name, *_):\n"
-        f"        if name == {module!r}:\n"
-        "            raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Stop())\n"
-        "sys.argv = ['riffle', 'health', 'x']\n"
-        "main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (INTERRUPTED, "riffle: interrupted\n")
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"riffle": f"{main_of_entry.__module__}:main"}
-    assert output.Exit.INTERRUPTED == INTERRUPTED
-
-
-@pytest.mark.parametrize(
-    ("command", "not_loaded"),
-    [
-        (["health", "http://127.0.0.1:1/readyz"], HEAVY | {"numpy", "shuffler", "node_client"}),
-        # The analyzer's keys are kept by the coordinator's own code, which loads little else.
-        (["network", "init", "network"], HEAVY - {"coordinator"} | {"shuffler"}),
-        # It knows the settings of every role, to name the misspelt ones.
-        (["doctor", "--out", "out"], {"matplotlib", "experiments"}),
-        # A role that checks guarantees loads the accountant, and so SciPy.
-        (["node"], HEAVY - {"scipy"} | {"shuffler"}),
-        # The learners, and no service.
-        (["simulate", "--preset", "none"], {"fastapi", "uvicorn", "sqlalchemy", "shuffler"}),
-        (["shuffler"], HEAVY - {"scipy", "fastapi", "uvicorn", "sqlalchemy"} | {"node_client"}),
-    ],
-)
-def test_a_command_loads_only_what_it_needs(
-    command: list[str], not_loaded: set[str], tmp_path: Path
-) -> None:
-    program = (
-        "import sys\n"
-        "from deploy.cli.main import main\n"
-        "sys.argv = ['riffle', *sys.argv[1:]]\n"
-        "try:\n    main()\n"
-        "finally:\n    print('\\nloaded', *{name.partition('.')[0] for name in sys.modules})\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RIFFLE_")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", program, *command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    loaded = set(done.stdout.splitlines()[-1].split())
-    assert "typer" in loaded
-    assert not loaded & not_loaded, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from common.errors import LocalError
 from deploy.folder import LOCK, claimed
 from deploy.local import LocalConfig, LocalNetwork
-from tests.deploy.test_cli import riffle
+from tests.deploy.cli import riffle
 
 WORDS = (
     ("up",),

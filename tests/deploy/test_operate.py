@@ -19,8 +19,8 @@ from deploy.follow import follow, ignore
 from deploy.operator import Operator
 from deploy.tables import Growing, replace_csv, rows_of
 from tests.coordinator.world import RUN, SMALL, FakeShuffler
+from tests.deploy.cli import riffle as call
 from tests.deploy.live import live_coordinator
-from tests.deploy.test_cli import riffle as call
 
 OWN = Path(__file__).parents[2] / "docs" / "own.md"
 HAND, OTHER = "1d" * 16, "1e" * 16

@@ -13,7 +13,7 @@ from rich.console import Console
 from deploy.cli import output
 from deploy.cli.output import steps
 from deploy.local import LocalConfig, LocalNetwork
-from tests.deploy.test_cli import riffle
+from tests.deploy.cli import riffle
 
 SIMULATED = {
     "sdp-pe": ("--episodes", "300", "--horizon", "2"),

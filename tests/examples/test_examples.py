@@ -27,8 +27,8 @@ from deploy.presets import Preset
 from experiments.per_user import NEVER, NOBODY, Users, batch_histogram
 from node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
+from tests.deploy.cli import riffle
 from tests.deploy.live import live_coordinator
-from tests.deploy.test_cli import riffle
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import Result
 
 from deploy.cli import output
-from tests.deploy.test_cli import document, riffle
+from tests.deploy.cli import document, riffle
 
 ROOT = Path(__file__).parents[2]
 BRIDGE = f"{ROOT}/examples/own_gymnasium.py:make"

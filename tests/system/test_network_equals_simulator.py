@@ -20,7 +20,7 @@ from deploy.local import LocalNetwork
 from deploy.network import operator_client
 from deploy.operator import Operator
 from deploy.presets import Preset
-from tests.deploy.test_cli import riffle
+from tests.deploy.cli import riffle
 from tests.system.agreement import (
     PARAMETERS,
     RUN_ID,

@@ -1,0 +1,17 @@
+"""The command line called within the tests' own process."""
+
+import json
+
+from typer.testing import CliRunner, Result
+
+from deploy.cli.main import build
+
+
+def riffle(*arguments: str) -> Result:
+    return CliRunner().invoke(build(arguments), list(arguments))
+
+
+def document(result: Result) -> dict[str, float]:
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, float] = json.loads(result.stdout)
+    return found
