@@ -49,7 +49,7 @@ export function sleep(seconds, signal) {
 
 /** Wait until somebody can see the page; ends at once when the view is left. */
 export function visible(signal) {
-  if (!document.hidden) return Promise.resolve();
+  if (!document.hidden || signal.aborted) return Promise.resolve();
   return new Promise((done) => {
     const stop = new AbortController();
     const look = () => {

@@ -35,3 +35,14 @@ def test_a_hidden_tab_asks_for_nothing_and_takes_up_again_when_seen(
     followed = "**/events" if where == "run" else polled
     with page.expect_request(polled), page.expect_request(followed):
         page.evaluate(SEEN, True)
+
+
+def test_a_view_that_was_left_does_not_wait_to_be_seen(opened: Open) -> None:
+    page = opened(None)
+    page.evaluate(SEEN, False)
+    ended = """async () => {
+      const { visible } = await import("/page/link.js");
+      const waits = new Promise((done) => setTimeout(() => done("it waits"), 1000));
+      return Promise.race([visible(AbortSignal.abort()).then(() => "it ends"), waits]);
+    }"""
+    assert page.evaluate(ended) == "it ends"
