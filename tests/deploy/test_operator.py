@@ -7,7 +7,9 @@ import httpx
 import pytest
 
 from common.errors import URN, LocalError, RemoteError
+from coordinator.runs import LONGEST_WAIT_SECONDS
 from coordinator.specs import ManualDeployment, TrueValue, Truth
+from deploy.network import SECONDS
 from deploy.operator import RETRY_SECONDS, Operator, Table
 from deploy.presets import preset
 from deploy.reference_rest import apps
@@ -201,3 +203,4 @@ def test_the_newest_deployment_is_waited_for() -> None:
         assert client.newest(RUN) == {"index": 3}
         assert client.newest(RUN, known=3, wait=20) is None
     assert seen == [("wait=0.0", None), ("wait=20", '"3"')]
+    assert SECONDS > LONGEST_WAIT_SECONDS, "the client must not give up before the coordinator"
