@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from common.descriptor import first_fault
-from common.plugins import nearest
+from common.plugins import no_such
 from deploy.cli.output import steps
 from experiments.adversarial import WIDTHS, AdversarialResult, Algorithm, Case, run
 from experiments.figures.bands import METHOD
@@ -41,15 +41,16 @@ def document(
 ) -> dict[str, Any]:
     """Seeds 0..seeds-1 of one case, each with its own MDP and losses.
 
-    Both `given`, from the command's own options, and `options` by name are fields of `Case`.
+    Both `given`, from the command's own options with None for the unsaid, and `options` by name are
+    fields of `Case`.
 
     Raises:
         ValueError: there is no such option, or a value is wrong; the message names it.
     """
     for name in sorted(options.keys() - set(SETTABLE)):
-        hint = nearest(name, SETTABLE) or f"; known are {', '.join(SETTABLE)}"
-        raise ValueError(f"there is no {name!r} here{hint}")
-    case = _case({**DEFAULTS, **given, **options})
+        raise ValueError(no_such("parameter or option", name, SETTABLE))
+    said = {name: value for name, value in given.items() if value is not None}
+    case = _case({**DEFAULTS, **said, **options})
     results = _each(case, seeds, workers)
     mean, interval = band([result.total for result in results])
     recorded = {key: getattr(case, key) for key in ("epsilon", "beta", "privacy", "calibration")}

@@ -1,11 +1,11 @@
 """``riffle simulate``: any learner without a network, at any population size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import typer
 
-from common.plugins import nearest
+from common.plugins import no_such
 from coordinator.registry import Registry
 from coordinator.specs import MANUAL
 from deploy.cli import adversarial, specs
@@ -18,6 +18,24 @@ from node_client.environments.environment import Modelled
 from node_client.environments.registry import exact_mdp, make
 
 Calibration = Literal["tight", "paper"]
+CalibrationOption = Annotated[
+    Calibration | None, typer.Option(help="noise: the least that is proved, or the papers'")
+]
+Seeds = Annotated[int, typer.Option(min=1, help="independent runs")]
+Workers = Annotated[int, typer.Option(min=1, help="processes")]
+PerUser = Annotated[
+    bool,
+    typer.Option(
+        "--per-user",
+        help="one user after another, as at nodes: slower; any environment that can be run",
+    ),
+]
+RunId = Annotated[
+    str | None, typer.Option(help="with --per-user: of the run over services to repeat")
+]
+TestSeed = Annotated[
+    int | None, typer.Option(help="with --per-user: of the first seed's draws; default 0")
+]
 OF_004 = (None, adversarial.ENVIRONMENT)
 UNKNOWN = "no regret and no exact values: this environment shows no transition probabilities"
 SPEC_NAMES = {name: spec_name for spec_name, name in CALIBRATIONS.items()}
@@ -28,9 +46,7 @@ def simulate_command(
     context: typer.Context,
     preset: specs.PresetName = "demo",
     learner: specs.Learner = "sdp-pe",
-    calibration: Annotated[
-        Calibration | None, typer.Option(help="noise: the least that is proved, or the papers'")
-    ] = None,
+    calibration: CalibrationOption = None,
     env: specs.Environment = None,
     param: specs.Param = None,
     horizon: specs.Horizon = None,
@@ -41,33 +57,22 @@ def simulate_command(
     families: specs.FamiliesOption = None,
     constants: specs.Constants = None,
     option: specs.Option = None,
-    seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10,
-    workers: Annotated[int, typer.Option(min=1, help="processes")] = 2,
-    per_user: Annotated[
-        bool,
-        typer.Option(
-            "--per-user",
-            help="one user after another, as at nodes: slower; any environment that can be run",
-        ),
-    ] = False,
-    run_id: Annotated[
-        str | None, typer.Option(help="with --per-user: of the run over services to repeat")
-    ] = None,
-    test_seed: Annotated[
-        int | None, typer.Option(help="with --per-user: of the first seed's draws; default 0")
-    ] = None,
+    seeds: Seeds = 10,
+    workers: Workers = 2,
+    per_user: PerUser = False,
+    run_id: RunId = None,
+    test_seed: TestSeed = None,
     output: Output = Format.text,
 ) -> None:
     """Simulate a run over several seeds and report exact regret with its confidence band."""
     _check_per_user(learner, per_user, {"run-id": run_id, "test-seed": test_seed})
     if learner in adversarial.ALGORITHMS:
-        others = any(v is not None for v in (trust, families, constants, horizon))
-        if others or env not in OF_004 or specs.said(context, "preset"):
-            raise ValueError(adversarial.ADVICE.format(learner))
+        preset_said = specs.said(context, "preset")
+        _refuse_of_004(learner, env, (trust, families, constants, horizon), preset_said=preset_said)
         changes = {"K": episodes, "epsilon": epsilon, "beta": beta, "calibration": calibration}
-        given = {key: value for key, value in changes.items() if value is not None}
         options = specs.pairs(param) | specs.pairs(option)
-        _show(adversarial.document({**given, "name": learner}, options, seeds, workers), output)
+        found = adversarial.document({**changes, "name": learner}, options, seeds, workers)
+        _show(found, output)
         return
     chosen = specs.resolve(
         preset,
@@ -87,10 +92,7 @@ def simulate_command(
         test_seed=test_seed,
     )
     if learner in PER_EPISODE:
-        if families is not None:
-            raise ValueError(f"--families is not for {learner}: --calibration decides it")
-        if trust is not None:
-            raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
+        _refuse_per_episode(learner, families, trust)
     else:
         _refuse_early(chosen)
     simulated = _users if per_user else _population
@@ -106,13 +108,28 @@ def _check_per_user(learner: str, per_user: bool, given: Mapping[str, object]) -
         raise ValueError(f"--{alone[0]} is for --per-user")
 
 
+def _refuse_of_004(
+    learner: str, env: str | None, others: Iterable[object], *, preset_said: bool
+) -> None:
+    """Refuse what is not for the algorithms of 004; ``others`` are such options, None if unsaid."""
+    if preset_said or env not in OF_004 or any(value is not None for value in others):
+        raise ValueError(adversarial.ADVICE.format(learner))
+
+
+def _refuse_per_episode(learner: str, families: object, trust: object) -> None:
+    """Refuse what a learner without batches decides otherwise."""
+    if families is not None:
+        raise ValueError(f"--families is not for {learner}: --calibration decides it")
+    if trust is not None:
+        raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
+
+
 def _refuse_early(chosen: Preset) -> None:
     """Refuse an unknown learner or a wrong option before any work is done."""
     registry, name = Registry(files=chosen.learners), chosen.spec.learner
     known = sorted({*registry.names, *PER_EPISODE, *adversarial.ALGORITHMS} - {MANUAL})
     if name not in known:
-        hint = nearest(name, known) or ";"
-        raise ValueError(f"there is no learner {name!r} here{hint} known are {', '.join(known)}")
+        raise ValueError(no_such("simulated learner", name, known))
     registry.build(chosen.spec)
 
 
