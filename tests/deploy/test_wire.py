@@ -1,6 +1,12 @@
 """The wire's benchmark: its arithmetic, and a small run on live services."""
 
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +26,7 @@ from deploy.wire import (
 )
 
 US = 1e-6
+MEETING_SECONDS = 60.0
 
 
 def test_time_is_split_by_who_used_it() -> None:
@@ -56,9 +63,35 @@ def test_a_batch_is_the_smallest_with_so_many_messages(messages: int) -> None:
     assert (n - 1) * calibrated(spec, n - 1, None).padding.messages < messages
 
 
-def test_the_primitive_is_measured_on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def met(folder: Path, jobs: int, work: Callable[[Any], Any], job: Any) -> Any:
+    """Do the work once all jobs are begun, each by another process; ``folder`` has their names."""
+    (folder / str(os.getpid())).touch()
+    deadline = time.monotonic() + MEETING_SECONDS
+    while len(list(folder.iterdir())) < jobs:
+        assert time.monotonic() < deadline, "one process did what was for several"
+        time.sleep(0.01)
+    return work(job)
+
+
+def test_the_primitive_is_measured_on_every_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    class Meeting(ProcessPoolExecutor):
+        def map(self, fn: Callable[[Any], Any], *jobs: Iterable[Any], **_: Any) -> Iterator[Any]:
+            (listed,) = map(list, jobs)
+            folders.append(tmp_path / str(len(folders)))
+            folders[-1].mkdir()
+            return super().map(partial(met, folders[-1], len(listed), fn), listed)
+
+    monkeypatch.setattr(wire, "ProcessPoolExecutor", Meeting)
     monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.6)
     found = measure_primitive(2, 2)
+    warm, measured = ({file.name for file in folder.iterdir()} for folder in folders)
+    assert warm == measured
+    assert len(measured) == 2
+    assert str(os.getpid()) not in measured
     assert 10 * US < found.open < 2_000 * US
     assert found.seal > found.open
     assert 0 < found.rate < 4 / (found.seal + found.open)  # two processes, of which one may be slow
