@@ -31,7 +31,7 @@ from deploy.cli.output import (
     utc,
 )
 from deploy.cli.target import NETWORK, CoordinatorUrl, Network
-from deploy.folder import LOCK
+from deploy.folder import held
 from deploy.operator import FINISHED, Answer, Operator
 from deploy.tables import rows_of
 
@@ -238,10 +238,17 @@ def _say_where(run: str, network: Path, url: str | None) -> None:
 
 
 def _say_end(run: str, network: Path, url: str | None) -> None:
-    """With its last episodes a run ends, and the network of ``riffle up`` with its run."""
-    where = f"{_show(run, network, url)} has its result"
-    if (network.parent / LOCK).exists():  # the network of a command that writes results beside it
-        where = f"riffle up writes its results into {network.parent} and, without --keep, ends too"
+    """With its last episodes a run ends, and the network of ``riffle up`` with its own run.
+
+    Which run is its own nobody says, and others may run on its network: both are told then.
+    """
+    shown, folder = _show(run, network, url), network.parent
+    where = f"{shown} has its result"
+    if held(folder):  # by a command that writes results beside its network
+        where = (
+            f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
+            f"network too; of any other, {shown} has the result"
+        )
     _note(f"these are the run's last episodes: once they are counted it ends; {where}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import LocalError
-from deploy.folder import LOCK, claimed
+from deploy.folder import LOCK, claimed, held
 from deploy.local import LocalConfig, LocalNetwork
 from tests.deploy.cli import riffle
 
@@ -81,3 +81,12 @@ def test_a_claim_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> Non
         child.wait()
     with claimed(tmp_path):
         assert contents(tmp_path) == {tmp_path / LOCK: b""}
+
+
+def test_whether_a_folder_is_somebodys_is_seen_without_touching_it(tmp_path: Path) -> None:
+    assert not held(tmp_path)
+    assert not held(tmp_path / "missing")
+    assert contents(tmp_path) == {}
+    with claimed(tmp_path):
+        assert held(tmp_path)
+    assert not held(tmp_path), "the file stays, the claim does not"

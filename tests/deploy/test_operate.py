@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from coordinator.specs import RunSpec
-from deploy.folder import LOCK
+from deploy.folder import claimed
 from deploy.follow import follow, ignore
 from deploy.operator import Operator
 from deploy.tables import Growing, replace_csv, rows_of
@@ -197,16 +197,18 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
 def test_the_last_deployment_says_where_the_results_will_be(network: Path) -> None:
     """The network of ``riffle up`` ends with its run: then nobody answers riffle show."""
     with Operator.of(network) as operator:
-        ids = [operator.create_run(manual(f"2{i}" * 16))["id"] for i in range(2)]
+        ids = [operator.create_run(manual(f"3{i}" * 16))["id"] for i in range(3)]
     words = ("--episodes", "60", "--always", "1")
     elsewhere = riffle(network, "deploy", ids[0], *words).stderr
     assert f"it ends; riffle show {ids[0]} --network {network} has its result" in elsewhere
-    lock = network.parent / LOCK
-    lock.touch()
-    of_up = riffle(network, "deploy", ids[1], *words).stderr
-    lock.unlink()
-    assert f"riffle up writes its results into {network.parent}" in of_up
-    assert "riffle show" not in of_up
+    with claimed(network.parent):
+        of_up = riffle(network, "deploy", ids[1], *words).stderr
+    assert f"riffle up's own run writes its results into {network.parent}" in of_up
+    assert f"of any other, riffle show {ids[1]} --network {network} has the result" in of_up
+    # The lock's file stays for ever.
+    after = riffle(network, "deploy", ids[2], *words).stderr
+    assert f"it ends; riffle show {ids[2]} --network {network} has its result" in after
+    assert "riffle up" not in after
 
 
 def test_a_run_that_was_stopped_is_a_no(network: Path, tmp_path: Path) -> None:
