@@ -7,8 +7,7 @@ function, that takes the `Problem` and its options by name; the entry point's na
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -21,17 +20,23 @@ from common.plugins import Maker, from_entry_point, from_file, no_such, offered
 from coordinator.brought import Brought
 from coordinator.learning.learner import Learner, LearnerError, Problem
 from coordinator.learning.presets import PRESETS, Constants
-from coordinator.learning.schedule import Schedule
+from coordinator.learning.schedule import Schedule, of_problem
 from coordinator.learning.sdp_pe import SDPPE
 from coordinator.learning.sdp_pe_conference import ConferenceSDPPE
 from coordinator.manual import ManualLearner
 from coordinator.planning import PlannedNoise
-from coordinator.specs import MANUAL, Option, RunSpec
+from coordinator.specs import MANUAL, MAX_EPISODES, Option, RunSpec
 
 GROUP = "riffle.learners"
 
 Options = Mapping[str, Option]
 Factory = Callable[[Problem, str, Options], Learner]
+
+TRIALS, LEAST_STEP = 10, 1.5
+"""How many larger K are tried for one that would do, and by how much each at least is larger."""
+
+LEAST_GROWTH = 1.1
+"""Stages that hardly grow are as many as K is large, and as small for every K: none is tried."""
 
 
 class Registry:
@@ -105,38 +110,71 @@ def problem(spec: RunSpec) -> Problem:
 
 def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
     """SDP-PE with a preset's constants, some of them replaced."""
-    with _more_episodes(problem.K):
-        learner = SDPPE(problem, _constants(preset, options))
-        _check_batches(problem, learner.schedule)
-    return learner
+    return _checked(SDPPE, problem, _constants(preset, options))
 
 
 def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learner:
     """The conference variant of SDP-PE (003)."""
-    with _more_episodes(problem.K):
-        learner = ConferenceSDPPE(problem, _constants(preset, options))
+    return _checked(ConferenceSDPPE, problem, _constants(preset, options))
+
+
+def _checked(kind: type[SDPPE], problem: Problem, constants: Constants) -> Learner:
+    """One whose batches are large enough; who asks for a run chooses K, and no batch's n.
+
+    Raises:
+        RemoteError: ``batch-too-small``, with a K that would do, or that none was found.
+    """
+    try:
+        learner = kind(problem, constants)
         _check_batches(problem, learner.schedule)
+    except RemoteError as error:
+        if (times := _times(error)) is None:
+            raise
+        enough = _enough(kind, problem, constants, times)
+        advice = (
+            f"batches grow with the run's episodes: {enough} episodes would do"
+            if enough
+            else "more episodes alone may not do: the option smallest_n makes batches larger"
+        )
+        raise RemoteError(error.slug, f"{error.detail}; {advice}") from error
     return learner
 
 
-@contextmanager
-def _more_episodes(K: int) -> Iterator[None]:
-    """Who asks for a run chooses K; the schedule's batches grow with it, about in proportion.
+def _enough(kind: type[SDPPE], problem: Problem, constants: Constants, times: float) -> int | None:
+    """A larger K, to two digits, whose batches are large enough; None where none was found.
 
-    Raises:
-        RemoteError: ``batch-too-small``, with the K that would do, to two digits.
+    Batches grow with K, but not in proportion: one more stage makes those before it smaller, and
+    the first of a preset may be as large for every K. So no K is told that has not been tried.
     """
-    try:
-        yield
-    except RemoteError as error:
-        cause = error.__cause__
-        times = cause.times if isinstance(cause, CalibrationError) else None
-        if times is None:
-            raise
-        digit = 10 ** max(len(str(math.ceil(K * times))) - 2, 0)
-        enough = math.ceil(K * times / digit) * digit
-        detail = f"{error.detail}; batches grow with the run's episodes: try --episodes {enough}"
-        raise RemoteError(error.slug, detail) from error
+    if constants.growth < LEAST_GROWTH:
+        return None
+    K = problem.K
+    for _ in range(TRIALS):
+        K = _two_digits(K * max(times, LEAST_STEP))
+        if K > MAX_EPISODES:
+            return None
+        larger = replace(problem, K=K)
+        try:
+            _check_batches(larger, of_problem(larger, constants, kind.fine_batches))
+        except RemoteError as error:
+            if (found := _times(error)) is None:
+                return None
+            times = found
+        else:
+            return K
+    return None
+
+
+def _times(error: RemoteError) -> float | None:
+    """How many times larger a refused batch has to be, where that is known."""
+    cause = error.__cause__
+    return cause.times if isinstance(cause, CalibrationError) else None
+
+
+def _two_digits(number: float) -> int:
+    """The number, rounded up to two digits."""
+    digit: int = 10 ** max(len(str(math.ceil(number))) - 2, 0)
+    return math.ceil(number / digit) * digit
 
 
 def pe(problem: Problem, preset: str, options: Options) -> Learner:

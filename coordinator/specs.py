@@ -40,6 +40,7 @@ Action = Annotated[int, Field(ge=0, lt=MAX_ACTIONS)]
 PolicyRows = tuple[tuple[Action, ...], ...]
 LearnerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,49}$")]
 MANUAL = "manual"
+MAX_EPISODES = 1 << 40
 
 
 class RunSpec(Document):
@@ -59,7 +60,7 @@ class RunSpec(Document):
     )
     reward_low: float = Field(default=0.0, allow_inf_nan=False)
     reward_high: float = Field(default=1.0, allow_inf_nan=False)
-    episodes: int = Field(ge=1, le=1 << 40, description="K")
+    episodes: int = Field(ge=1, le=MAX_EPISODES, description="K")
     epsilon: float = Field(gt=0, le=100)
     beta: float = Field(gt=0, lt=1)
     delta: float = Field(default=0.05, gt=0, lt=1)

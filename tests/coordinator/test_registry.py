@@ -1,5 +1,6 @@
 """Learners by name: built in, and offered by other packages."""
 
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from common.errors import LocalError, RemoteError
 from coordinator.brought import Brought
 from coordinator.registry import GROUP, Registry, problem
+from coordinator.specs import RunSpec
 from tests.coordinator.learner import Tiny
 from tests.coordinator.world import spec
 
@@ -61,16 +63,55 @@ def test_an_unknown_learner_is_told_which_are_known() -> None:
         Registry().build(spec(learner="sdp-p"))
 
 
-def test_a_run_whose_batches_are_too_small_is_told_how_many_episodes_would_do() -> None:
-    """As Gymnasium's frozen lake with the defaults; nobody chooses a batch's n."""
-    lake = {"states": 17, "actions": 4, "horizon": 20, "epsilon": 1.0, "beta": 1e-5}
-    asked = spec(learner="sdp-pe", **lake, episodes=10_000, max_messages=4096)
-    with pytest.raises(RemoteError, match=r"--episodes \d+$") as caught:
-        Registry().build(asked)
+LAKE = {"states": 17, "actions": 4, "horizon": 20, "epsilon": 1.0}
+RIVER = {"states": 4, "actions": 2, "horizon": 6}
+PAPER = {**RIVER, "preset": "paper", "epsilon": 1.0}
+
+
+def too_small(**asked: Any) -> tuple[RunSpec, str]:
+    """A run that is refused, and with which words."""
+    refused = spec(**{"learner": "sdp-pe", "beta": 1e-5, "max_messages": 4096} | asked)
+    with pytest.raises(RemoteError) as caught:
+        Registry().build(refused)
     assert caught.value.slug == "batch-too-small"
-    enough = int(caught.value.detail.rsplit(" ", 1)[1])
-    assert 10_000 < enough < 20_000
-    Registry().build(asked.model_copy(update={"episodes": enough}))
+    return refused, caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("asked", "K"),
+    [
+        (LAKE, 10_000),  # Gymnasium's frozen lake with the defaults
+        (RIVER | {"epsilon": 0.1}, 300),
+        (RIVER | {"epsilon": 0.01}, 300),
+        (RIVER | {"epsilon": 0.05}, 1000),
+        (RIVER | {"epsilon": 0.1, "learner": "sdp-pe-conference"}, 300),
+    ],
+)
+def test_a_run_whose_batches_are_too_small_is_told_how_many_episodes_would_do(
+    asked: dict[str, Any], K: int
+) -> None:
+    """Nobody chooses a batch's n; and the number told is accepted."""
+    refused, detail = too_small(**asked, episodes=K)
+    told = re.search(r"; batches grow with the run's episodes: (\d+) episodes would do$", detail)
+    assert told is not None, detail
+    enough = int(told[1])
+    assert enough > K
+    Registry().build(refused.model_copy(update={"episodes": enough}))
+
+
+@pytest.mark.parametrize("K", [300, 1 << 40])
+def test_where_no_number_of_episodes_is_found_none_is_told(K: int) -> None:
+    """The papers' first stage is as short for every K."""
+    refused, detail = too_small(**PAPER, episodes=K)
+    assert detail.endswith("; more episodes alone may not do: the option smallest_n makes "
+                           "batches larger")  # fmt: skip
+    larger = {"options": {"smallest_n": 40}, "episodes": 1000}
+    Registry().build(refused.model_copy(update=larger))
+
+
+def test_stages_that_do_not_grow_are_not_tried() -> None:
+    _, detail = too_small(**PAPER, episodes=300, options={"growth": 1.0})
+    assert "more episodes alone may not do" in detail
 
 
 def test_a_learner_is_told_the_problem() -> None:
