@@ -83,7 +83,8 @@ def where(error: BaseException, file: str | None = None) -> str:
 
     The line is the innermost of ``file``, theirs, where the error passed through it, for whoever
     has made a mistake looks for it there and not in a library. Else it is the innermost of all but
-    our call of their code.
+    our call of their code: call this where the error was caught, in the function that called their
+    code, whose own frame is the outermost and is left out.
     """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or called

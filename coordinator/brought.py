@@ -141,7 +141,7 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
     if not isinstance(policies, np.ndarray):
         raise LearnerError(f"{wanted}, not a {type(policies).__name__}")
     fits = policies.ndim == dimensions and policies.shape[-2:] == shape
-    if not fits or policies.dtype.kind != "i":
+    if not fits or policies.dtype.kind not in "iu":
         raise LearnerError(f"{wanted}, not {policies.dtype} of shape {policies.shape}")
     if not np.isin(policies, range(sizes.A)).all():
         raise LearnerError(f"{method}: a policy has an action outside 0..{sizes.A - 1}")

@@ -30,6 +30,7 @@ from coordinator.planning import Party, issue
 from coordinator.registry import Registry, refusal
 from coordinator.specs import RunSpec
 from node_client.environments.environment import Environment
+from node_client.environments.gymnasium_adapter import GymnasiumEnvironment
 from node_client.episode import play
 from node_client.report import BatchPlan, slot_randomness, slot_report
 
@@ -92,8 +93,13 @@ class Users:
         try:
             play(self._environment, chosen, (known.reward_low, known.reward_high), world)
         except Exception as error:  # a user's environment may raise anything
-            return where(error, file_of(self._environment))
+            return where(error, file_of(_theirs(self._environment)))
         return "it did not fail when it was run again"
+
+
+def _theirs(environment: Environment) -> object:
+    """What somebody wrote: behind our adapter, where there is one."""
+    return environment.native if isinstance(environment, GymnasiumEnvironment) else environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ class GymnasiumEnvironment:
         self.sizes = Sizes(X=self.absorbing + 1, A=int(self._actions.n), H=horizon)
         self.reward_range = (low, high)
 
+    @property
+    def native(self) -> object:
+        """The environment that is adapted, without Gymnasium's wrappers around it."""
+        return _unwrapped(self._env)
+
     def reset(self, randomness: Randomness) -> int:
         """Seed and begin an episode."""
         observation, _ = self._env.reset(seed=int.from_bytes(randomness.read(8), "little"))

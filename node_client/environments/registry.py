@@ -23,7 +23,7 @@ from common.plugins import (
     from_entry_point,
     from_file,
     is_file,
-    nearest,
+    no_such,
     offered,
     parameters,
 )
@@ -58,11 +58,7 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
     sizes = {key: value for key, value in given.items() if key in _SIZES}
     chosen = {key: value for key, value in given.items() if key in accepted}
     for key in given.keys() - accepted - sizes.keys():
-        raise LocalError(
-            "invalid-spec",
-            f"{name} has no parameter {key!r}{nearest(key, accepted) or ';'} known are "
-            f"{', '.join(accepted) or 'none'}",
-        )
+        raise LocalError("invalid-spec", f"{name}: {no_such('parameter', key, accepted)}")
     known = name in BUILDERS or name.startswith(GYMNASIUM)
     environment = (_make_known if known else make_brought)(name, builder, chosen)
     _check_sizes(name, environment.sizes, sizes)
@@ -158,11 +154,9 @@ def _builder(name: str, folder: str) -> Maker:
         return BUILDERS[name]
     if name in (others := offered(GROUP)):
         return from_entry_point(others[name])
-    known = names()
-    hint = nearest(name, known) or "."
     raise LocalError(
         "invalid-spec",
-        f"there is no environment {name!r}{hint} Known: {', '.join(known)}; and of Gymnasium, as "
+        f"{no_such('environment', name, names())}; and of Gymnasium, as "
         f"{GYMNASIUM}FrozenLake-v1; and of one's own, as file.py:make",
     )
 

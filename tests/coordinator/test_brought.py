@@ -29,9 +29,9 @@ from tests.coordinator.world import (
     spec,
 )
 from tests.deploy.cli import riffle
+from tests.examples.marks import MISTAKES, line_after
 
 ROOT = Path(__file__).parents[2]
-MISTAKES = ROOT / "tests" / "examples" / "mistakes.py"
 EXAMPLE = ROOT / "examples" / "own_learner.py"
 
 
@@ -39,19 +39,15 @@ def files(name: str) -> dict[str, str]:
     return {"mine": f"{EXAMPLE if name == 'ExploreThenCommit' else MISTAKES}:{name}"}
 
 
-def line_of(name: str) -> str:
-    """The file and the line of a mistake, as marked there."""
-    lines = MISTAKES.read_text().splitlines()
-    start = lines.index(next(line for line in lines if line.startswith(f"class {name}(")))
-    marked = (i for i in range(start, len(lines)) if "the line that is told" in lines[i])
-    return f"(mistakes.py, line {next(marked) + 1})"
-
-
 AT_ONCE = [
     ("NoNext", {}, "abstract method"),
     ("NoLearner", {}, "a NoLearner is no learner, it has no next_deployment, no summary"),
-    ("Raises", {}, f"KeyError: 'deployment' {line_of('Raises')}"),
-    ("RaisesInALibrary", {}, f"LinAlgError: Singular matrix {line_of('RaisesInALibrary')}"),
+    ("Raises", {}, f"KeyError: 'deployment' {line_after('class Raises(')}"),
+    (
+        "RaisesInALibrary",
+        {},
+        f"LinAlgError: Singular matrix {line_after('class RaisesInALibrary(')}",
+    ),
     ("ReturnsAPolicy", {}, "next_deployment returned ndarray, which is not a Deployment"),
     ("WrongN", {}, "n must be a positive int, not np.int64(5)"),
     ("WrongLayer", {}, "layer must be None, or an int in 0..1, not 2"),
@@ -69,7 +65,7 @@ AT_ONCE = [
 
 LATER = [
     ("RaisesInObserve", f"IndexError: index 99 is out of bounds for axis 0 with size 2 "
-     f"{line_of('RaisesInObserve')}"),
+     f"{line_after('class RaisesInObserve(')}"),
     ("ReturnsCounts", "observe returned BatchCounts, which is not a StageResult"),
     ("ForgetsToCount", "asks for 15 episodes where 10 of K are left: does observe count them"),
     ("ListedAnswer", "summary: a policy must be an array (2, 2) of integers, not a list"),
@@ -112,6 +108,12 @@ def test_the_simulator_tells_it_too(name: str, says: str) -> None:
         run_seed(asked, {"horizon": 3}, 0, files(name))
     assert caught.value.detail.startswith("mine: ")
     assert told in caught.value.detail
+
+
+def test_a_policy_of_unsigned_integers_is_one(tmp_path: Path) -> None:
+    at = replace(desk(tmp_path, FakeShuffler()), registry=Registry(files=files("Unsigned")))
+    run_to_end(at, spec(learner="mine"))
+    assert outcome(tmp_path)["state"][0] == "finished"
 
 
 def test_the_command_ends_with_it() -> None:

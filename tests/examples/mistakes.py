@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete
+from gymnasium.wrappers import TimeLimit
 
 from common.policy import Mixture
 from common.randomness import Randomness
 from coordinator.learning.own import BatchCounts, Deployment, OwnLearner, Problem
 from node_client.environments.environment import Environment
+from node_client.environments.gymnasium_adapter import GymnasiumEnvironment
 from node_client.environments.tabular import TabularEnvironment, riverswim
 
 Whatever = Any  # what a type checker would have found
@@ -29,6 +33,14 @@ class Once(OwnLearner):
 
     def next_deployment(self) -> Deployment | None:
         return self.deploy(self.policy, self.left) if self.left else None
+
+
+class Unsigned(Once):
+    """Keeps its actions as small as they are; nothing is wrong with that either."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.policy = self.policy.astype(np.uint8)
 
 
 class Raises(Once):
@@ -182,3 +194,20 @@ class FailingWorld(World):
         if state == 1:
             raise KeyError(action)  # the line that is told
         return state, reward, over
+
+
+class FailingGymnasium(gymnasium.Env[Any, Any]):
+    observation_space, action_space = Discrete(3), Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> Whatever:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: int) -> Whatever:
+        if self.np_random.random() < 0.1:
+            raise KeyError(action)  # the line that is told
+        return 1, 0.0, False, False, {}
+
+
+def failing_gymnasium() -> Environment:
+    return GymnasiumEnvironment(TimeLimit(FailingGymnasium(), 3), 3, 0.0, 1.0)

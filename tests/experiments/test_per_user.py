@@ -13,10 +13,10 @@ from typer.testing import Result
 
 from deploy.cli import output
 from tests.deploy.cli import document, riffle
+from tests.examples.marks import MISTAKES, line_after
 
 ROOT = Path(__file__).parents[2]
 BRIDGE = f"{ROOT}/examples/own_gymnasium.py:make"
-MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
 LEARNER = ("--learner", f"{ROOT}/examples/own_learner.py:ExploreThenCommit")
 SMALL = ("--episodes", "200", "--epsilon", "20", "--beta", "1e-3")
 ONE = ("--seeds", "1", "--format", "json")
@@ -73,11 +73,16 @@ def test_every_trust_model(trust: str) -> None:
     assert numbers(*RIVER, *ONE, "--trust", trust)["trust"] == trust
 
 
-def test_an_episode_that_fails_is_counted_and_told() -> None:
-    """As over the services it sends noise; but here whoever wrote it learns why."""
-    found = numbers("--env", f"{MISTAKES}:FailingWorld", *LEARNER, *SMALL, *ONE)
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("FailingWorld", "FailingWorld"), ("failing_gymnasium", "FailingGymnasium")],
+)
+def test_an_episode_that_fails_is_counted_and_told(name: str, written: str) -> None:
+    """As over the services it sends noise; but here whoever wrote it learns why, and where."""
+    found = numbers("--env", f"{MISTAKES}:{name}", *LEARNER, *SMALL, *ONE)
     assert 0 < found["episodes_failed"] < 200
-    assert re.fullmatch(r"KeyError: \d \(mistakes.py, line \d+\)", found["first_failure"])
+    place = re.escape(line_after(f"class {written}("))
+    assert re.fullmatch(rf"KeyError: \d {place}", found["first_failure"])
 
 
 def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

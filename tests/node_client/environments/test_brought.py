@@ -1,22 +1,12 @@
 """Mistakes of environments that people bring: one line that says what and where."""
 
-from pathlib import Path
-
 import pytest
 
 from common.errors import LocalError
 from node_client.environments.registry import make
+from tests.examples.marks import MISTAKES, line_after
 
-FOLDER = Path(__file__).parents[2] / "examples"
-FILE = FOLDER / "mistakes.py"
-
-
-def line_after(start: str) -> str:
-    """The file and the line of a mistake, as marked there."""
-    lines = FILE.read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith(start))
-    marked = (i for i in range(first, len(lines)) if "the line that is told" in lines[i])
-    return f"(mistakes.py, line {next(marked) + 1})"
+FOLDER = MISTAKES.parent
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def test_every_environment_runs_with_its_defaults(name: str) -> None:
     [
         ("riverswim", {}, "did you mean 'RiverSwim-v0'?"),
         ("Bandit-v1", {}, "did you mean 'Bandit-v0'?"),
-        ("Chess-v0", {}, "Known: Bandit-v0"),
+        ("Chess-v0", {}, "known are Bandit-v0"),
         ("CartPole-v1", {}, "of Gymnasium, as gymnasium:FrozenLake-v1"),
-        ("RiverSwim-v0", {"foo": 3}, "has no parameter 'foo'; known are states, horizon"),
+        ("RiverSwim-v0", {"foo": 3}, "there is no parameter 'foo'; known are states, horizon"),
         ("gymnasium:FrozenLake-v1", {"map": 8}, "known are horizon, reward_low, reward_high"),
         ("RiverSwim-v0", {"actions": 3}, "has 2 actions here, not 3"),
         ("RiverSwim-v0", {"states": 1}, "at least 2 states"),
@@ -191,7 +191,9 @@ def test_an_environment_from_a_file_stands_in_a_folder(tmp_path: Path) -> None:
     )
     made = make("mine.py:make", folder=str(tmp_path), states=3)
     assert made.sizes == Sizes(X=3, A=2, H=2)
-    with pytest.raises(LocalError, match=r"mine\.py:make has no parameter 'state'; did you mean"):
+    with pytest.raises(
+        LocalError, match=r"mine\.py:make: there is no parameter 'state'; did you mean"
+    ):
         make("mine.py:make", folder=str(tmp_path), state=3)
     with pytest.raises(LocalError, match="has 2 horizon here, not 3"):
         make("mine.py:make", folder=str(tmp_path), horizon=3)
@@ -206,5 +208,5 @@ def test_another_packages_environment_is_found_by_its_entry_point(
     offered = EntryPoint("Mine-v0", value, "riffle.environments")
     monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
     assert make("Mine-v0", states=5).sizes.X == 5
-    with pytest.raises(LocalError, match=r"did you mean 'Mine-v0'\? Known: Bandit-v0"):
+    with pytest.raises(LocalError, match=r"did you mean 'Mine-v0'\? known are Bandit-v0"):
         make("Mime-v0")
