@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.registry import Registry
 from coordinator.specs import RunSpec
 from deploy.cli.main import build
 from deploy.comparison import SEES, TRUST_MODELS
@@ -83,7 +84,7 @@ def test_a_run_that_was_left_unfinished_is_stopped_before_the_first_begins(
 
 def test_constants_are_those_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[RunSpec] = []
-    monkeypatch.setattr("deploy.cli.compare.Registry.build", lambda _, spec: built.append(spec))
+    monkeypatch.setattr(Registry, "build", lambda _, spec: built.append(spec))
     (tmp_path / "comparison.json").write_text("[]")  # nothing is started
     assert compare("--constants", "paper", "--out", str(tmp_path))[0] == 3
     assert [spec.preset for spec in built] == ["paper"] * 3
