@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from common.workers import SPAWN
 from coordinator.learning.enumeration import Model
 from coordinator.learning.learner import Learner, LearnerError, StageResult
 from coordinator.learning.planning import plan
@@ -228,5 +228,5 @@ def each_seed(one: Callable[[int], Result], seeds: int, workers: int) -> Iterato
     if min(workers, seeds) <= 1:
         yield from map(one, range(seeds))
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=SPAWN) as pool:
         yield from pool.map(one, range(seeds))

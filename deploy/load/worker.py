@@ -6,17 +6,18 @@ it is done. It ends with whoever started it, and leaves Ctrl-C to it.
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import uvloop
 
 from common.endpoint import trusted
+from common.workers import SPAWN
 from deploy.load.fleet import Fleet, members
 from deploy.load.schedule import Times
 from deploy.load.tally import Tally
@@ -42,15 +43,14 @@ class Share:
 class Worker:
     """A process and the way to speak with it."""
 
-    process: multiprocessing.process.BaseProcess
+    process: BaseProcess
     pipe: "Connection[object, object]"
 
 
 def start(share: Share) -> Worker:
     """Start a process; it answers True when it is ready and then waits for the starting time."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(share, theirs), daemon=False)
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=_work, args=(share, theirs), daemon=False)
     process.start()
     theirs.close()
     return Worker(process, ours)

@@ -1,6 +1,5 @@
 """Both services on loopback over real HTTP, a run by hand, and nodes that do what a test says."""
 
-import multiprocessing
 import secrets
 import socket
 import threading
@@ -19,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from common.descriptor import Context, SignedDescriptor, batch_id, parse
+from common.workers import SPAWN
 from coordinator.app import create_app as coordinator_app
 from coordinator.app import release_waiting
 from node_client.report import BatchPlan, slot_report
@@ -209,9 +209,8 @@ def network(folder: Path, **shuffler_settings: Any) -> Iterator[Network]:
 @contextmanager
 def network_apart(folder: Path, **shuffler_settings: Any) -> Iterator[tuple[Network, int]]:
     """The same in a process of its own, whose memory holds nothing of a test's; and its id."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(there, folder, shuffler_settings))
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=_serve, args=(there, folder, shuffler_settings))
     process.start()
     there.close()
     try:
