@@ -38,7 +38,7 @@ extras: $(VENV)/.installed-dev
 
 # Reference pages that are made from the code; a test compares them.
 docs: $(VENV)/.installed
-	$(BIN)/python -m deploy.reference
+	$(BIN)/python -m riffle.deploy.reference
 
 # The documentation as a site, in build/site; warnings are errors.
 site: $(VENV)/.installed-dev

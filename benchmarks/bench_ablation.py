@@ -18,12 +18,12 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from common.descriptor import MAX_MESSAGES
-from common.errors import RiffleError
-from coordinator.learning.presets import PAPER, PRACTICAL
-from coordinator.specs import Option, RunSpec
-from experiments.study import SeedResult, band, run_seed, share
-from node_client.environments.registry import Parameter, exact_mdp, make
+from riffle.common.descriptor import MAX_MESSAGES
+from riffle.common.errors import RiffleError
+from riffle.coordinator.learning.presets import PAPER, PRACTICAL
+from riffle.coordinator.specs import Option, RunSpec
+from riffle.experiments.study import SeedResult, band, run_seed, share
+from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 
 Options = dict[str, Option]
 WORLDS: dict[str, dict[str, Parameter]] = {

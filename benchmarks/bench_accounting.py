@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from common.accounting import (
+from riffle.common.accounting import (
     Calibration,
     CalibrationName,
     account,
@@ -20,10 +20,10 @@ from common.accounting import (
     calibrate,
     gaussian_variance,
 )
-from common.accounting.losses import binomial_losses
-from common.accounting.search import needed_bits
-from common.counters import CounterLayout, Families, Sizes
-from common.noise import Noise, Padding
+from riffle.common.accounting.losses import binomial_losses
+from riffle.common.accounting.search import needed_bits
+from riffle.common.counters import CounterLayout, Families, Sizes
+from riffle.common.noise import Noise, Padding
 
 SIZES = Sizes(X=4, A=2, H=6)
 BETA = 1e-5

@@ -10,16 +10,16 @@ import sys
 import time
 from dataclasses import dataclass
 
-from common.counters import CounterLayout
-from common.randomness import generator_for
-from coordinator.learning.learner import StageResult
-from coordinator.learning.sdp_pe import SDPPE
-from coordinator.registry import problem
-from coordinator.specs import RunSpec
-from experiments.per_episode import mechanism_of
-from experiments.regret import optimal_value, suboptimality
-from experiments.simulator import private_counts
-from node_client.environments.registry import exact_mdp, make
+from riffle.common.counters import CounterLayout
+from riffle.common.randomness import generator_for
+from riffle.coordinator.learning.learner import StageResult
+from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.coordinator.registry import problem
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.per_episode import mechanism_of
+from riffle.experiments.regret import optimal_value, suboptimality
+from riffle.experiments.simulator import private_counts
+from riffle.node_client.environments.registry import exact_mdp, make
 
 BAR_SECONDS = 60.0
 

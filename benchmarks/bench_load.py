@@ -64,7 +64,7 @@ def busy(core: int, loops: int) -> Iterator[None]:
 
 def measured(load: Load, share: float, cores: dict[str, int], out: Path) -> dict[str, Any]:
     """The document of one load test."""
-    command = [sys.executable, "-m", "deploy.cli.main", "load", "--nodes", str(NODES)]
+    command = [sys.executable, "-m", "riffle.deploy.cli.main", "load", "--nodes", str(NODES)]
     command += ["--rate", str(load.rate * share), "--duration", str(SECONDS), "--out", str(out)]
     command += [part for side, core in cores.items() for part in (f"--{side}-cores", str(core))]
     command += ["--presealed"] if load.presealed else []

@@ -21,14 +21,14 @@ from typing import get_args
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import Box, box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.omd import Step, ftrl_step
-from coordinator.learning.learner import FloatArray
-from experiments import omd_kernels
-from experiments.adversarial import Algorithm, run
-from experiments.adversarial_privacy import Privacy
-from node_client.environments.layered import layered_mdp
+from riffle.coordinator.learning.adversarial.confidence import Box, box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.experiments import omd_kernels
+from riffle.experiments.adversarial import Algorithm, run
+from riffle.experiments.adversarial_privacy import Privacy
+from riffle.node_client.environments.layered import layered_mdp
 
 LAYERS = Layers((1, 3, 3, 3, 1), 2)
 K = 2000

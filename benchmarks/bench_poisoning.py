@@ -20,21 +20,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.counters import CounterLayout
-from common.noise import BatchNoise
-from common.policy import Mixture
-from common.randomness import generator_for
-from common.workflow import debias
-from coordinator.estimate import value_estimate
-from coordinator.learning.counts import batch_counts
-from coordinator.learning.learner import BatchCounts, Deployment, FloatArray
-from coordinator.learning.planning import plan
-from coordinator.planning import calibrated
-from coordinator.registry import Registry
-from coordinator.specs import RunSpec
-from experiments.regret import optimal_value, policy_value
-from experiments.simulator import IntArray, counters, joint_counts, with_noise
-from node_client.environments.tabular import LEFT, RIGHT, riverswim
+from riffle.common.counters import CounterLayout
+from riffle.common.noise import BatchNoise
+from riffle.common.policy import Mixture
+from riffle.common.randomness import generator_for
+from riffle.common.workflow import debias
+from riffle.coordinator.estimate import value_estimate
+from riffle.coordinator.learning.counts import batch_counts
+from riffle.coordinator.learning.learner import BatchCounts, Deployment, FloatArray
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.planning import calibrated
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.experiments.simulator import IntArray, counters, joint_counts, with_noise
+from riffle.node_client.environments.tabular import LEFT, RIGHT, riverswim
 
 K = 20_000
 SHARES = (0.0, 0.001, 0.01, 0.05, 0.1)

@@ -26,16 +26,16 @@ from typing import Any
 import httpx
 import numpy as np
 
-from common.descriptor import SignedDescriptor, batch_id, parse
-from common.wire import LeaseReply, frame
-from coordinator.specs import RunSpec
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import enrol
-from deploy.operator import Operator
-from deploy.processes import Usage, read_usage
-from node_client.environments.registry import make
-from node_client.report import BatchPlan, slot_report
-from node_client.sealing import SealKeys, pack, seal_reports
+from riffle.common.descriptor import SignedDescriptor, batch_id, parse
+from riffle.common.wire import LeaseReply, frame
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.network import enrol
+from riffle.deploy.operator import Operator
+from riffle.deploy.processes import Usage, read_usage
+from riffle.node_client.environments.registry import make
+from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from tests import postgres
 
 NODES, SENDERS, ROUNDS = 16, 8, 2

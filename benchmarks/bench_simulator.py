@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
-from coordinator.learning.enumeration import ActivePolicies
-from experiments.per_episode import Result, run
-from node_client.environments.tabular import riverswim
+from riffle.coordinator.learning.enumeration import ActivePolicies
+from riffle.experiments.per_episode import Result, run
+from riffle.node_client.environments.tabular import riverswim
 
 SMALL, LARGE = 10**6, 10**9
 BAR_RATIO, BAR_SECONDS, BAR_ENUMERATION = 1.5, 60.0, 1.0

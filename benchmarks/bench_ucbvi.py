@@ -17,8 +17,8 @@ import argparse
 import subprocess
 from statistics import median
 
-from experiments.per_episode import run
-from node_client.environments.tabular import riverswim
+from riffle.experiments.per_episode import run
+from riffle.node_client.environments.tabular import riverswim
 
 STATED_PEER = 2_000.0
 BAR_RATIO, BAR_MICROSECONDS = 300.0, 30.0

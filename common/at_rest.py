@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import SecretStr
 
-from common.endpoint import is_loopback
-from common.errors import LocalError
+from riffle.common.endpoint import is_loopback
+from riffle.common.errors import LocalError
 
 MAGIC = b"riffle at rest 1\n"
 LABEL = b"riffle v1 at rest\x00"

@@ -23,9 +23,9 @@ Binomial(N, 1/2) noise is the number of ones among N random bits.
 import numpy as np
 import numpy.typing as npt
 
-from common.counters import CounterLayout, Episode, Ints
-from common.noise import CentralNoise, FairBits, Laplace
-from common.randomness import Randomness
+from riffle.common.counters import CounterLayout, Episode, Ints
+from riffle.common.noise import CentralNoise, FairBits, Laplace
+from riffle.common.randomness import Randomness
 
 BYTES_AT_ONCE = 1 << 22
 

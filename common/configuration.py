@@ -15,8 +15,8 @@ from dotenv.parser import Binding, parse_stream
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
-from common.descriptor import first_fault
-from common.errors import LocalError
+from riffle.common.descriptor import first_fault
+from riffle.common.errors import LocalError
 
 ALIKE = 0.85
 """How alike a name must be to a setting's to be taken for it misspelt."""

@@ -32,8 +32,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
-from common.errors import LocalError
-from common.migrations import Schema, migrate
+from riffle.common.errors import LocalError
+from riffle.common.migrations import Schema, migrate
 
 BUSY_SECONDS = 10
 LOCK_SECONDS = 20

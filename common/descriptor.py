@@ -24,10 +24,10 @@ from pydantic import (
     model_validator,
 )
 
-from common.counters import CounterLayout, Families, Sizes
-from common.errors import RemoteError
-from common.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
-from common.noise import (
+from riffle.common.counters import CounterLayout, Families, Sizes
+from riffle.common.errors import RemoteError
+from riffle.common.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
+from riffle.common.noise import (
     MAX_DRAWS,
     BatchNoise,
     FairBits,
@@ -38,8 +38,8 @@ from common.noise import (
     Padding,
     Trust,
 )
-from common.policy import TOTAL_WEIGHT, Mixture
-from common.workflow import Symbols
+from riffle.common.policy import TOTAL_WEIGHT, Mixture
+from riffle.common.workflow import Symbols
 
 LABEL_DIGEST = b"riffle v1 descriptor\x00"
 LABEL_DEPOSIT = b"riffle v1 deposit\x00"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from common.endpoint import hash_token
-from common.errors import RemoteError
-from common.limits import BURST_SECONDS, Allowance, Bucket, Callers, slower
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import RemoteError
+from riffle.common.limits import BURST_SECONDS, Allowance, Bucket, Callers, slower
 
 STRANGERS = 100.0
 """Failed authentications a second, of all callers together; ten seconds' worth at once."""

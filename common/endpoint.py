@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 
 @dataclass(frozen=True, slots=True)

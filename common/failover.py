@@ -13,7 +13,7 @@ from itertools import count
 
 import httpx
 
-from common.endpoint import check_url
+from riffle.common.endpoint import check_url
 
 AWAY_SECONDS = 5.0
 LONGEST_AWAY_SECONDS = 60.0

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from common.errors import RiffleError, one_line
+from riffle.common.errors import RiffleError, one_line
 
 Value = str | float
 FRAMES = 3

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.errors import LocalError
-from common.metrics import PROBLEM
-from common.service import problem_response
+from riffle.common.errors import LocalError
+from riffle.common.metrics import PROBLEM
+from riffle.common.service import problem_response
 
 
 @dataclass(slots=True)

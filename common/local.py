@@ -20,9 +20,9 @@ Why flips and not the Laplace noise of `004`: `common.accounting.trusted`.
 import numpy as np
 import numpy.typing as npt
 
-from common.counters import CounterLayout, Episode, Ints
-from common.noise import Flips
-from common.randomness import Randomness
+from riffle.common.counters import CounterLayout, Episode, Ints
+from riffle.common.noise import Flips
+from riffle.common.randomness import Randomness
 
 
 def report_bytes(counters: int) -> int:

@@ -21,9 +21,9 @@ for replacing one user, with the numbers `common.accounting.account` gives. The 
 import numpy as np
 import numpy.typing as npt
 
-from common.counters import CounterLayout, Episode, Ints
-from common.noise import Noise, Padding
-from common.randomness import ByteSource, Randomness
+from riffle.common.counters import CounterLayout, Episode, Ints
+from riffle.common.noise import Noise, Padding
+from riffle.common.randomness import ByteSource, Randomness
 
 DRAWS_AT_ONCE = 1 << 20
 KEYS_AT_ONCE = 1 << 16

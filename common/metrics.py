@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.routes import asked
+from riffle.common.routes import asked
 
 PROBLEM = "riffle.problem"
 """Key of a request's scope: the slug of the problem it was answered with."""

@@ -15,7 +15,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 _ONE_AT_A_TIME = threading.Lock()  # Alembic keeps what it works on in globals of the process
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 

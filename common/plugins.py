@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 Maker = Callable[..., Any]
 

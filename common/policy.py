@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.counters import Sizes
+from riffle.common.counters import Sizes
 
 WEIGHT_LOG2 = 32
 TOTAL_WEIGHT = 1 << WEIGHT_LOG2

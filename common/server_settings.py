@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from common.at_rest import AtRest, storage
-from common.configuration import RoleSettings, file_bytes, hex32, hex_file
-from common.endpoint import Tls, is_loopback, tls_files
-from common.errors import LocalError
+from riffle.common.at_rest import AtRest, storage
+from riffle.common.configuration import RoleSettings, file_bytes, hex32, hex_file
+from riffle.common.endpoint import Tls, is_loopback, tls_files
+from riffle.common.errors import LocalError
 
 
 class ServerSettings(RoleSettings):

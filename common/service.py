@@ -21,8 +21,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from common.endpoint import Tls, is_loopback
-from common.errors import (
+from riffle.common.endpoint import Tls, is_loopback
+from riffle.common.errors import (
     MEDIA_TYPE,
     MOST_DETAIL,
     PROBLEMS,
@@ -31,9 +31,9 @@ from common.errors import (
     RemoteError,
     RiffleError,
 )
-from common.journal import Journal
-from common.metrics import note_problem
-from common.routes import asked
+from riffle.common.journal import Journal
+from riffle.common.metrics import note_problem
+from riffle.common.routes import asked
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.descriptor import HEX16
-from common.errors import RiffleError
-from common.service import problem_answer, token_of
+from riffle.common.descriptor import HEX16
+from riffle.common.errors import RiffleError
+from riffle.common.service import problem_answer, token_of
 
 Endpoint = Callable[..., Awaitable[Response]]
 """``(*ids, request=..., token=...)``: the parameters of its path by name, each a `Hex16`; and

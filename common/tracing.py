@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.errors import LocalError
-from common.routes import asked
+from riffle.common.errors import LocalError
+from riffle.common.routes import asked
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig

@@ -7,10 +7,10 @@ recomputed from n, noise, padding and counters at the *owner's* dishonest fracti
 
 from collections.abc import Collection
 
-from common.accounting import Account, account
-from common.descriptor import BatchDescriptor
-from common.errors import RemoteError
-from common.noise import Guarantee, Trust
+from riffle.common.accounting import Account, account
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.errors import RemoteError
+from riffle.common.noise import Guarantee, Trust
 
 
 def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.descriptor import Document, Hex16, Hex32, Name
-from common.errors import RemoteError
+from riffle.common.descriptor import Document, Hex16, Hex32, Name
+from riffle.common.errors import RemoteError
 
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common import central, local, mechanism
-from common.counters import CounterLayout, Episode, Ints
-from common.noise import BatchNoise, Flips, Noise, Padding, Trust
-from common.randomness import Randomness
+from riffle.common import central, local, mechanism
+from riffle.common.counters import CounterLayout, Episode, Ints
+from riffle.common.noise import BatchNoise, Flips, Noise, Padding, Trust
+from riffle.common.randomness import Randomness
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from common.doors import Doors, Key, Strangers
-from common.limits import Allowance
-from common.service import Token
-from coordinator.runs import Coordinator
-from coordinator.settings import Settings
+from riffle.common.doors import Doors, Key, Strangers
+from riffle.common.limits import Allowance
+from riffle.common.service import Token
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.settings import Settings
 
 OPERATOR = Allowance(requests=200.0, reports=1.0, at_once=256)
 """Requests a second and at once under the operator's token; the coordinator takes no reports."""

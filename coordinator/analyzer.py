@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common import central
-from common.counters import CounterLayout, Ints
-from common.descriptor import BatchDescriptor, Context
-from common.errors import LocalError, RemoteError
-from common.hpke import OVERHEAD, open_each, open_histogram
-from common.noise import CentralNoise, Trust
-from common.randomness import Randomness, SeededRandomness, SystemRandomness
-from common.tracing import traced
-from common.workflow import Symbols, count
-from coordinator.keys import Keys
-from coordinator.openers import Openers
-from coordinator.shuffler_api import Octets
+from riffle.common import central
+from riffle.common.counters import CounterLayout, Ints
+from riffle.common.descriptor import BatchDescriptor, Context
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import OVERHEAD, open_each, open_histogram
+from riffle.common.noise import CentralNoise, Trust
+from riffle.common.randomness import Randomness, SeededRandomness, SystemRandomness
+from riffle.common.tracing import traced
+from riffle.common.workflow import Symbols, count
+from riffle.coordinator.keys import Keys
+from riffle.coordinator.openers import Openers
+from riffle.coordinator.shuffler_api import Octets
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 20_000
 CHUNKS_A_WORKER = 4

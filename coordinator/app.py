@@ -12,25 +12,25 @@ from typing import cast
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.endpoint import trusted
-from common.errors import LocalError
-from common.limits import AtMost
-from common.metrics import Measured
-from common.service import PROBLEM_RESPONSES, install_problem_handlers, problem_response
-from common.tracing import FRAMEWORK, Traced
-from coordinator import health, keys_api, pages, results, runs_api
-from coordinator.access import OPERATOR, doors
-from coordinator.analyzer import Analyzer
-from coordinator.desk import Desk
-from coordinator.events import Bell
-from coordinator.journal import JOURNAL
-from coordinator.keys import KeyRing
-from coordinator.metrics import CoordinatorMetrics
-from coordinator.registry import Registry
-from coordinator.runs import Coordinator, prepare_directory
-from coordinator.settings import Settings
-from coordinator.shuffler_api import Shuffler, ShufflerApi
-from coordinator.store import Store
+from riffle.common.endpoint import trusted
+from riffle.common.errors import LocalError
+from riffle.common.limits import AtMost
+from riffle.common.metrics import Measured
+from riffle.common.service import PROBLEM_RESPONSES, install_problem_handlers, problem_response
+from riffle.common.tracing import FRAMEWORK, Traced
+from riffle.coordinator import health, keys_api, pages, results, runs_api
+from riffle.coordinator.access import OPERATOR, doors
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.desk import Desk
+from riffle.coordinator.events import Bell
+from riffle.coordinator.journal import JOURNAL
+from riffle.coordinator.keys import KeyRing
+from riffle.coordinator.metrics import CoordinatorMetrics
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.runs import Coordinator, prepare_directory
+from riffle.coordinator.settings import Settings
+from riffle.coordinator.shuffler_api import Shuffler, ShufflerApi
+from riffle.coordinator.store import Store
 
 
 def create_app(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from coordinator.learning.learner import LearnerSummary, StageResult
+from riffle.coordinator.learning.learner import LearnerSummary, StageResult
 
 
 def to_json(value: StageResult | LearnerSummary) -> str:

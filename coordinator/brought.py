@@ -13,12 +13,12 @@ from typing import ParamSpec, TypeVar, get_args
 
 import numpy as np
 
-from common.counters import Sizes
-from common.errors import RiffleError
-from common.plugins import Maker, file_of, no_such, parameters, where
-from common.policy import Mixture
-from coordinator.as_json import to_json
-from coordinator.learning.learner import (
+from riffle.common.counters import Sizes
+from riffle.common.errors import RiffleError
+from riffle.common.plugins import Maker, file_of, no_such, parameters, where
+from riffle.common.policy import Mixture
+from riffle.coordinator.as_json import to_json
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     Learner,

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from common.errors import LocalError, RemoteError
-from common.news import announce
-from coordinator import queries, schema
-from coordinator.as_json import json_float, to_json
-from coordinator.events import Event
-from coordinator.ledger import refuse_beyond
-from coordinator.planning import Issue
-from coordinator.records import (
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.news import announce
+from riffle.coordinator import queries, schema
+from riffle.coordinator.as_json import json_float, to_json
+from riffle.coordinator.events import Event
+from riffle.coordinator.ledger import refuse_beyond
+from riffle.coordinator.planning import Issue
+from riffle.coordinator.records import (
     DeploymentRecord,
     Released,
     RunRecord,
@@ -23,8 +23,14 @@ from coordinator.records import (
     run_record,
     unpack,
 )
-from coordinator.specs import RunSpec, Truth
-from coordinator.states import UNSETTLED, DeploymentState, RunState, check_deployment, check_run
+from riffle.coordinator.specs import RunSpec, Truth
+from riffle.coordinator.states import (
+    UNSETTLED,
+    DeploymentState,
+    RunState,
+    check_deployment,
+    check_run,
+)
 
 _runs, _deployments = schema.runs, schema.deployments
 

@@ -5,11 +5,11 @@ opened + failed = n L = forwarded for every batch that was settled here.
 import asyncio
 from collections.abc import Sequence
 
-from common.errors import RiffleError
-from common.wire import Conservation
-from coordinator import views
-from coordinator.records import DeploymentRecord, LedgerRecord
-from coordinator.shuffler_api import Shuffler
+from riffle.common.errors import RiffleError
+from riffle.common.wire import Conservation
+from riffle.coordinator import views
+from riffle.coordinator.records import DeploymentRecord, LedgerRecord
+from riffle.coordinator.shuffler_api import Shuffler
 
 AT_ONCE = 4
 Found = Conservation | RiffleError

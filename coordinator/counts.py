@@ -6,11 +6,11 @@ sum families that were not sent on their own (`coordinator.learning.counts`).
 
 from typing import Any
 
-from common.counters import Ints
-from common.descriptor import BatchDescriptor
-from common.workflow import debias
-from coordinator.learning.counts import batch_counts
-from coordinator.learning.learner import BatchCounts
+from riffle.common.counters import Ints
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.workflow import debias
+from riffle.coordinator.learning.counts import batch_counts
+from riffle.coordinator.learning.learner import BatchCounts
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.descriptor import parse
-from coordinator.analyzer import Analyzer
-from coordinator.events import Bell
-from coordinator.keys import KeyRing
-from coordinator.learning.learner import Deployment
-from coordinator.metrics import CoordinatorMetrics
-from coordinator.planning import Issue, Party, issue
-from coordinator.registry import Registry
-from coordinator.shuffler_api import Shuffler
-from coordinator.specs import RunSpec
-from coordinator.store import Store
+from riffle.common.descriptor import parse
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.events import Bell
+from riffle.coordinator.keys import KeyRing
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.metrics import CoordinatorMetrics
+from riffle.coordinator.planning import Issue, Party, issue
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.shuffler_api import Shuffler
+from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.store import Store
 
 
 @dataclass(frozen=True, slots=True)

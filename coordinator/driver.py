@@ -28,26 +28,26 @@ from typing import ParamSpec
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.descriptor import Context, parse, sign_deposit
-from common.errors import LocalError, RemoteError, RiffleError
-from common.tracing import traced
-from common.wire import BatchState, BatchStatus
-from coordinator import ledger
-from coordinator.counts import private_counts
-from coordinator.desk import Desk
-from coordinator.estimate import value_estimate
-from coordinator.events import wait
-from coordinator.journal import JOURNAL
-from coordinator.laps import Laps
-from coordinator.learning.learner import Learner, LearnerError
-from coordinator.leases import LeaseLostError, RunLease
-from coordinator.planning import Issue
-from coordinator.records import DeploymentRecord, Released, RunRecord, Settlement
-from coordinator.recovery import replay
-from coordinator.registry import refusal
-from coordinator.shuffler_api import Messages, state_at
-from coordinator.specs import MANUAL
-from coordinator.threads import in_thread
+from riffle.common.descriptor import Context, parse, sign_deposit
+from riffle.common.errors import LocalError, RemoteError, RiffleError
+from riffle.common.tracing import traced
+from riffle.common.wire import BatchState, BatchStatus
+from riffle.coordinator import ledger
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.desk import Desk
+from riffle.coordinator.estimate import value_estimate
+from riffle.coordinator.events import wait
+from riffle.coordinator.journal import JOURNAL
+from riffle.coordinator.laps import Laps
+from riffle.coordinator.learning.learner import Learner, LearnerError
+from riffle.coordinator.leases import LeaseLostError, RunLease
+from riffle.coordinator.planning import Issue
+from riffle.coordinator.records import DeploymentRecord, Released, RunRecord, Settlement
+from riffle.coordinator.recovery import replay
+from riffle.coordinator.registry import refusal
+from riffle.coordinator.shuffler_api import Messages, state_at
+from riffle.coordinator.specs import MANUAL
+from riffle.coordinator.threads import in_thread
 
 POLL_SECONDS = 25.0
 EXPIRY_MARGIN_SECONDS = 2.0

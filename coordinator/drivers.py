@@ -9,13 +9,13 @@ import contextlib
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.desk import Desk
-from coordinator.driver import Driver
-from coordinator.events import STOPPED, wait
-from coordinator.journal import JOURNAL
-from coordinator.learning.learner import Learner
-from coordinator.leases import Replica, RunLease
-from coordinator.threads import in_thread
+from riffle.coordinator.desk import Desk
+from riffle.coordinator.driver import Driver
+from riffle.coordinator.events import STOPPED, wait
+from riffle.coordinator.journal import JOURNAL
+from riffle.coordinator.learning.learner import Learner
+from riffle.coordinator.leases import Replica, RunLease
+from riffle.coordinator.threads import in_thread
 
 RENEWALS = 3  # within the time of a lease
 

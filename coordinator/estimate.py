@@ -15,7 +15,7 @@ this holds for honest reports; each dishonest one can move a report's worth of c
 import math
 from dataclasses import dataclass
 
-from coordinator.learning.learner import BatchCounts
+from riffle.coordinator.learning.learner import BatchCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from pathlib import Path
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.descriptor import parse
-from common.errors import LocalError, RiffleError
-from common.metrics import exposition
-from common.readiness import clock_trouble, disk_trouble
-from common.sharing import Shared
-from coordinator import views
-from coordinator.access import Service, metrics_reader
-from coordinator.runs import Coordinator
-from coordinator.threads import in_thread
+from riffle.common.descriptor import parse
+from riffle.common.errors import LocalError, RiffleError
+from riffle.common.metrics import exposition
+from riffle.common.readiness import clock_trouble, disk_trouble
+from riffle.common.sharing import Shared
+from riffle.coordinator import views
+from riffle.coordinator.access import Service, metrics_reader
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.threads import in_thread
 
 READY_SECONDS = 5.0
 

@@ -4,7 +4,7 @@
 learner's why it cannot go on, which knows private counts only.
 """
 
-from common.journal import Journal
+from riffle.common.journal import Journal
 
 JOURNAL = Journal("coordinator", "run_id", "deployment", "problem", "detail")
 note = JOURNAL.note

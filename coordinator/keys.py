@@ -25,10 +25,10 @@ from typing import Literal, Protocol
 
 from pydantic import ConfigDict, TypeAdapter
 
-from common.at_rest import AtRest, erase_file, replace_file, sync_directory
-from common.descriptor import key_id
-from common.errors import LocalError, RemoteError
-from common.hpke import KeyPair
+from riffle.common.at_rest import AtRest, erase_file, replace_file, sync_directory
+from riffle.common.descriptor import key_id
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import KeyPair
 
 KeyState = Literal["pending", "active", "expired", "erased"]
 

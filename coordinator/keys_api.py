@@ -6,9 +6,9 @@ it opens what was issued under it and is erased when the last such batch is ackn
 
 from fastapi import APIRouter, Depends
 
-from coordinator.access import Service, authorized
-from coordinator.threads import in_thread
-from coordinator.views import KeysView, KeyView
+from riffle.coordinator.access import Service, authorized
+from riffle.coordinator.threads import in_thread
+from riffle.coordinator.views import KeysView, KeyView
 
 router = APIRouter(prefix="/v1/keys", dependencies=[Depends(authorized)])
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import CompoundSelect, Connection, insert, select, true, update
 
-from common.database import shared
-from common.errors import LocalError
-from coordinator import queries
-from coordinator.schema import drivers
+from riffle.common.database import shared
+from riffle.common.errors import LocalError
+from riffle.coordinator import queries
+from riffle.coordinator.schema import drivers
 
 
 @dataclass(frozen=True, slots=True)

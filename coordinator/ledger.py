@@ -14,11 +14,11 @@ weaker guarantee of the remaining reports is recorded and the counts are not use
 import math
 from dataclasses import dataclass
 
-from common.accounting import Account, BatchEvent, LedgerEntry
-from common.descriptor import BatchDescriptor
-from common.errors import LocalError
-from common.noise import Guarantee, honest_reports
-from common.verification import achieved
+from riffle.common.accounting import Account, BatchEvent, LedgerEntry
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.errors import LocalError
+from riffle.common.noise import Guarantee, honest_reports
+from riffle.common.verification import achieved
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from common.service import serve
-from common.tracing import collecting
-from coordinator.app import create_app, release_waiting
-from coordinator.settings import Settings
+from riffle.common.service import serve
+from riffle.common.tracing import collecting
+from riffle.coordinator.app import create_app, release_waiting
+from riffle.coordinator.settings import Settings
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:

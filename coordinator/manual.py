@@ -9,8 +9,8 @@ looking at it.
 
 import numpy as np
 
-from coordinator.estimate import ValueEstimate, value_estimate
-from coordinator.learning.learner import (
+from riffle.coordinator.estimate import ValueEstimate, value_estimate
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     LearnerError,

@@ -14,9 +14,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from sqlalchemy import Connection, case, func, select
 
-from common.metrics import SECONDS, RequestMetrics
-from coordinator import schema
-from coordinator.states import DEPLOYMENT, RUN
+from riffle.common.metrics import SECONDS, RequestMetrics
+from riffle.coordinator import schema
+from riffle.coordinator.states import DEPLOYMENT, RUN
 
 
 @dataclass(frozen=True, slots=True)

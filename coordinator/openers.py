@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import ParamSpec, TypeVar, cast
 
-from common.workers import SPAWN, enter_worker
+from riffle.common.workers import SPAWN, enter_worker
 
 P = ParamSpec("P")
 T = TypeVar("T")

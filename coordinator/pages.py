@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
-from common.errors import RemoteError
+from riffle.common.errors import RemoteError
 
 FOLDER = Path(__file__).parent / "page"
 TYPES = {

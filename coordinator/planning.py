@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from common.accounting import (
+from riffle.common.accounting import (
     Calibration,
     CalibrationError,
     account,
@@ -19,8 +19,8 @@ from common.accounting import (
     calibrate_central,
     calibrate_local,
 )
-from common.counters import CounterLayout
-from common.descriptor import (
+from riffle.common.counters import CounterLayout
+from riffle.common.descriptor import (
     BatchDescriptor,
     GuaranteeDocument,
     NoiseDocument,
@@ -28,13 +28,13 @@ from common.descriptor import (
     first_fault,
     serialize,
 )
-from common.errors import RemoteError
-from common.hpke import OVERHEAD
-from common.noise import BatchNoise, Padding
-from common.workflow import Symbols
-from coordinator.learning.learner import Deployment
-from coordinator.ledger import Spend, planned
-from coordinator.specs import RunSpec
+from riffle.common.errors import RemoteError
+from riffle.common.hpke import OVERHEAD
+from riffle.common.noise import BatchNoise, Padding
+from riffle.common.workflow import Symbols
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.ledger import Spend, planned
+from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
 """Largest batch, as bytes of its n L messages: it is fetched whole. Shufflers have this default."""

@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import Select, Table, bindparam, func, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from coordinator.schema import counts, deployments, drivers, events, released, runs
-from coordinator.schema import ledger as spends
-from coordinator.schema import stages as results
-from coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
+from riffle.coordinator.schema import counts, deployments, drivers, events, released, runs
+from riffle.coordinator.schema import ledger as spends
+from riffle.coordinator.schema import stages as results
+from riffle.coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
 
 
 def _of_run(table: Table) -> Select[Any]:

@@ -8,15 +8,15 @@ from typing import Any, cast
 import numpy as np
 from sqlalchemy import Row
 
-from common.counters import Ints
-from common.descriptor import BatchDescriptor, parse
-from common.errors import LocalError
-from coordinator.estimate import ValueEstimate
-from coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
-from coordinator.ledger import Spend
-from coordinator.planning import Issue
-from coordinator.specs import RunSpec
-from coordinator.states import DeploymentState, RunState
+from riffle.common.counters import Ints
+from riffle.common.descriptor import BatchDescriptor, parse
+from riffle.common.errors import LocalError
+from riffle.coordinator.estimate import ValueEstimate
+from riffle.coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
+from riffle.coordinator.ledger import Spend
+from riffle.coordinator.planning import Issue
+from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.states import DeploymentState, RunState
 
 Timings = Mapping[str, float]
 

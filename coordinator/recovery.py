@@ -7,14 +7,14 @@ must be what the replayed learner asks for, else the run must not go on.
 
 from collections.abc import Mapping, Sequence
 
-from common.counters import Ints
-from common.errors import LocalError
-from coordinator.counts import private_counts
-from coordinator.learning.learner import Learner
-from coordinator.manual import ManualLearner
-from coordinator.planning import same_deployment
-from coordinator.records import DeploymentRecord
-from coordinator.states import UNSETTLED
+from riffle.common.counters import Ints
+from riffle.common.errors import LocalError
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.learning.learner import Learner
+from riffle.coordinator.manual import ManualLearner
+from riffle.coordinator.planning import same_deployment
+from riffle.coordinator.records import DeploymentRecord
+from riffle.coordinator.states import UNSETTLED
 
 
 def replay(

@@ -13,19 +13,19 @@ from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
-from common.accounting import CalibrationError
-from common.descriptor import first_fault
-from common.errors import LocalError, RemoteError
-from common.plugins import Maker, from_entry_point, from_file, no_such, offered
-from coordinator.brought import Brought
-from coordinator.learning.learner import Learner, LearnerError, Problem
-from coordinator.learning.presets import PRESETS, Constants
-from coordinator.learning.schedule import Schedule, of_problem
-from coordinator.learning.sdp_pe import SDPPE
-from coordinator.learning.sdp_pe_conference import ConferenceSDPPE
-from coordinator.manual import ManualLearner
-from coordinator.planning import PlannedNoise
-from coordinator.specs import MANUAL, MAX_EPISODES, Option, RunSpec
+from riffle.common.accounting import CalibrationError
+from riffle.common.descriptor import first_fault
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.plugins import Maker, from_entry_point, from_file, no_such, offered
+from riffle.coordinator.brought import Brought
+from riffle.coordinator.learning.learner import Learner, LearnerError, Problem
+from riffle.coordinator.learning.presets import PRESETS, Constants
+from riffle.coordinator.learning.schedule import Schedule, of_problem
+from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.coordinator.learning.sdp_pe_conference import ConferenceSDPPE
+from riffle.coordinator.manual import ManualLearner
+from riffle.coordinator.planning import PlannedNoise
+from riffle.coordinator.specs import MANUAL, MAX_EPISODES, Option, RunSpec
 
 GROUP = "riffle.learners"
 

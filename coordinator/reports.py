@@ -5,14 +5,14 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from common.accounting import run_guarantee
-from common.counters import Ints
-from common.descriptor import BatchDescriptor
-from coordinator import ledger, views
-from coordinator.counts import plain, private_counts
-from coordinator.estimate import value_estimate
-from coordinator.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
-from coordinator.truth import LEVEL, Band, Bands, Curve, TrueRow
+from riffle.common.accounting import run_guarantee
+from riffle.common.counters import Ints
+from riffle.common.descriptor import BatchDescriptor
+from riffle.coordinator import ledger, views
+from riffle.coordinator.counts import plain, private_counts
+from riffle.coordinator.estimate import value_estimate
+from riffle.coordinator.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
+from riffle.coordinator.truth import LEVEL, Band, Bands, Curve, TrueRow
 
 Spends = Sequence[LedgerRecord]
 Rows = Sequence[DeploymentRecord]

@@ -6,17 +6,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from common.descriptor import MAX_EXACT
-from common.errors import RemoteError
-from common.service import read_body
-from common.tables import csv_text
-from coordinator import reports, views
-from coordinator.access import Service, authorized
-from coordinator.conservation import conservation_view, records
-from coordinator.runs import Coordinator
-from coordinator.specs import Truth, read_document
-from coordinator.threads import in_thread
-from coordinator.truth import bands, curve
+from riffle.common.descriptor import MAX_EXACT
+from riffle.common.errors import RemoteError
+from riffle.common.service import read_body
+from riffle.common.tables import csv_text
+from riffle.coordinator import reports, views
+from riffle.coordinator.access import Service, authorized
+from riffle.coordinator.conservation import conservation_view, records
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.specs import Truth, read_document
+from riffle.coordinator.threads import in_thread
+from riffle.coordinator.truth import bands, curve
 
 MAX_TRUTH_BYTES = 4 << 20
 ROUNDING = 1e-9

@@ -4,18 +4,18 @@ import asyncio
 import secrets
 from pathlib import Path
 
-from common.errors import LocalError, RemoteError
-from coordinator.desk import Desk
-from coordinator.drivers import Drivers
-from coordinator.events import STOPPED, wait
-from coordinator.journal import JOURNAL
-from coordinator.learning.learner import Deployment, Learner, LearnerError
-from coordinator.leases import Replica
-from coordinator.planning import Issue, check_bytes, same_deployment
-from coordinator.records import DeploymentRecord
-from coordinator.registry import batches, refusal
-from coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from coordinator.threads import in_thread
+from riffle.common.errors import LocalError, RemoteError
+from riffle.coordinator.desk import Desk
+from riffle.coordinator.drivers import Drivers
+from riffle.coordinator.events import STOPPED, wait
+from riffle.coordinator.journal import JOURNAL
+from riffle.coordinator.learning.learner import Deployment, Learner, LearnerError
+from riffle.coordinator.leases import Replica
+from riffle.coordinator.planning import Issue, check_bytes, same_deployment
+from riffle.coordinator.records import DeploymentRecord
+from riffle.coordinator.registry import batches, refusal
+from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from riffle.coordinator.threads import in_thread
 
 LONGEST_WAIT_SECONDS = 30.0
 

@@ -9,17 +9,17 @@ from typing import Annotated, cast
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from common.descriptor import MAX_EXACT
-from common.errors import RemoteError
-from common.service import MAX_JSON_BYTES, read_body, takes
-from coordinator import reports, views
-from coordinator.access import Service, authorized
-from coordinator.conservation import conservation_view, records
-from coordinator.events import LAST, wait
-from coordinator.records import DeploymentRecord, RunRecord, Tally
-from coordinator.runs import LONGEST_WAIT_SECONDS, Coordinator
-from coordinator.specs import ManualDeployment, RunSpec, read_document
-from coordinator.threads import in_thread
+from riffle.common.descriptor import MAX_EXACT
+from riffle.common.errors import RemoteError
+from riffle.common.service import MAX_JSON_BYTES, read_body, takes
+from riffle.coordinator import reports, views
+from riffle.coordinator.access import Service, authorized
+from riffle.coordinator.conservation import conservation_view, records
+from riffle.coordinator.events import LAST, wait
+from riffle.coordinator.records import DeploymentRecord, RunRecord, Tally
+from riffle.coordinator.runs import LONGEST_WAIT_SECONDS, Coordinator
+from riffle.coordinator.specs import ManualDeployment, RunSpec, read_document
+from riffle.coordinator.threads import in_thread
 
 MAX_MIXTURE_BYTES = 16 * MAX_JSON_BYTES
 MAX_INDEX_DIGITS = len(str(MAX_EXACT))

@@ -21,8 +21,8 @@ from sqlalchemy import (
     Text,
 )
 
-from common.database import meta_table, open_database
-from common.migrations import Schema
+from riffle.common.database import meta_table, open_database
+from riffle.common.migrations import Schema
 
 SCHEMA = Schema(Path(__file__).with_name("migrations"), "coordinator_1")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.configuration import file_bytes, hex_file
-from common.descriptor import Name
-from common.errors import LocalError
-from common.failover import check_urls
-from common.server_settings import ServerSettings
-from coordinator.leases import Replica
-from coordinator.specs import LearnerName
+from riffle.common.configuration import file_bytes, hex_file
+from riffle.common.descriptor import Name
+from riffle.common.errors import LocalError
+from riffle.common.failover import check_urls
+from riffle.common.server_settings import ServerSettings
+from riffle.coordinator.leases import Replica
+from riffle.coordinator.specs import LearnerName
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from common.descriptor import Document, SignedDescriptor
-from common.errors import (
+from riffle.common.descriptor import Document, SignedDescriptor
+from riffle.common.errors import (
     LocalError,
     RemoteError,
     RiffleError,
@@ -27,10 +27,10 @@ from common.errors import (
     retry_after,
     slug_of,
 )
-from common.failover import AsyncFailover, Failover, split_urls
-from common.readiness import skew
-from common.tracing import traced
-from common.wire import (
+from riffle.common.failover import AsyncFailover, Failover, split_urls
+from riffle.common.readiness import skew
+from riffle.common.tracing import traced
+from riffle.common.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
     Acknowledgement,
@@ -39,7 +39,7 @@ from common.wire import (
     Conservation,
     ShufflerIdentity,
 )
-from coordinator.bulk import LINE, BulkTransport, Line
+from riffle.coordinator.bulk import LINE, BulkTransport, Line
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from common.counters import CounterLayout, Families, Sizes
-from common.descriptor import (
+from riffle.common.counters import CounterLayout, Families, Sizes
+from riffle.common.descriptor import (
     MAX_ACTIONS,
     MAX_COUNTERS,
     MAX_EXACT,
@@ -25,9 +25,9 @@ from common.descriptor import (
     Name,
     first_fault,
 )
-from common.errors import RemoteError
-from common.noise import Guarantee, Trust
-from common.policy import Mixture
+from riffle.common.errors import RemoteError
+from riffle.common.noise import Guarantee, Trust
+from riffle.common.policy import Mixture
 
 # A number too large for an exact integer would pass as a float, so floats end there too.
 Option = (

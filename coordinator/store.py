@@ -14,17 +14,17 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.counters import Ints
-from common.database import shared, writer
-from common.errors import LocalError, RemoteError
-from common.news import announce, listen
-from common.tracing import traced
-from coordinator import changes, leases, queries, schema
-from coordinator.events import STOPPED, Event
-from coordinator.leases import RunLease
-from coordinator.metrics import Census, census
-from coordinator.planning import Issue
-from coordinator.records import (
+from riffle.common.counters import Ints
+from riffle.common.database import shared, writer
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.news import announce, listen
+from riffle.common.tracing import traced
+from riffle.coordinator import changes, leases, queries, schema
+from riffle.coordinator.events import STOPPED, Event
+from riffle.coordinator.leases import RunLease
+from riffle.coordinator.metrics import Census, census
+from riffle.coordinator.planning import Issue
+from riffle.coordinator.records import (
     DeploymentRecord,
     EventRecord,
     LedgerRecord,
@@ -39,9 +39,9 @@ from coordinator.records import (
     run_record,
     unpack,
 )
-from coordinator.specs import RunSpec, Truth
-from coordinator.states import UNSETTLED
-from coordinator.truth import TrueRow
+from riffle.coordinator.specs import RunSpec, Truth
+from riffle.coordinator.states import UNSETTLED
+from riffle.coordinator.truth import TrueRow
 
 _runs, _deployments = schema.runs, schema.deployments
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.descriptor import NoiseKind
-from common.noise import Trust
-from common.wire import Conservation
-from coordinator.keys import KeyState
-from coordinator.specs import RunSpec
-from coordinator.states import DeploymentState, RunState
+from riffle.common.descriptor import NoiseKind
+from riffle.common.noise import Trust
+from riffle.common.wire import Conservation
+from riffle.coordinator.keys import KeyState
+from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.states import DeploymentState, RunState
 
 Nested = list[Any]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import httpx
 from cryptography import x509
 
-from common.at_rest import is_sealed
-from common.configuration import RoleSettings, meant
-from common.errors import LocalError
-from common.readiness import clock_trouble, skew
-from coordinator.settings import Settings as CoordinatorSettings
-from deploy.network import ROLES, STORAGE, inner_network
-from deploy.probe import get
-from node_client.settings import Settings as NodeSettings
-from shuffler.settings import Settings as ShufflerSettings
+from riffle.common.at_rest import is_sealed
+from riffle.common.configuration import RoleSettings, meant
+from riffle.common.errors import LocalError
+from riffle.common.readiness import clock_trouble, skew
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.deploy.network import ROLES, STORAGE, inner_network
+from riffle.deploy.probe import get
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.settings import Settings as ShufflerSettings
 
 LEAST_DAYS = 30
 ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (

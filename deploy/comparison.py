@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from common.noise import Trust
-from deploy.cli.output import progress
-from deploy.follow import run_to_end
-from deploy.operator import Answer, Operator
-from deploy.presets import Preset
+from riffle.common.noise import Trust
+from riffle.deploy.cli.output import progress
+from riffle.deploy.follow import run_to_end
+from riffle.deploy.operator import Answer, Operator
+from riffle.deploy.presets import Preset
 
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 

@@ -8,12 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.errors import LocalError
-from common.hpke import KeyPair, SealBroken, open_sealed, seal
-from deploy import checks
-from deploy.certificates import LOOPBACK
-from deploy.checks import Finding
-from deploy.folder import made
+from riffle.common.errors import LocalError
+from riffle.common.hpke import KeyPair, SealBroken, open_sealed, seal
+from riffle.deploy import checks
+from riffle.deploy.certificates import LOOPBACK
+from riffle.deploy.checks import Finding
+from riffle.deploy.folder import made
 
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 1 << 30

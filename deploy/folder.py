@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 LOCK = ".lock"
 PROC = Path("/proc")

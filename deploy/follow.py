@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import LocalError, RemoteError
-from coordinator.specs import MANUAL, TrueValue, Truth
-from deploy.cli.output import RunError, bar, left, line, progress
-from deploy.operator import Answer, Operator
-from deploy.presets import Preset
-from deploy.report import Finished, mixture_of, write
-from deploy.tables import Growing
-from experiments.regret import mixture_value, optimal_value
-from node_client.environments.environment import Modelled
-from node_client.environments.registry import make
-from node_client.environments.tabular import TabularMDP
+from riffle.common.errors import LocalError, RemoteError
+from riffle.coordinator.specs import MANUAL, TrueValue, Truth
+from riffle.deploy.cli.output import RunError, bar, left, line, progress
+from riffle.deploy.operator import Answer, Operator
+from riffle.deploy.presets import Preset
+from riffle.deploy.report import Finished, mixture_of, write
+from riffle.deploy.tables import Growing
+from riffle.experiments.regret import mixture_value, optimal_value
+from riffle.node_client.environments.environment import Modelled
+from riffle.node_client.environments.registry import make
+from riffle.node_client.environments.tabular import TabularMDP
 
 SETTLED = {"batch_counted", "batch_rejected", "batch_abandoned"}
 

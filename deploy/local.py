@@ -19,13 +19,13 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.at_rest import replace_file
-from common.errors import LocalError
-from common.noise import Trust
-from deploy.certificates import LOOPBACK
-from deploy.cli.output import bar, line
-from deploy.folder import claimed
-from deploy.network import (
+from riffle.common.at_rest import replace_file
+from riffle.common.errors import LocalError
+from riffle.common.noise import Trust
+from riffle.deploy.certificates import LOOPBACK
+from riffle.deploy.cli.output import bar, line
+from riffle.deploy.folder import claimed
+from riffle.deploy.network import (
     NETWORK_FOLDER,
     SHUFFLER_ID,
     TOKEN_FILE,
@@ -35,10 +35,10 @@ from deploy.network import (
     operator_client,
     operator_token,
 )
-from deploy.presets import Preset
-from deploy.probe import get
-from deploy.processes import Usage, ended_by_signal, held_signals, read_usage
-from node_client.environments.registry import Parameter
+from riffle.deploy.presets import Preset
+from riffle.deploy.probe import get
+from riffle.deploy.processes import Usage, ended_by_signal, held_signals, read_usage
+from riffle.node_client.environments.registry import Parameter
 
 READY_SECONDS = 60.0
 SIMULATED_USERS = 1 << 30
@@ -192,7 +192,7 @@ class LocalNetwork:
         log = (self.config.folder / "logs" / f"{name}.log").open("ab")
         with log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli.main", name.partition("-")[0]],
+                [sys.executable, "-P", "-m", "riffle.deploy.cli.main", name.partition("-")[0]],
                 env=MEMORY | os.environ | self.environment(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

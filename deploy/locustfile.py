@@ -14,13 +14,13 @@ import time
 
 from locust import HttpUser, constant_pacing, task
 
-from common.descriptor import SignedDescriptor
-from common.wire import OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply, frame
-from node_client.pipeline import Job
-from node_client.report import slot_report
-from node_client.sealing import pack, seal_reports
-from node_client.settings import Settings
-from node_client.trust import accept
+from riffle.common.descriptor import SignedDescriptor
+from riffle.common.wire import OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply, frame
+from riffle.node_client.pipeline import Job
+from riffle.node_client.report import slot_report
+from riffle.node_client.sealing import pack, seal_reports
+from riffle.node_client.settings import Settings
+from riffle.node_client.trust import accept
 
 SETTINGS = Settings.load()
 ENVIRONMENT = SETTINGS.make_environment()

@@ -30,15 +30,15 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from common.at_rest import AtRest, replace_file
-from common.descriptor import first_fault
-from common.endpoint import check_url, hash_token, trusted
-from common.errors import LocalError, RemoteError, problem_document, slug_of
-from common.failover import AsyncFailover, Failover, split_urls
-from common.wire import Enrolment, EnrolRequest
-from coordinator.keys import KeyRecord, KeyRing
-from deploy.certificates import make_authority
-from deploy.folder import made
+from riffle.common.at_rest import AtRest, replace_file
+from riffle.common.descriptor import first_fault
+from riffle.common.endpoint import check_url, hash_token, trusted
+from riffle.common.errors import LocalError, RemoteError, problem_document, slug_of
+from riffle.common.failover import AsyncFailover, Failover, split_urls
+from riffle.common.wire import Enrolment, EnrolRequest
+from riffle.coordinator.keys import KeyRecord, KeyRing
+from riffle.deploy.certificates import make_authority
+from riffle.deploy.folder import made
 
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")

@@ -10,9 +10,9 @@ at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the pap
 
 from dataclasses import dataclass, field
 
-from common.plugins import no_such
-from coordinator.specs import RunSpec
-from node_client.environments.registry import Parameter
+from riffle.common.plugins import no_such
+from riffle.coordinator.specs import RunSpec
+from riffle.node_client.environments.registry import Parameter
 
 
 @dataclass(frozen=True, slots=True)

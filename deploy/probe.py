@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from common.endpoint import trusted
-from common.errors import LocalError
+from riffle.common.endpoint import trusted
+from riffle.common.errors import LocalError
 
 SECONDS = 5.0
 

@@ -7,12 +7,12 @@ from pydantic_settings import BaseSettings
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-from coordinator.settings import Settings as CoordinatorSettings
-from deploy.cli.main import build
-from deploy.reference_learners import learners_page, problems_page
-from deploy.reference_rest import rest_page
-from node_client.settings import Settings as NodeSettings
-from shuffler.settings import Settings as ShufflerSettings
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.deploy.cli.main import build
+from riffle.deploy.reference_learners import learners_page, problems_page
+from riffle.deploy.reference_rest import rest_page
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.settings import Settings as ShufflerSettings
 
 SETTINGS: dict[str, type[BaseSettings]] = {
     "Shuffler": ShufflerSettings,

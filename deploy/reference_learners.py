@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from common.errors import PROBLEMS, URN
-from coordinator.learning.presets import PRESETS, Constants
-from coordinator.learning.ucbvi import Bonus
-from coordinator.registry import BUILT_IN
-from experiments.per_episode import PER_EPISODE
-from node_client.environments.registry import BUILDERS
+from riffle.common.errors import PROBLEMS, URN
+from riffle.coordinator.learning.presets import PRESETS, Constants
+from riffle.coordinator.learning.ucbvi import Bonus
+from riffle.coordinator.registry import BUILT_IN
+from riffle.experiments.per_episode import PER_EPISODE
+from riffle.node_client.environments.registry import BUILDERS
 
 WHOM = {None: "nobody is protected", "central": "a central agent adds noise", "local": "users do"}
 

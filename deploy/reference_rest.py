@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from coordinator.app import create_app as coordinator_app
-from coordinator.settings import Settings as CoordinatorSettings
-from deploy.network import SHUFFLER_ID, init_network
-from shuffler.app import create_app as shuffler_app
-from shuffler.settings import Settings as ShufflerSettings
+from riffle.coordinator.app import create_app as coordinator_app
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.deploy.network import SHUFFLER_ID, init_network
+from riffle.shuffler.app import create_app as shuffler_app
+from riffle.shuffler.settings import Settings as ShufflerSettings
 
 Json = dict[str, Any]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from common.policy import Mixture
-from coordinator.learning.learner import Deployment
-from coordinator.specs import RunSpec
-from deploy.operator import Answer, Operator
-from deploy.tables import OTHERWISE, TABLES, replace_csv
-from experiments.regret import Regret, optimal_value, policy_value, regret
-from node_client.environments.tabular import TabularMDP
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.operator import Answer, Operator
+from riffle.deploy.tables import OTHERWISE, TABLES, replace_csv
+from riffle.experiments.regret import Regret, optimal_value, policy_value, regret
+from riffle.node_client.environments.tabular import TabularMDP
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
 FILES = (

@@ -9,8 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from common.tables import columns_of, csv_text, flat
-from coordinator.views import STAGE_COLUMNS
+from riffle.common.tables import columns_of, csv_text, flat
+from riffle.coordinator.views import STAGE_COLUMNS
 
 Row = dict[str, Any]
 Table = Literal["deployments", "stages", "ledger"]

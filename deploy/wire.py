@@ -23,17 +23,17 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from common.counters import CounterLayout
-from common.errors import LocalError
-from common.hpke import LABEL_MESSAGE
-from common.workers import SPAWN
-from coordinator.planning import calibrated
-from coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from deploy.cli.output import expected, progress
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.operator import LAST_EVENTS, Answer, Operator
-from deploy.presets import Preset
-from deploy.processes import Usage
+from riffle.common.counters import CounterLayout
+from riffle.common.errors import LocalError
+from riffle.common.hpke import LABEL_MESSAGE
+from riffle.common.workers import SPAWN
+from riffle.coordinator.planning import calibrated
+from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from riffle.deploy.cli.output import expected, progress
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.operator import LAST_EVENTS, Answer, Operator
+from riffle.deploy.presets import Preset
+from riffle.deploy.processes import Usage
 
 PRIMITIVE_SECONDS = 4.0
 WARM_EPISODES, WARM_SECONDS = 400, 5.0

@@ -21,18 +21,28 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from common.errors import LocalError
-from common.randomness import generator_for
-from coordinator.learning.adversarial import uc_o_reps, uob_lbps
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.log_barrier import log_barrier_step
-from coordinator.learning.adversarial.occupancy import best_policy, state_action, uniform_policy
-from coordinator.learning.adversarial.omd import Step, ftrl_step
-from coordinator.learning.adversarial.uc_o_reps import PrivateUCOREPS, Settings
-from coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
-from coordinator.learning.learner import FloatArray
-from experiments.adversarial_privacy import Calibration, Channel, Privacy, Protection, guarantee
-from node_client.environments.layered import layered_mdp
+from riffle.common.errors import LocalError
+from riffle.common.randomness import generator_for
+from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
+from riffle.coordinator.learning.adversarial.occupancy import (
+    best_policy,
+    state_action,
+    uniform_policy,
+)
+from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
+from riffle.coordinator.learning.adversarial.uc_o_reps import PrivateUCOREPS, Settings
+from riffle.coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.experiments.adversarial_privacy import (
+    Calibration,
+    Channel,
+    Privacy,
+    Protection,
+    guarantee,
+)
+from riffle.node_client.environments.layered import layered_mdp
 
 Algorithm = Literal["uc-o-reps", "uob-lbps"]
 Adversary = Literal["stochastic", "switching", "drifting"]
@@ -216,7 +226,7 @@ def _parts() -> Parts:
     """Compiled where numba is installed, else the references."""
     try:
         # Here, not above: numba is an optional dependency.
-        from experiments import log_barrier_kernels, omd_kernels, set_kernels  # noqa: PLC0415
+        from riffle.experiments import log_barrier_kernels, omd_kernels, set_kernels  # noqa: PLC0415
     except ImportError:
         return Parts()
     return Parts(

@@ -24,15 +24,15 @@ from typing import Literal
 
 import numpy as np
 
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.learner import FloatArray
-from coordinator.learning.privatizers.central import (
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.privatizers.central import (
     BinaryMechanism,
     central_noise,
     paper_guarantee,
 )
-from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
-from coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
+from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
+from riffle.coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
 
 Privacy = Literal["none", "central", "local"]
 Calibration = Literal["paper", "correct"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from experiments.kernel_types import (
+from riffle.experiments.kernel_types import (
     Exploration,
     Floats,
     Ints,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.adversarial import omd
-from coordinator.learning.adversarial.confidence import Box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.learner import LearnerError
-from experiments.kernel_types import Floats, Ints, compiled
+from riffle.coordinator.learning.adversarial import omd
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.experiments.kernel_types import Floats, Ints, compiled
 
 
 def ftrl_step(

@@ -22,29 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from common.counters import CounterLayout, Episode
-from common.descriptor import MAX_MESSAGES, first_fault
-from common.errors import LocalError
-from common.noise import Padding
-from common.plugins import no_such
-from common.randomness import generator_for
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.presets import PRESETS
-from coordinator.learning.private_ucbvi import (
+from riffle.common.counters import CounterLayout, Episode
+from riffle.common.descriptor import MAX_MESSAGES, first_fault
+from riffle.common.errors import LocalError
+from riffle.common.noise import Padding
+from riffle.common.plugins import no_such
+from riffle.common.randomness import generator_for
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.presets import PRESETS
+from riffle.coordinator.learning.private_ucbvi import (
     PrivateUCBVI,
     Trust,
     layout_of,
     noise_of,
     privatizer_of,
 )
-from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
-from coordinator.learning.ucbvi import UCBVI, Bonus, Confidence
-from coordinator.planning import calibrated
-from coordinator.registry import Registry
-from coordinator.specs import Option, RunSpec
-from experiments.regret import optimal_value, policy_value
-from experiments.simulator import Calibrate, Mechanism, simulate
-from node_client.environments.tabular import TabularMDP
+from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
+from riffle.coordinator.learning.ucbvi import UCBVI, Bonus, Confidence
+from riffle.coordinator.planning import calibrated
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import Option, RunSpec
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.experiments.simulator import Calibrate, Mechanism, simulate
+from riffle.node_client.environments.tabular import TabularMDP
 
 PER_EPISODE: dict[str, Trust | None] = {
     "ucbvi": None,
@@ -259,7 +259,7 @@ def _compiled(
 ) -> tuple[FloatArray, int]:
     try:
         # Here, not above: numba is an optional dependency.
-        from experiments import kernel_types, kernels  # noqa: PLC0415
+        from riffle.experiments import kernel_types, kernels  # noqa: PLC0415
     except ImportError as error:
         raise LocalError(
             "unavailable",

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.counters import Ints
-from common.descriptor import BatchDescriptor
-from common.plugins import file_of, where
-from common.randomness import word
-from common.workflow import count
-from coordinator.analyzer import add_noise
-from coordinator.counts import private_counts
-from coordinator.learning.learner import (
+from riffle.common.counters import Ints
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.plugins import file_of, where
+from riffle.common.randomness import word
+from riffle.common.workflow import count
+from riffle.coordinator.analyzer import add_noise
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     Learner,
@@ -26,13 +26,13 @@ from coordinator.learning.learner import (
     LearnerSummary,
     StageResult,
 )
-from coordinator.planning import Party, issue
-from coordinator.registry import Registry, refusal
-from coordinator.specs import RunSpec
-from node_client.environments.environment import Environment
-from node_client.environments.gymnasium_adapter import GymnasiumEnvironment
-from node_client.episode import play
-from node_client.report import BatchPlan, slot_randomness, slot_report
+from riffle.coordinator.planning import Party, issue
+from riffle.coordinator.registry import Registry, refusal
+from riffle.coordinator.specs import RunSpec
+from riffle.node_client.environments.environment import Environment
+from riffle.node_client.environments.gymnasium_adapter import GymnasiumEnvironment
+from riffle.node_client.episode import play
+from riffle.node_client.report import BatchPlan, slot_randomness, slot_report
 
 NOBODY = Party(shuffler_id="simulator", analyzer_key="00" * 32)
 NEVER = 1 << 40

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.counts import plain
-from coordinator.registry import Registry
-from coordinator.specs import RunSpec
-from experiments.per_user import UserRun, Users, ignore, run_per_user
-from experiments.regret import optimal_value, policy_value, regret, switches
-from experiments.study import (
+from riffle.coordinator.counts import plain
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.per_user import UserRun, Users, ignore, run_per_user
+from riffle.experiments.regret import optimal_value, policy_value, regret, switches
+from riffle.experiments.study import (
     NO_FILES,
     Files,
     SeedResult,
@@ -27,9 +27,9 @@ from experiments.study import (
     each_seed,
     optimal_survives,
 )
-from node_client.environments.environment import Modelled
-from node_client.environments.registry import Parameter, make
-from node_client.environments.tabular import TabularMDP
+from riffle.node_client.environments.environment import Modelled
+from riffle.node_client.environments.registry import Parameter, make
+from riffle.node_client.environments.tabular import TabularMDP
 
 RUN_ID = "0" * 32
 

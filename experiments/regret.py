@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from common.policy import Mixture
-from coordinator.learning.learner import Deployment, FloatArray, PolicyArray
-from coordinator.learning.planning import plan, value
-from node_client.environments.tabular import TabularMDP
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import Deployment, FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import plan, value
+from riffle.node_client.environments.tabular import TabularMDP
 
 
 def optimal_value(mdp: TabularMDP) -> float:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.adversarial import confidence
-from coordinator.learning.adversarial.confidence import Box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.uc_o_reps import Settings
-from coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
-from experiments.kernel_types import Floats, Ints, compiled
+from riffle.coordinator.learning.adversarial import confidence
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
+from riffle.coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
+from riffle.experiments.kernel_types import Floats, Ints, compiled
 
 
 class CompiledSettings(Settings):

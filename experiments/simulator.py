@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.counters import CounterLayout, Families
-from common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
-from common.policy import Mixture
-from common.randomness import generator_for
-from common.workflow import debias
-from coordinator.learning.counts import batch_counts
-from coordinator.learning.learner import (
+from riffle.common.counters import CounterLayout, Families
+from riffle.common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
+from riffle.common.policy import Mixture
+from riffle.common.randomness import generator_for
+from riffle.common.workflow import debias
+from riffle.coordinator.learning.counts import batch_counts
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     FloatArray,
@@ -33,8 +33,8 @@ from coordinator.learning.learner import (
     LearnerSummary,
     StageResult,
 )
-from experiments.regret import Regret, regret
-from node_client.environments.tabular import TabularMDP
+from riffle.experiments.regret import Regret, regret
+from riffle.node_client.environments.tabular import TabularMDP
 
 IntArray = NDArray[np.int64]
 

@@ -16,19 +16,19 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from common.workers import SPAWN
-from coordinator.learning.enumeration import Model
-from coordinator.learning.learner import Learner, LearnerError, StageResult
-from coordinator.learning.planning import plan
-from coordinator.registry import Registry, refusal, sdp_pe_in
-from coordinator.specs import RunSpec
-from experiments.figures.bands import METHOD, student
-from experiments.per_episode import PER_EPISODE, Constant, mechanism_of
-from experiments.per_episode import run as run_per_episode
-from experiments.regret import optimal_value, policy_value
-from experiments.simulator import simulate
-from node_client.environments.registry import Parameter, exact_mdp, make
-from node_client.environments.tabular import TabularMDP
+from riffle.common.workers import SPAWN
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.learner import Learner, LearnerError, StageResult
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.registry import Registry, refusal, sdp_pe_in
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.figures.bands import METHOD, student
+from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of
+from riffle.experiments.per_episode import run as run_per_episode
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.experiments.simulator import simulate
+from riffle.node_client.environments.registry import Parameter, exact_mdp, make
+from riffle.node_client.environments.tabular import TabularMDP
 
 Files = Mapping[str, str]
 NO_FILES: Files = {}

@@ -6,3 +6,6 @@ slots for its users (`users`), runs one episode a user (`episode`, `environments
 messages (`report`), seals them (`sealing`), and uploads the sealed report until the shuffler has it
 (`shuffler_api`, `pipeline`, `runner`). Nothing about an episode is stored or logged.
 """
+
+if not __name__.startswith("riffle."):
+    raise ImportError(f"import riffle.{__name__} instead of {__name__}")

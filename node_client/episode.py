@@ -12,10 +12,10 @@ import math
 
 import numpy as np
 
-from common.counters import Episode
-from common.policy import Policies
-from common.randomness import Randomness, bernoulli
-from node_client.environments.environment import Environment
+from riffle.common.counters import Episode
+from riffle.common.policy import Policies
+from riffle.common.randomness import Randomness, bernoulli
+from riffle.node_client.environments.environment import Environment
 
 
 class EpisodeFailed(Exception):  # noqa: N818

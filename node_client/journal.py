@@ -4,7 +4,7 @@
 shuffler, on one line (`common.errors.one_line`).
 """
 
-from common.journal import Journal
+from riffle.common.journal import Journal
 
 JOURNAL = Journal(
     "node", "batch_id", "node_id", "messages", "episodes", "failed", "problem", "detail", "request"

@@ -5,14 +5,14 @@ import signal
 from collections import deque
 from collections.abc import Callable
 
-from common.pins import pinned
-from common.tracing import collecting
-from node_client.pipeline import Pipeline, Totals
-from node_client.runner import NodeState, Runner
-from node_client.sealing import SealingPool
-from node_client.settings import Settings
-from node_client.shuffler_api import ShufflerApi, open_client
-from node_client.users import Users
+from riffle.common.pins import pinned
+from riffle.common.tracing import collecting
+from riffle.node_client.pipeline import Pipeline, Totals
+from riffle.node_client.runner import NodeState, Runner
+from riffle.node_client.sealing import SealingPool
+from riffle.node_client.settings import Settings
+from riffle.node_client.shuffler_api import ShufflerApi, open_client
+from riffle.node_client.users import Users
 
 # Chunks on their way. All workers seal the same one, in 16 tasks or more: while they do, one waits
 # for them, one is being made, and one being uploaded.

@@ -8,7 +8,7 @@ for no more users than episodes fit well into one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.wire import Lease
+from riffle.common.wire import Lease
 
 SHARE_OF_A_LEASE = 0.25
 """Part of a lease that its portion's episodes may take: sealing, upload and retries need some."""

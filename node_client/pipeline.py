@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.counters import Ints
-from common.descriptor import key_id
-from common.errors import RemoteError, RiffleError
-from common.wire import Lease, UploadReply, frame
-from node_client.environments.environment import Environment
-from node_client.journal import JOURNAL, note
-from node_client.pace import Pace
-from node_client.report import BatchPlan, slot_report
-from node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
-from node_client.settings import Credential
-from node_client.shuffler_api import ShufflerApi
-from node_client.trust import Accepted
-from node_client.users import Users
+from riffle.common.counters import Ints
+from riffle.common.descriptor import key_id
+from riffle.common.errors import RemoteError, RiffleError
+from riffle.common.wire import Lease, UploadReply, frame
+from riffle.node_client.environments.environment import Environment
+from riffle.node_client.journal import JOURNAL, note
+from riffle.node_client.pace import Pace
+from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
+from riffle.node_client.settings import Credential
+from riffle.node_client.shuffler_api import ShufflerApi
+from riffle.node_client.trust import Accepted
+from riffle.node_client.users import Users
 
 Seal = Callable[[SealKeys, Ints], Awaitable[bytes]]
 

@@ -10,15 +10,15 @@ per-user path calls the same function.
 from dataclasses import dataclass
 from typing import Literal
 
-from common.counters import CounterLayout, Episode, Ints
-from common.descriptor import BatchDescriptor
-from common.errors import LocalError
-from common.noise import BatchNoise, Padding
-from common.policy import Mixture
-from common.randomness import Randomness, SeededRandomness, SystemRandomness, word
-from common.workflow import encode
-from node_client.environments.environment import Environment
-from node_client.episode import EpisodeFailed, run_episode
+from riffle.common.counters import CounterLayout, Episode, Ints
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.errors import LocalError
+from riffle.common.noise import BatchNoise, Padding
+from riffle.common.policy import Mixture
+from riffle.common.randomness import Randomness, SeededRandomness, SystemRandomness, word
+from riffle.common.workflow import encode
+from riffle.node_client.environments.environment import Environment
+from riffle.node_client.episode import EpisodeFailed, run_episode
 
 Purpose = Literal["policy", "environment", "noise"]
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.counters import Ints
-from common.descriptor import Context
-from common.errors import LocalError
-from common.hpke import seal, seal_indices
-from common.tracing import traced
-from common.workers import process_pool
-from common.workflow import Symbols
+from riffle.common.counters import Ints
+from riffle.common.descriptor import Context
+from riffle.common.errors import LocalError
+from riffle.common.hpke import seal, seal_indices
+from riffle.common.tracing import traced
+from riffle.common.workers import process_pool
+from riffle.common.workflow import Symbols
 
 LEAST_CHUNK = 36_000
 # About two seconds of sealing on two cores: no lease runs out while its users wait for others.

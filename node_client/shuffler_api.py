@@ -20,9 +20,9 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
-from common.endpoint import trusted
-from common.errors import (
+from riffle.common.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor, first_fault
+from riffle.common.endpoint import trusted
+from riffle.common.errors import (
     LocalError,
     RemoteError,
     may_pass,
@@ -31,9 +31,16 @@ from common.errors import (
     retry_after,
     slug_of,
 )
-from common.failover import AsyncFailover, split_urls
-from common.wire import BATCH_KEY_HEADER, OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply
-from node_client.journal import note
+from riffle.common.failover import AsyncFailover, split_urls
+from riffle.common.wire import (
+    BATCH_KEY_HEADER,
+    OCTETS,
+    LeaseReply,
+    LeaseRequest,
+    OpenBatches,
+    UploadReply,
+)
+from riffle.node_client.journal import note
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
 CONNECTIONS = 4

@@ -9,3 +9,6 @@ and ``nodes`` keep the durable state, reached through ``access``, all writes of 
 ``committer``; ``vault`` holds what is destroyed at erasure and ``endings`` destroys it; ``permute``
 is the shuffle itself; ``core`` joins them and ``app`` translates HTTP.
 """
+
+if not __name__.startswith("riffle."):
+    raise ImportError(f"import riffle.{__name__} instead of {__name__}")

@@ -7,10 +7,10 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.database import shared
-from common.tracing import traced
-from shuffler.committer import Committer
-from shuffler.schema import not_usable, open_store
+from riffle.common.database import shared
+from riffle.common.tracing import traced
+from riffle.shuffler.committer import Committer
+from riffle.shuffler.schema import not_usable, open_store
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import Connection
 
-from common.endpoint import hash_token
-from shuffler import nodes, store
-from shuffler.access import Access
+from riffle.common.endpoint import hash_token
+from riffle.shuffler import nodes, store
+from riffle.shuffler.access import Access
 
 REMEMBERED_SECONDS = 10.0
 KEPT = 4_096

@@ -14,12 +14,18 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
 
-from common.descriptor import MAX_DESCRIPTOR_BYTES, Document, Hex16, SignedDescriptor, first_fault
-from common.doors import Strangers
-from common.errors import RemoteError
-from common.limits import AtMost
-from common.metrics import Measured, exposition
-from common.service import (
+from riffle.common.descriptor import (
+    MAX_DESCRIPTOR_BYTES,
+    Document,
+    Hex16,
+    SignedDescriptor,
+    first_fault,
+)
+from riffle.common.doors import Strangers
+from riffle.common.errors import RemoteError
+from riffle.common.limits import AtMost
+from riffle.common.metrics import Measured, exposition
+from riffle.common.service import (
     MAX_JSON_BYTES,
     PROBLEM_RESPONSES,
     Token,
@@ -27,9 +33,9 @@ from common.service import (
     read_body,
     takes,
 )
-from common.straight import Straight
-from common.tracing import FRAMEWORK, Traced
-from common.wire import (
+from riffle.common.straight import Straight
+from riffle.common.tracing import FRAMEWORK, Traced
+from riffle.common.wire import (
     BATCH_KEY_HEADER,
     DIGEST_HEADER,
     OCTETS,
@@ -46,7 +52,7 @@ from common.wire import (
     ShufflerIdentity,
     UploadReply,
 )
-from shuffler.callers import (
+from riffle.shuffler.callers import (
     CoordinatorOnly,
     Core,
     MetricsOnly,
@@ -60,13 +66,13 @@ from shuffler.callers import (
     shuffler_of,
     strangers_of,
 )
-from shuffler.core import Clock, Shuffler
-from shuffler.journal import JOURNAL
-from shuffler.metrics import ShufflerMetrics
-from shuffler.permute import Release
-from shuffler.rules import check_batch_key, for_coordinator
-from shuffler.settings import Settings
-from shuffler.waiting import metered
+from riffle.shuffler.core import Clock, Shuffler
+from riffle.shuffler.journal import JOURNAL
+from riffle.shuffler.metrics import ShufflerMetrics
+from riffle.shuffler.permute import Release
+from riffle.shuffler.rules import check_batch_key, for_coordinator
+from riffle.shuffler.settings import Settings
+from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192

@@ -11,13 +11,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from common.doors import Doors, Key, Strangers
-from common.limits import Allowance
-from common.service import Token
-from common.wire import BatchStatus
-from shuffler.core import Shuffler
-from shuffler.rules import for_coordinator
-from shuffler.settings import Settings
+from riffle.common.doors import Doors, Key, Strangers
+from riffle.common.limits import Allowance
+from riffle.common.service import Token
+from riffle.common.wire import BatchStatus
+from riffle.shuffler.core import Shuffler
+from riffle.shuffler.rules import for_coordinator
+from riffle.shuffler.settings import Settings
 
 COORDINATOR = Allowance(requests=500.0, reports=1.0, at_once=4_096)
 """All replicas together; each run waits for its batch in a long poll."""

@@ -17,9 +17,9 @@ from typing import Generic, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from common.database import writer
-from common.errors import LocalError
-from shuffler.schema import not_usable
+from riffle.common.database import writer
+from riffle.common.errors import LocalError
+from riffle.shuffler.schema import not_usable
 
 T = TypeVar("T")
 

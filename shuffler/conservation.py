@@ -17,10 +17,10 @@ from functools import partial
 
 from sqlalchemy import Connection, insert, select, update
 
-from common.wire import Conservation, Latencies, MessageFlow
-from shuffler import store
-from shuffler.access import Access
-from shuffler.schema import batches, dropped, latencies
+from riffle.common.wire import Conservation, Latencies, MessageFlow
+from riffle.shuffler import store
+from riffle.shuffler.access import Access
+from riffle.shuffler.schema import batches, dropped, latencies
 
 LEAST_SHOWN = 100
 """Smallest n of which the coordinator is told tenths and latencies."""

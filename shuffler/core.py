@@ -18,16 +18,16 @@ from functools import partial
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from common.database import writer
-from common.descriptor import Context, SignedDescriptor, countersign
-from common.errors import LocalError, RemoteError
-from common.hpke import open_each
-from common.limits import Callers
-from common.news import listen
-from common.pins import pinned
-from common.readiness import disk_trouble
-from common.sharing import Shared
-from common.wire import (
+from riffle.common.database import writer
+from riffle.common.descriptor import Context, SignedDescriptor, countersign
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import open_each
+from riffle.common.limits import Callers
+from riffle.common.news import listen
+from riffle.common.pins import pinned
+from riffle.common.readiness import disk_trouble
+from riffle.common.sharing import Shared
+from riffle.common.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
     BatchState,
@@ -41,22 +41,22 @@ from common.wire import (
     UploadReply,
     frames,
 )
-from shuffler import leasing, nodes, store, uploads
-from shuffler.access import Access
-from shuffler.admission import Admission
-from shuffler.conservation import Books, add_latencies
-from shuffler.endings import Endings
-from shuffler.journal import note
-from shuffler.metrics import ShufflerMetrics, census
-from shuffler.permute import Release
-from shuffler.releases import Releases
-from shuffler.rules import Frame, accept_deposit
-from shuffler.schema import not_usable, open_store
-from shuffler.settings import Settings
-from shuffler.states import reached
-from shuffler.stored import Stored
-from shuffler.vault import BatchSecret, SecretLostError, Vault
-from shuffler.waiting import STILL_SECONDS, Budget, Changes
+from riffle.shuffler import leasing, nodes, store, uploads
+from riffle.shuffler.access import Access
+from riffle.shuffler.admission import Admission
+from riffle.shuffler.conservation import Books, add_latencies
+from riffle.shuffler.endings import Endings
+from riffle.shuffler.journal import note
+from riffle.shuffler.metrics import ShufflerMetrics, census
+from riffle.shuffler.permute import Release
+from riffle.shuffler.releases import Releases
+from riffle.shuffler.rules import Frame, accept_deposit
+from riffle.shuffler.schema import not_usable, open_store
+from riffle.shuffler.settings import Settings
+from riffle.shuffler.states import reached
+from riffle.shuffler.stored import Stored
+from riffle.shuffler.vault import BatchSecret, SecretLostError, Vault
+from riffle.shuffler.waiting import STILL_SECONDS, Budget, Changes
 
 Clock = Callable[[], float]
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from shuffler import store
-from shuffler.access import Access
-from shuffler.journal import note
-from shuffler.vault import SecretLostError, Vault
-from shuffler.waiting import Changes
+from riffle.shuffler import store
+from riffle.shuffler.access import Access
+from riffle.shuffler.journal import note
+from riffle.shuffler.vault import SecretLostError, Vault
+from riffle.shuffler.waiting import Changes
 
 SLOTS_A_DELETE = 4_096
 

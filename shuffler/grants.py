@@ -14,9 +14,9 @@ from operator import itemgetter
 import numpy as np
 from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, select, update
 
-from common.statements import execute_rows, is_one_of, unindexed
-from shuffler.rules import Standing
-from shuffler.schema import batches, grants
+from riffle.common.statements import execute_rows, is_one_of, unindexed
+from riffle.shuffler.rules import Standing
+from riffle.shuffler.schema import batches, grants
 
 HELD, REPORTED, VOID, LOST, FORGOTTEN = "hrvlf"
 """A lease holds its slot; has reported; may report no more and holds its slot until another takes

@@ -4,7 +4,7 @@ Node, user, lease and slot are not on the list and never will be: a log that say
 undoes the shuffle for whoever reads it.
 """
 
-from common.journal import Journal
+from riffle.common.journal import Journal
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
 note = JOURNAL.note

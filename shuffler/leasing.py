@@ -11,10 +11,10 @@ from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, update
 
-from common.wire import Lease, LeaseReply, Refusal
-from shuffler import grants, store, users
-from shuffler import nodes as enrolled
-from shuffler.rules import (
+from riffle.common.wire import Lease, LeaseReply, Refusal
+from riffle.shuffler import grants, store, users
+from riffle.shuffler import nodes as enrolled
+from riffle.shuffler.rules import (
     STRANGER,
     Room,
     UserView,
@@ -24,8 +24,8 @@ from shuffler.rules import (
     share_slots,
     strangers_granted,
 )
-from shuffler.schema import batches
-from shuffler.users import Known
+from riffle.shuffler.schema import batches
+from riffle.shuffler.users import Known
 
 _GROW_BATCH = (
     update(batches)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from common.service import serve
-from common.tracing import collecting
-from shuffler.app import create_app, release_polls
-from shuffler.core import preflight
-from shuffler.settings import Settings
+from riffle.common.service import serve
+from riffle.common.tracing import collecting
+from riffle.shuffler.app import create_app, release_polls
+from riffle.shuffler.core import preflight
+from riffle.shuffler.settings import Settings
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:

@@ -14,10 +14,10 @@ import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from sqlalchemy import Connection, func, select
 
-from common.metrics import SECONDS, RequestMetrics
-from common.wire import LeaseReply
-from shuffler.schema import batches, dropped, reports
-from shuffler.states import ORDER
+from riffle.common.metrics import SECONDS, RequestMetrics
+from riffle.common.wire import LeaseReply
+from riffle.shuffler.schema import batches, dropped, reports
+from riffle.shuffler.states import ORDER
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from common.endpoint import hash_token
-from common.errors import RemoteError
-from common.news import announce
-from common.wire import Enrolment, EnrolRequest
-from shuffler.schema import nodes
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import RemoteError
+from riffle.common.news import announce
+from riffle.common.wire import Enrolment, EnrolRequest
+from riffle.shuffler.schema import nodes
 
 _BY_TOKEN = select(nodes.c.node_id).where(
     nodes.c.token_hash == bindparam("hash"), nodes.c.revoked.is_(False)

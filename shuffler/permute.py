@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from common.counters import Ints
-from common.errors import LocalError
-from common.mechanism import permutation
-from common.tracing import traced
+from riffle.common.counters import Ints
+from riffle.common.errors import LocalError
+from riffle.common.mechanism import permutation
+from riffle.common.tracing import traced
 
 CHUNK_BYTES = 1 << 20
 

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 
-from common.database import claimed
-from common.errors import LocalError, RemoteError
-from shuffler import store
-from shuffler.access import Access
-from shuffler.metrics import ShufflerMetrics
-from shuffler.permute import Release, shuffle
-from shuffler.states import after
-from shuffler.stored import Stored
-from shuffler.vault import SecretLostError, Vault
+from riffle.common.database import claimed
+from riffle.common.errors import LocalError, RemoteError
+from riffle.shuffler import store
+from riffle.shuffler.access import Access
+from riffle.shuffler.metrics import ShufflerMetrics
+from riffle.shuffler.permute import Release, shuffle
+from riffle.shuffler.states import after
+from riffle.shuffler.stored import Stored
+from riffle.shuffler.vault import SecretLostError, Vault
 
 RELEASES_IN_MEMORY = 2
 

@@ -21,9 +21,9 @@ from sqlalchemy import (
     Text,
 )
 
-from common.database import meta_table, open_database
-from common.errors import LocalError
-from common.migrations import Schema
+from riffle.common.database import meta_table, open_database
+from riffle.common.errors import LocalError
+from riffle.common.migrations import Schema
 
 SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_3")
 

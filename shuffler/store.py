@@ -23,14 +23,14 @@ from sqlalchemy import (
     update,
 )
 
-from common.descriptor import Context, SignedDescriptor
-from common.errors import LocalError, RemoteError
-from common.hpke import LABEL_REPORT, OVERHEAD
-from common.news import announce
-from common.wire import BatchState, BatchStatus, OpenBatch
-from shuffler.grants import PENDING, forget_unused, read_slots
-from shuffler.schema import batches, dropped, grants, meta, reports
-from shuffler.states import TRANSITIONS, Event, after
+from riffle.common.descriptor import Context, SignedDescriptor
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import LABEL_REPORT, OVERHEAD
+from riffle.common.news import announce
+from riffle.common.wire import BatchState, BatchStatus, OpenBatch
+from riffle.shuffler.grants import PENDING, forget_unused, read_slots
+from riffle.shuffler.schema import batches, dropped, grants, meta, reports
+from riffle.shuffler.states import TRANSITIONS, Event, after
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 

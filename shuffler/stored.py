@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from common.at_rest import AtRest, is_sealed
-from common.errors import LocalError
-from common.hpke import OVERHEAD, SealBroken, open_sealed
-from shuffler.vault import KEY_BYTES, BatchSecret
+from riffle.common.at_rest import AtRest, is_sealed
+from riffle.common.errors import LocalError
+from riffle.common.hpke import OVERHEAD, SealBroken, open_sealed
+from riffle.shuffler.vault import KEY_BYTES, BatchSecret
 
 LABEL_STORED = b"riffle v1 stored reports\x00"
 

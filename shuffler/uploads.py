@@ -14,15 +14,15 @@ from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, insert, update
 
-from common.errors import LocalError
-from common.wire import UploadReply, UploadResult
-from shuffler import grants as granted
-from shuffler import nodes as enrolled
-from shuffler import store, users
-from shuffler.grants import Grant
-from shuffler.rules import Frame, Outcome, closed_problem, judge_frame
-from shuffler.schema import batches, reports
-from shuffler.stored import Stored
+from riffle.common.errors import LocalError
+from riffle.common.wire import UploadReply, UploadResult
+from riffle.shuffler import grants as granted
+from riffle.shuffler import nodes as enrolled
+from riffle.shuffler import store, users
+from riffle.shuffler.grants import Grant
+from riffle.shuffler.rules import Frame, Outcome, closed_problem, judge_frame
+from riffle.shuffler.schema import batches, reports
+from riffle.shuffler.stored import Stored
 
 _STORE = insert(reports)
 _GROW = (

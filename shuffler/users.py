@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from common.statements import execute_rows, is_one_of
-from shuffler import grants
-from shuffler.grants import Grant
-from shuffler.schema import nodes, users
+from riffle.common.statements import execute_rows, is_one_of
+from riffle.shuffler import grants
+from riffle.shuffler.grants import Grant
+from riffle.shuffler.schema import nodes, users
 
 _KNOWN = (
     select(users.c.user, users.c.node_id, users.c.lease)

@@ -12,9 +12,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.at_rest import OVERHEAD, AtRest, add_file, erase_file, sync_directory
-from common.errors import LocalError
-from common.hpke import KeyPair
+from riffle.common.at_rest import OVERHEAD, AtRest, add_file, erase_file, sync_directory
+from riffle.common.errors import LocalError
+from riffle.common.hpke import KeyPair
 
 MAGIC = b"riffle secret 1\n"
 KEY_BYTES = 32

@@ -8,7 +8,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.types import Message
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 T = TypeVar("T")
 

@@ -8,14 +8,14 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from common.errors import PROBLEMS
-from coordinator.learning.presets import PAPER
-from coordinator.registry import BUILT_IN
-from deploy.cli.main import COMMANDS, build
-from deploy.reference import PAGES, SETTINGS, commands
-from deploy.reference_learners import option_meanings
-from deploy.reference_rest import apps
-from node_client.environments.registry import BUILDERS
+from riffle.common.errors import PROBLEMS
+from riffle.coordinator.learning.presets import PAPER
+from riffle.coordinator.registry import BUILT_IN
+from riffle.deploy.cli.main import COMMANDS, build
+from riffle.deploy.reference import PAGES, SETTINGS, commands
+from riffle.deploy.reference_learners import option_meanings
+from riffle.deploy.reference_rest import apps
+from riffle.node_client.environments.registry import BUILDERS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "deploy" / "README.md", *(ROOT / "docs").rglob("*.md")]

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli.main import build
+from riffle.deploy.cli.main import build
 
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- typed by tests/test_readme.py -->"

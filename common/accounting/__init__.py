@@ -7,9 +7,9 @@ Read in this order: `losses` (one counter), `composition` (all of them, both dir
 bounded), `overflow` (what padding costs), `account`, `calibrate`, `trusted` (the other workflows).
 """
 
-from common.accounting.account import Account, account
-from common.accounting.calibrate import Calibration, CalibrationName, calibrate
-from common.accounting.events import (
+from riffle.common.accounting.account import Account, account
+from riffle.common.accounting.calibrate import Calibration, CalibrationName, calibrate
+from riffle.common.accounting.events import (
     NEIGHBOURS,
     BatchEvent,
     LedgerEntry,
@@ -17,10 +17,10 @@ from common.accounting.events import (
     repeated_user_guarantee,
     run_guarantee,
 )
-from common.accounting.gaussian import gaussian_variance
-from common.accounting.paper import paper_tau
-from common.accounting.search import CalibrationError
-from common.accounting.trusted import calibrate_central, calibrate_local
+from riffle.common.accounting.gaussian import gaussian_variance
+from riffle.common.accounting.paper import paper_tau
+from riffle.common.accounting.search import CalibrationError
+from riffle.common.accounting.trusted import calibrate_central, calibrate_local
 
 __all__ = [
     "NEIGHBOURS",

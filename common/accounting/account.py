@@ -16,10 +16,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from common.accounting import bounds
-from common.accounting.bounds import AnyMoves, Moves, Steps
-from common.accounting.overflow import charge, overflow_probability
-from common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding, honest_reports
+from riffle.common.accounting import bounds
+from riffle.common.accounting.bounds import AnyMoves, Moves, Steps
+from riffle.common.accounting.overflow import charge, overflow_probability
+from riffle.common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding, honest_reports
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
 """A descriptor has thousands of cells; these bounds keep arrays within memory and doubles finite.

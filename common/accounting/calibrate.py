@@ -17,13 +17,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
-from common.accounting.account import Account, account, check_batch
-from common.accounting.gaussian import check_guarantee
-from common.accounting.overflow import fewest_slots
-from common.accounting.paper import paper_noise, paper_tau
-from common.accounting.search import CalibrationError, needed_bits, needed_numerator
-from common.counters import Sizes
-from common.noise import MAX_DRAWS, MAX_P_LOG2, BatchNoise, Noise, Padding, honest_reports
+from riffle.common.accounting.account import Account, account, check_batch
+from riffle.common.accounting.gaussian import check_guarantee
+from riffle.common.accounting.overflow import fewest_slots
+from riffle.common.accounting.paper import paper_noise, paper_tau
+from riffle.common.accounting.search import CalibrationError, needed_bits, needed_numerator
+from riffle.common.counters import Sizes
+from riffle.common.noise import MAX_DRAWS, MAX_P_LOG2, BatchNoise, Noise, Padding, honest_reports
 
 N_co = TypeVar("N_co", bound=BatchNoise, covariant=True)
 

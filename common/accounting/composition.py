@@ -33,11 +33,11 @@ from typing import Literal
 
 import numpy as np
 
-from common.accounting.curve import Curve
-from common.accounting.fourier import Convolved, GridPart, convolve
-from common.accounting.grid import connect_the_dots, round_down
-from common.accounting.losses import LOSS_ERROR, UNIT_ROUNDOFF
-from common.accounting.tilt import Part, Window, log_mgf
+from riffle.common.accounting.curve import Curve
+from riffle.common.accounting.fourier import Convolved, GridPart, convolve
+from riffle.common.accounting.grid import connect_the_dots, round_down
+from riffle.common.accounting.losses import LOSS_ERROR, UNIT_ROUNDOFF
+from riffle.common.accounting.tilt import Part, Window, log_mgf
 
 Bound = Literal["lower", "estimate", "upper"]
 

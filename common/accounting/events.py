@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from common.accounting import bounds
-from common.accounting.account import Account, account, check_batch, moves_of, overflow_of
-from common.accounting.bounds import AnyMoves
-from common.noise import BatchNoise, Guarantee, Padding, honest_reports
+from riffle.common.accounting import bounds
+from riffle.common.accounting.account import Account, account, check_batch, moves_of, overflow_of
+from riffle.common.accounting.bounds import AnyMoves
+from riffle.common.noise import BatchNoise, Guarantee, Padding, honest_reports
 
 Neighbours = Literal["replace one user"]
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from common.accounting.grid import GridLosses, binned
-from common.accounting.losses import UNIT_ROUNDOFF, FloatArray
-from common.accounting.tilt import log_mgf, tilted
+from riffle.common.accounting.grid import GridLosses, binned
+from riffle.common.accounting.losses import UNIT_ROUNDOFF, FloatArray
+from riffle.common.accounting.tilt import log_mgf, tilted
 
 ComplexArray = NDArray[np.complex128]
 

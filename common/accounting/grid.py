@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.accounting.losses import FloatArray, Losses
+from riffle.common.accounting.losses import FloatArray, Losses
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 
-from common.accounting.overflow import LARGEST_EPSILON
-from common.accounting.search import CalibrationError
-from common.counters import Sizes
-from common.noise import MAX_BITS, MAX_P_LOG2, Noise
+from riffle.common.accounting.overflow import LARGEST_EPSILON
+from riffle.common.accounting.search import CalibrationError
+from riffle.common.counters import Sizes
+from riffle.common.noise import MAX_BITS, MAX_P_LOG2, Noise
 
 
 def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:

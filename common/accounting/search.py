@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from common.accounting.bounds import VARIANCE_CAP, Moves, epsilon
-from common.accounting.gaussian import gaussian_variance
-from common.noise import MAX_P_LOG2
+from riffle.common.accounting.bounds import VARIANCE_CAP, Moves, epsilon
+from riffle.common.accounting.gaussian import gaussian_variance
+from riffle.common.noise import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
 """Searches end when the bracket is one unit or 2^-FINE (bits), 2^-COARSE (p) of the answer wide."""

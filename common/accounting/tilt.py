@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.accounting.losses import FloatArray, Losses
+from riffle.common.accounting.losses import FloatArray, Losses
 
 Part = tuple[Losses, int]
 """Losses of one move, and how many such moves there are."""

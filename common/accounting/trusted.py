@@ -17,13 +17,13 @@ beta = 1e-5 variances are 7.8 and 28.8 for one pair of cells, 276 and 167 for si
 import math
 from functools import lru_cache
 
-from common.accounting import bounds
-from common.accounting.account import moves_of
-from common.accounting.bounds import Steps
-from common.accounting.calibrate import MARGIN
-from common.accounting.gaussian import check_guarantee
-from common.accounting.search import COARSE, FINE, CalibrationError, needed_bits, smallest
-from common.noise import MAX_DRAWS, MAX_P_LOG2, CentralNoise, FairBits, Flips, Laplace
+from riffle.common.accounting import bounds
+from riffle.common.accounting.account import moves_of
+from riffle.common.accounting.bounds import Steps
+from riffle.common.accounting.calibrate import MARGIN
+from riffle.common.accounting.gaussian import check_guarantee
+from riffle.common.accounting.search import COARSE, FINE, CalibrationError, needed_bits, smallest
+from riffle.common.noise import MAX_DRAWS, MAX_P_LOG2, CentralNoise, FairBits, Flips, Laplace
 
 SCALE: int = 2**MAX_P_LOG2
 UNIT, LARGEST_SCALE = 2**16, 2**20

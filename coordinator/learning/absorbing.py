@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.learner import FloatArray
 
 BoolArray = NDArray[np.bool_]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Literal, Protocol, Self
 
-from common.counters import Sizes
-from coordinator.learning.absorbing import BoolArray
-from coordinator.learning.enumeration import LIMIT, ActivePolicies, Model, classes
-from coordinator.learning.implicit import ImplicitPolicies
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.planning import Plan
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.absorbing import BoolArray
+from riffle.coordinator.learning.enumeration import LIMIT, ActivePolicies, Model, classes
+from riffle.coordinator.learning.implicit import ImplicitPolicies
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import Plan
 
 Kept = Literal["auto", "enumerated", "implicit"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.counters import CounterLayout
-from coordinator.learning.learner import BatchCounts, FloatArray
+from riffle.common.counters import CounterLayout
+from riffle.coordinator.learning.learner import BatchCounts, FloatArray
 
 
 def batch_counts(

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.learning.absorbing import BoolArray
-from coordinator.learning.active import ActiveSet
-from coordinator.learning.enumeration import Model
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.planning import occupancy
+from riffle.coordinator.learning.absorbing import BoolArray
+from riffle.coordinator.learning.active import ActiveSet
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import occupancy
 
 TOLERANCE = 0.05
 MOST_ITERATIONS = 100

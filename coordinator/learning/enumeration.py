@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.counters import Sizes
-from coordinator.learning.absorbing import BoolArray
-from coordinator.learning.learner import FloatArray, LearnerError, PolicyArray
-from coordinator.learning.planning import Plan, plan
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.absorbing import BoolArray
+from riffle.coordinator.learning.learner import FloatArray, LearnerError, PolicyArray
+from riffle.coordinator.learning.planning import Plan, plan
 
 LIMIT = 2**24
 TILE = 16  # rows and columns that BLAS kernels take at a time, or a multiple of it

@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.policy import Mixture
-from coordinator.learning.absorbing import BoolArray, estimate_rewards, estimate_transition
-from coordinator.learning.enumeration import Model
-from coordinator.learning.flow import conserve, conserve_total
-from coordinator.learning.learner import BatchCounts, FloatArray
-from coordinator.learning.planning import occupancy
-from coordinator.postprocess import ConsistentCounts, consistent
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.absorbing import BoolArray, estimate_rewards, estimate_transition
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.flow import conserve, conserve_total
+from riffle.coordinator.learning.learner import BatchCounts, FloatArray
+from riffle.coordinator.learning.planning import occupancy
+from riffle.coordinator.postprocess import ConsistentCounts, consistent
 
 Weights = Sequence[FloatArray]
 

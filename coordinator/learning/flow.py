@@ -29,7 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.learner import FloatArray
 
 MOST_ITERATIONS = 200
 RIDGE = 1e-9

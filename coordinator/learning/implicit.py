@@ -33,12 +33,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.counters import Sizes
-from coordinator.learning.absorbing import BoolArray
-from coordinator.learning.enumeration import Model
-from coordinator.learning.lagrangian import Constraints, maximise
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.planning import Plan, value
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.absorbing import BoolArray
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.lagrangian import Constraints, maximise
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import Plan, value
 
 ROUNDING = 1e-12
 """Values are compared with this much room, relative, so that rounding eliminates nobody."""

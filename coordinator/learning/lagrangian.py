@@ -34,9 +34,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.learning.absorbing import BoolArray
-from coordinator.learning.enumeration import Model
-from coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.absorbing import BoolArray
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 
 MOST_CHORDS = 12
 CONVERGED = 1e-10

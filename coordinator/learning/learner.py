@@ -20,8 +20,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.counters import CounterLayout, Families, Sizes
-from common.policy import Mixture
+from riffle.common.counters import CounterLayout, Families, Sizes
+from riffle.common.policy import Mixture
 
 FloatArray = NDArray[np.float64]
 PolicyArray = NDArray[np.int64]

@@ -20,10 +20,10 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common.policy import Mixture
-from common.randomness import generator_for
-from coordinator.learning.absorbing import estimate_rewards
-from coordinator.learning.learner import (
+from riffle.common.policy import Mixture
+from riffle.common.randomness import generator_for
+from riffle.coordinator.learning.absorbing import estimate_rewards
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     FloatArray,
@@ -33,8 +33,8 @@ from coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from coordinator.learning.planning import plan
-from coordinator.postprocess import consistent
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.postprocess import consistent
 
 __all__ = ["BatchCounts", "Deployment", "OwnLearner", "Problem", "StageResult", "estimate", "plan"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 
 
 @dataclass(frozen=True, slots=True)

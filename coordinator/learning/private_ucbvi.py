@@ -36,19 +36,19 @@ from typing import Literal
 
 import numpy as np
 
-from common.counters import CounterLayout, Episode, Families, Sizes
-from coordinator.learning.counts import batch_counts
-from coordinator.learning.learner import FloatArray
-from coordinator.learning.privatizers.central import BinaryMechanism, central_noise
-from coordinator.learning.privatizers.interface import (
+from riffle.common.counters import CounterLayout, Episode, Families, Sizes
+from riffle.coordinator.learning.counts import batch_counts
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.privatizers.central import BinaryMechanism, central_noise
+from riffle.coordinator.learning.privatizers.interface import (
     AdditiveNoise,
     NoiseLevels,
     Privatizer,
     Sensitivity,
     precision,
 )
-from coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
-from coordinator.learning.ucbvi import (
+from riffle.coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
+from riffle.coordinator.learning.ucbvi import (
     UCBVI,
     Bonus,
     Estimates,
@@ -56,7 +56,7 @@ from coordinator.learning.ucbvi import (
     estimates,
     spread,
 )
-from coordinator.postprocess import consistent
+from riffle.coordinator.postprocess import consistent
 
 Trust = Literal["central", "local"]
 FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}

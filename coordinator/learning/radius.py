@@ -34,12 +34,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.counters import Families, Sizes
-from coordinator.learning.active import ActiveSet
-from coordinator.learning.estimation import Estimator, Evidence
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.planning import plan, value
-from coordinator.postprocess import ConsistentCounts, consistent
+from riffle.common.counters import Families, Sizes
+from riffle.coordinator.learning.active import ActiveSet
+from riffle.coordinator.learning.estimation import Estimator, Evidence
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import plan, value
+from riffle.coordinator.postprocess import ConsistentCounts, consistent
 
 DRAWS = 400
 LIKELY = 50

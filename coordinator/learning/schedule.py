@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from coordinator.learning.learner import LearnerError, Problem
-from coordinator.learning.presets import Constants
+from riffle.coordinator.learning.learner import LearnerError, Problem
+from riffle.coordinator.learning.presets import Constants
 
 
 @dataclass(frozen=True, slots=True)

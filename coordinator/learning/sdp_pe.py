@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.counters import CounterLayout
-from common.policy import Mixture
-from common.randomness import generator_for
-from coordinator.learning.absorbing import BoolArray, estimate_transition, infrequent
-from coordinator.learning.active import ActiveSet, everything
-from coordinator.learning.coverage import Design, design
-from coordinator.learning.enumeration import Model
-from coordinator.learning.estimation import (
+from riffle.common.counters import CounterLayout
+from riffle.common.policy import Mixture
+from riffle.common.randomness import generator_for
+from riffle.coordinator.learning.absorbing import BoolArray, estimate_transition, infrequent
+from riffle.coordinator.learning.active import ActiveSet, everything
+from riffle.coordinator.learning.coverage import Design, design
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.estimation import (
     Counts,
     Estimator,
     Evidence,
@@ -34,7 +34,7 @@ from coordinator.learning.estimation import (
     pooled,
     visit_weights,
 )
-from coordinator.learning.learner import (
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     FloatArray,
@@ -44,10 +44,10 @@ from coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from coordinator.learning.presets import PRACTICAL, Constants
-from coordinator.learning.radius import bootstrap, literal_radius
-from coordinator.learning.schedule import Schedule, Stage, of_problem
-from coordinator.postprocess import precision
+from riffle.coordinator.learning.presets import PRACTICAL, Constants
+from riffle.coordinator.learning.radius import bootstrap, literal_radius
+from riffle.coordinator.learning.schedule import Schedule, Stage, of_problem
+from riffle.coordinator.postprocess import precision
 
 MOST_AUXILIARY = 512
 """Most policies of pi_0 in a mixture, all of which a descriptor lists."""

@@ -21,13 +21,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from coordinator.learning.coverage import Design
-from coordinator.learning.enumeration import Model
-from coordinator.learning.learner import FloatArray, Problem
-from coordinator.learning.planning import occupancy
-from coordinator.learning.presets import PRACTICAL, Constants
-from coordinator.learning.schedule import Stage
-from coordinator.learning.sdp_pe import SDPPE, Crude
+from riffle.coordinator.learning.coverage import Design
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.learner import FloatArray, Problem
+from riffle.coordinator.learning.planning import occupancy
+from riffle.coordinator.learning.presets import PRACTICAL, Constants
+from riffle.coordinator.learning.schedule import Stage
+from riffle.coordinator.learning.sdp_pe import SDPPE, Crude
 
 
 class ConferenceSDPPE(SDPPE):

@@ -31,10 +31,10 @@ from typing import Literal
 
 import numpy as np
 
-from common.counters import CounterLayout, Episode, Sizes
-from coordinator.learning.counts import batch_counts
-from coordinator.learning.learner import BatchCounts, FloatArray, PolicyArray
-from coordinator.postprocess import ConsistentCounts
+from riffle.common.counters import CounterLayout, Episode, Sizes
+from riffle.coordinator.learning.counts import batch_counts
+from riffle.coordinator.learning.learner import BatchCounts, FloatArray, PolicyArray
+from riffle.coordinator.postprocess import ConsistentCounts
 
 BonusName = Literal["paper", "practical"]
 

@@ -1,5 +1,5 @@
 """Run by Alembic; see `common.migrations`."""
 
-from common.migrations import run_migrations
+from riffle.common.migrations import run_migrations
 
 run_migrations()

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from common.accounting import Account, account, calibrate, gaussian_variance
-from common.counters import CounterLayout, Families, Sizes
-from common.noise import Noise, Padding
-from deploy.cli.output import Format, Output, emit, one_line_errors, table
+from riffle.common.accounting import Account, account, calibrate, gaussian_variance
+from riffle.common.counters import CounterLayout, Families, Sizes
+from riffle.common.noise import Noise, Padding
+from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
 CalibrationName = Literal["exact", "paper"]

@@ -8,12 +8,12 @@ from typing import Any, get_args
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from common.descriptor import first_fault
-from common.plugins import no_such
-from deploy.cli.output import steps
-from experiments.adversarial import WIDTHS, AdversarialResult, Algorithm, Case, run
-from experiments.figures.bands import METHOD
-from experiments.study import band, each_seed
+from riffle.common.descriptor import first_fault
+from riffle.common.plugins import no_such
+from riffle.deploy.cli.output import steps
+from riffle.experiments.adversarial import WIDTHS, AdversarialResult, Algorithm, Case, run
+from riffle.experiments.figures.bands import METHOD
+from riffle.experiments.study import band, each_seed
 
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 ENVIRONMENT = "LayeredMDP-v0"

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from common.counters import Families
-from deploy.cli.output import (
+from riffle.common.counters import Families
+from riffle.deploy.cli.output import (
     Exit,
     Format,
     Output,
@@ -16,8 +16,8 @@ from deploy.cli.output import (
     steps,
     table,
 )
-from experiments.audit.report import TRIALS, Effort, Encoding, run
-from experiments.audit.world import Setting
+from riffle.experiments.audit.report import TRIALS, Effort, Encoding, run
+from riffle.experiments.audit.world import Setting
 
 
 @one_line_errors

@@ -7,9 +7,18 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.output import Exit, Format, Output, emit, one_line_errors, progress, spread, table
-from deploy.presets import preset
-from deploy.wire import bench, disturbed, missed
+from riffle.deploy.cli.output import (
+    Exit,
+    Format,
+    Output,
+    emit,
+    one_line_errors,
+    progress,
+    spread,
+    table,
+)
+from riffle.deploy.presets import preset
+from riffle.deploy.wire import bench, disturbed, missed
 
 bench_app = typer.Typer(help="Measure Riffle's own speed.", no_args_is_help=True)
 

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.cli import specs
-from deploy.cli.output import Format, Output, emit, one_line_errors, table
-from deploy.cli.runs import Force, Nodes, Out, Workers, results
-from deploy.comparison import TRUST_MODELS, compare
-from deploy.follow import stop_earlier
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.operator import Operator
-from deploy.report import FILES
+from riffle.deploy.cli import specs
+from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, table
+from riffle.deploy.cli.runs import Force, Nodes, Out, Workers, results
+from riffle.deploy.comparison import TRUST_MODELS, compare
+from riffle.deploy.follow import stop_earlier
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.operator import Operator
+from riffle.deploy.report import FILES
 
 FILE = "comparison.json"
 WRITTEN = (FILE, *(f"{trust}/{name}" for trust in TRUST_MODELS for name in FILES))

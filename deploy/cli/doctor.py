@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.output import Exit, Format, Output, emit, one_line_errors, table
-from deploy.doctor import examine
+from riffle.deploy.cli.output import Exit, Format, Output, emit, one_line_errors, table
+from riffle.deploy.doctor import examine
 
 
 @one_line_errors

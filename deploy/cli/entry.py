@@ -1,5 +1,6 @@
 """Where ``riffle`` begins: loading its modules takes a while, and may be interrupted."""
 
+import os
 import sys
 
 INTERRUPTED = 130
@@ -8,8 +9,10 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Load the command line and run it; an interruption is told in one line from the beginning."""
+    # No process that is started from here looks for modules in the user's current folder.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        from deploy.cli.main import main as riffle  # noqa: PLC0415
+        from riffle.deploy.cli.main import main as riffle  # noqa: PLC0415
 
         riffle()
     except KeyboardInterrupt:

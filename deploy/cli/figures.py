@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from deploy.cli.output import Format, Output, emit, line, one_line_errors, steps, table
-from deploy.folder import claimed
-from experiments.figures.catalogue import figures
-from experiments.figures.make import ALL, Order, chosen, make
-from experiments.figures.sweep import Backend
+from riffle.deploy.cli.output import Format, Output, emit, line, one_line_errors, steps, table
+from riffle.deploy.folder import claimed
+from riffle.experiments.figures.catalogue import figures
+from riffle.experiments.figures.make import ALL, Order, chosen, make
+from riffle.experiments.figures.sweep import Backend
 
 SEEDS, QUICK_SEEDS = 20, 2
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import httpx
 import typer
 
-from common.errors import LocalError
-from deploy.cli.output import Exit, Format, Output, emit, fail, one_line_errors
-from deploy.probe import get
+from riffle.common.errors import LocalError
+from riffle.deploy.cli.output import Exit, Format, Output, emit, fail, one_line_errors
+from riffle.deploy.probe import get
 
 
 @one_line_errors

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import TaskID
 from rich.table import Table
 
-from deploy.cli.output import (
+from riffle.deploy.cli.output import (
     Exit,
     Format,
     Output,
@@ -23,13 +23,13 @@ from deploy.cli.output import (
     progress,
     table,
 )
-from deploy.cli.runs import Force, Out, results
-from deploy.cli.specs import said
-from deploy.load.crew import Sample
-from deploy.load.page import write_report
-from deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
-from deploy.load.schedule import Arrivals
-from deploy.processes import ended_by_signal
+from riffle.deploy.cli.runs import Force, Out, results
+from riffle.deploy.cli.specs import said
+from riffle.deploy.load.crew import Sample
+from riffle.deploy.load.page import write_report
+from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
+from riffle.deploy.load.schedule import Arrivals
+from riffle.deploy.processes import ended_by_signal
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
 FOR_ANOTHER = ("shuffler_url", "coordinator_url"), "is of a network that is up: say --network, too"

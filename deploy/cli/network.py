@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps
-from deploy.network import enrol, init_network, pin
+from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps
+from riffle.deploy.network import enrol, init_network, pin
 
 network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
 
@@ -59,7 +59,7 @@ def rotate_key_command(
     Where pins are files on other machines: --no-activate, copy nodes/analyzer_keys and
     shuffler/analyzer_keys there, and say it again. Keys that are erased are let go of.
     """
-    from deploy.operator import Operator  # noqa: PLC0415  (the other commands do without it)
+    from riffle.deploy.operator import Operator  # noqa: PLC0415  (the other commands do without it)
 
     with Operator.of(folder, coordinator_url) as operator:
         made = operator.make_key()

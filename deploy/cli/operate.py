@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from common.errors import LocalError, RiffleError
-from common.tables import flat
-from deploy.cli.output import (
+from riffle.common.errors import LocalError, RiffleError
+from riffle.common.tables import flat
+from riffle.deploy.cli.output import (
     Exit,
     Format,
     Output,
@@ -30,10 +30,10 @@ from deploy.cli.output import (
     told,
     utc,
 )
-from deploy.cli.target import NETWORK, CoordinatorUrl, Network
-from deploy.folder import held
-from deploy.operator import FINISHED, Answer, Operator
-from deploy.tables import rows_of
+from riffle.deploy.cli.target import NETWORK, CoordinatorUrl, Network
+from riffle.deploy.folder import held
+from riffle.deploy.operator import FINISHED, Answer, Operator
+from riffle.deploy.tables import rows_of
 
 
 def _run_ids(context: typer.Context) -> list[str]:

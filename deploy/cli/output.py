@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from common.errors import LocalError, RiffleError
-from common.tables import Row, columns_of, csv_text
+from riffle.common.errors import LocalError, RiffleError
+from riffle.common.tables import Row, columns_of, csv_text
 
 
 class Format(StrEnum):

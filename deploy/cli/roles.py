@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import typer
 
-from common.errors import LocalError, RiffleError
-from common.journal import Journal, log_to_stderr
-from deploy.cli.output import Exit, exit_code
+from riffle.common.errors import LocalError, RiffleError
+from riffle.common.journal import Journal, log_to_stderr
+from riffle.deploy.cli.output import Exit, exit_code
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def _as(journal: Journal) -> Iterator[None]:
 
 def shuffler_command() -> None:
     """Run the shuffler. Settings: RIFFLE_SHUFFLER_* variables."""
-    from shuffler.journal import JOURNAL, note  # noqa: PLC0415  (each process loads its own role)
-    from shuffler.main import run  # noqa: PLC0415
-    from shuffler.settings import Settings  # noqa: PLC0415
+    from riffle.shuffler.journal import JOURNAL, note  # noqa: PLC0415  (each process loads its own role)
+    from riffle.shuffler.main import run  # noqa: PLC0415
+    from riffle.shuffler.settings import Settings  # noqa: PLC0415
 
     with _as(JOURNAL):
         run(Settings.load(), on_start=lambda: note("serving"))
@@ -44,9 +44,9 @@ def shuffler_command() -> None:
 
 def coordinator_command() -> None:
     """Run the coordinator. Settings: RIFFLE_COORDINATOR_* variables."""
-    from coordinator.journal import JOURNAL, note  # noqa: PLC0415
-    from coordinator.main import run  # noqa: PLC0415
-    from coordinator.settings import Settings  # noqa: PLC0415
+    from riffle.coordinator.journal import JOURNAL, note  # noqa: PLC0415
+    from riffle.coordinator.main import run  # noqa: PLC0415
+    from riffle.coordinator.settings import Settings  # noqa: PLC0415
 
     with _as(JOURNAL):
         run(Settings.load(), on_start=lambda: note("serving"))
@@ -54,9 +54,9 @@ def coordinator_command() -> None:
 
 def node_command() -> None:
     """Run nodes: one for every credential. Settings: RIFFLE_NODE_* variables."""
-    from node_client.journal import JOURNAL, note  # noqa: PLC0415
-    from node_client.main import run  # noqa: PLC0415
-    from node_client.settings import Settings  # noqa: PLC0415
+    from riffle.node_client.journal import JOURNAL, note  # noqa: PLC0415
+    from riffle.node_client.main import run  # noqa: PLC0415
+    from riffle.node_client.settings import Settings  # noqa: PLC0415
 
     with _as(JOURNAL):
         run(Settings.load(), on_start=lambda: note("serving"))

@@ -10,16 +10,16 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli import specs
-from deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
-from deploy.cli.target import NETWORK, CoordinatorUrl, Network
-from deploy.folder import claimed
-from deploy.follow import run_to_end, stop_earlier
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.operator import Operator
-from deploy.presets import Preset
-from deploy.report import FILES
-from deploy.wire import Split
+from riffle.deploy.cli import specs
+from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
+from riffle.deploy.cli.target import NETWORK, CoordinatorUrl, Network
+from riffle.deploy.folder import claimed
+from riffle.deploy.follow import run_to_end, stop_earlier
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import Preset
+from riffle.deploy.report import FILES
+from riffle.deploy.wire import Split
 
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]

@@ -5,17 +5,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from common.plugins import no_such
-from coordinator.registry import Registry
-from coordinator.specs import MANUAL
-from deploy.cli import adversarial, specs
-from deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps, table
-from deploy.presets import Preset
-from experiments import per_user_study
-from experiments.per_episode import PER_EPISODE
-from experiments.study import CALIBRATIONS, study
-from node_client.environments.environment import Modelled
-from node_client.environments.registry import exact_mdp, make
+from riffle.common.plugins import no_such
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import MANUAL
+from riffle.deploy.cli import adversarial, specs
+from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps, table
+from riffle.deploy.presets import Preset
+from riffle.experiments import per_user_study
+from riffle.experiments.per_episode import PER_EPISODE
+from riffle.experiments.study import CALIBRATIONS, study
+from riffle.node_client.environments.environment import Modelled
+from riffle.node_client.environments.registry import exact_mdp, make
 
 Calibration = Literal["tight", "paper"]
 CalibrationOption = Annotated[

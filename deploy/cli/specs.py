@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from common.counters import Families
-from common.descriptor import first_fault
-from common.noise import Trust
-from common.plugins import is_file, name_of
-from coordinator.registry import BUILT_IN, Registry
-from coordinator.specs import MANUAL, RunSpec
-from deploy.presets import PRESETS, Preset, preset
-from node_client.environments.environment import Modelled
-from node_client.environments.registry import Parameter, make, names
+from riffle.common.counters import Families
+from riffle.common.descriptor import first_fault
+from riffle.common.noise import Trust
+from riffle.common.plugins import is_file, name_of
+from riffle.coordinator.registry import BUILT_IN, Registry
+from riffle.coordinator.specs import MANUAL, RunSpec
+from riffle.deploy.presets import PRESETS, Preset, preset
+from riffle.node_client.environments.environment import Modelled
+from riffle.node_client.environments.registry import Parameter, make, names
 
 Environment = Annotated[
     str | None,
@@ -134,8 +134,8 @@ def check(chosen: Preset, spec: RunSpec) -> None:
     registry = Registry(files=chosen.learners)
     if spec.learner not in registry.names:
         # Loaded for this sentence only.
-        from deploy.cli.adversarial import ALGORITHMS  # noqa: PLC0415
-        from experiments.per_episode import PER_EPISODE  # noqa: PLC0415
+        from riffle.deploy.cli.adversarial import ALGORITHMS  # noqa: PLC0415
+        from riffle.experiments.per_episode import PER_EPISODE  # noqa: PLC0415
 
         if spec.learner in {*PER_EPISODE, *ALGORITHMS}:
             words = f"riffle simulate --learner {spec.learner}"

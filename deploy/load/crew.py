@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from common.errors import LocalError
-from deploy.load.tally import Tally, merged
-from deploy.load.worker import Share, Worker, start
-from deploy.processes import Usage, busy_by_core, noted_signals, read_usage
+from riffle.common.errors import LocalError
+from riffle.deploy.load.tally import Tally, merged
+from riffle.deploy.load.worker import Share, Worker, start
+from riffle.deploy.processes import Usage, busy_by_core, noted_signals, read_usage
 
 START_SECONDS = 120.0
 HEAD_START = 0.5

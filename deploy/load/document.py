@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from deploy.load.crew import Sample
-from deploy.load.verdict import PROMPT_SECONDS, Evidence, judge
-from deploy.processes import Usage
+from riffle.deploy.load.crew import Sample
+from riffle.deploy.load.verdict import PROMPT_SECONDS, Evidence, judge
+from riffle.deploy.processes import Usage
 
 GENERATOR = "generator "
 FULL = {"sealed", "counted", "rejected"}

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from common.errors import LocalError, RiffleError
-from coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from deploy.operator import LAST_EVENTS, Operator
+from riffle.common.errors import LocalError, RiffleError
+from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from riffle.deploy.operator import LAST_EVENTS, Operator
 
 LANES = 2
 READY_SECONDS = 60.0

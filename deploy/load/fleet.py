@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from common.counters import Ints
-from common.descriptor import key_id
-from common.errors import RiffleError
-from common.wire import Lease, frame
-from deploy.load.tally import Tally
-from node_client.environments.environment import Environment
-from node_client.pipeline import Job, Seal
-from node_client.report import slot_report
-from node_client.settings import Credential
-from node_client.shuffler_api import ShufflerApi
-from node_client.trust import Demands, accept
+from riffle.common.counters import Ints
+from riffle.common.descriptor import key_id
+from riffle.common.errors import RiffleError
+from riffle.common.wire import Lease, frame
+from riffle.deploy.load.tally import Tally
+from riffle.node_client.environments.environment import Environment
+from riffle.node_client.pipeline import Job, Seal
+from riffle.node_client.report import slot_report
+from riffle.node_client.settings import Credential
+from riffle.node_client.shuffler_api import ShufflerApi
+from riffle.node_client.trust import Demands, accept
 
 POLL_SECONDS = 20
 PATIENCE_SECONDS = 30.0

@@ -7,16 +7,16 @@ from typing import TypeVar
 
 import httpx
 
-from common.errors import LocalError
-from common.wire import EnrolRequest
-from deploy.network import (
+from riffle.common.errors import LocalError
+from riffle.common.wire import EnrolRequest
+from riffle.deploy.network import (
     SHUFFLER_TOKEN_FILE,
     async_operator_client,
     enrolled,
     operator_token,
     refusal,
 )
-from node_client.settings import Credential
+from riffle.node_client.settings import Credential
 
 AT_ONCE = 16
 USERS = 1 << 40

@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.specs import RunSpec
-from deploy.follow import stop_earlier
-from deploy.load.crew import Crew, Sample
-from deploy.load.document import document
-from deploy.load.feed import Feeder, load_spec
-from deploy.load.members import enrol_members, revoke_members
-from deploy.load.schedule import Arrivals, schedule
-from deploy.load.worker import Share
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import SHUFFLER_ID
-from deploy.operator import Operator
-from deploy.presets import preset
-from deploy.processes import noted_signals
-from node_client.settings import Credential, Settings
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.follow import stop_earlier
+from riffle.deploy.load.crew import Crew, Sample
+from riffle.deploy.load.document import document
+from riffle.deploy.load.feed import Feeder, load_spec
+from riffle.deploy.load.members import enrol_members, revoke_members
+from riffle.deploy.load.schedule import Arrivals, schedule
+from riffle.deploy.load.worker import Share
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.network import SHUFFLER_ID
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import preset
+from riffle.deploy.processes import noted_signals
+from riffle.node_client.settings import Credential, Settings
 
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4
 MOST_REPORTS = 10_000_000

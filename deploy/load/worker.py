@@ -16,13 +16,13 @@ from multiprocessing.process import BaseProcess
 
 import uvloop
 
-from common.endpoint import trusted
-from common.workers import SPAWN
-from deploy.load.fleet import Fleet, members
-from deploy.load.schedule import Times
-from deploy.load.tally import Tally
-from node_client.sealing import SealingPool
-from node_client.settings import Credential, Settings
+from riffle.common.endpoint import trusted
+from riffle.common.workers import SPAWN
+from riffle.deploy.load.fleet import Fleet, members
+from riffle.deploy.load.schedule import Times
+from riffle.deploy.load.tally import Tally
+from riffle.node_client.sealing import SealingPool
+from riffle.node_client.settings import Credential, Settings
 
 TOLD_SECONDS = 0.5
 SEALERS = 1

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from common.counters import Ints
-from experiments.audit import evidence
-from experiments.audit.evidence import Bounds, FloatArray, Scores
-from experiments.audit.pipeline import Views, views, views_of_the_analyzer
-from experiments.audit.seals import identity_seals
-from experiments.audit.world import Setting, World
+from riffle.common.counters import Ints
+from riffle.experiments.audit import evidence
+from riffle.experiments.audit.evidence import Bounds, FloatArray, Scores
+from riffle.experiments.audit.pipeline import Views, views, views_of_the_analyzer
+from riffle.experiments.audit.seals import identity_seals
+from riffle.experiments.audit.world import Setting, World
 
 CERTAIN = 1e3
 """The score that stands for an outcome which only one population can have."""

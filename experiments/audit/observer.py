@@ -24,15 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from common.counters import CounterLayout, Episode, Ints, Sizes
-from common.mechanism import noise_messages
-from common.noise import Noise, Padding
-from common.randomness import Randomness
-from common.wire import frame
-from experiments.audit.evidence import FloatArray
-from experiments.audit.world import Scripted, Setting, World, build, calibrated_noise
-from node_client import report as node_report
-from node_client.sealing import pack, seal_reports
+from riffle.common.counters import CounterLayout, Episode, Ints, Sizes
+from riffle.common.mechanism import noise_messages
+from riffle.common.noise import Noise, Padding
+from riffle.common.randomness import Randomness
+from riffle.common.wire import frame
+from riffle.experiments.audit.evidence import FloatArray
+from riffle.experiments.audit.world import Scripted, Setting, World, build, calibrated_noise
+from riffle.node_client import report as node_report
+from riffle.node_client.sealing import pack, seal_reports
 
 LEVEL = 1e-6
 """Chance that an observer who knows nothing is called better than chance."""

@@ -11,12 +11,12 @@ episode, everybody else having e', the likelihood ratio of the two populations i
 import numpy as np
 from scipy import special, stats
 
-from common.counters import Ints
-from common.mechanism import count
-from experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
-from experiments.audit.evidence import FloatArray, Scores
-from experiments.audit.pipeline import reports
-from experiments.audit.world import World
+from riffle.common.counters import Ints
+from riffle.common.mechanism import count
+from riffle.experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
+from riffle.experiments.audit.evidence import FloatArray, Scores
+from riffle.experiments.audit.pipeline import reports
+from riffle.experiments.audit.world import World
 
 
 def attack(world: World, trials: int, error: float) -> Attack:

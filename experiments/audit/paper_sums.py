@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from common.accounting.paper import paper_noise, paper_tau
-from common.noise import Noise
-from common.randomness import generator_for
-from experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
-from experiments.audit.evidence import FloatArray, Scores
-from experiments.audit.world import Setting
+from riffle.common.accounting.paper import paper_noise, paper_tau
+from riffle.common.noise import Noise
+from riffle.common.randomness import generator_for
+from riffle.experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
+from riffle.experiments.audit.evidence import FloatArray, Scores
+from riffle.experiments.audit.world import Setting
 
 REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
 """n over tau. The user is given away with probability tau / 2n = 1/4 and 2^-m = 1/4 a cell."""

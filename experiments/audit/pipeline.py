@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.counters import Ints
-from common.hpke import open_each, open_histogram
-from common.randomness import SeededRandomness
-from common.wire import frame, frames
-from coordinator.analyzer import Analyzer
-from coordinator.keys import OneKey
-from experiments.audit.world import World
-from node_client.report import slot_report
-from node_client.sealing import pack, seal_reports
-from shuffler.permute import shuffle
-from shuffler.vault import KEY_BYTES
+from riffle.common.counters import Ints
+from riffle.common.hpke import open_each, open_histogram
+from riffle.common.randomness import SeededRandomness
+from riffle.common.wire import frame, frames
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.keys import OneKey
+from riffle.experiments.audit.world import World
+from riffle.node_client.report import slot_report
+from riffle.node_client.sealing import pack, seal_reports
+from riffle.shuffler.permute import shuffle
+from riffle.shuffler.vault import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from experiments.audit import observer, one_envelope, paper_sums
-from experiments.audit.attack import TUNING_SHARE, Attack, agreement, audit
-from experiments.audit.world import Setting, World, build
+from riffle.experiments.audit import observer, one_envelope, paper_sums
+from riffle.experiments.audit.attack import TUNING_SHARE, Attack, agreement, audit
+from riffle.experiments.audit.world import Setting, World, build
 
 Encoding = Literal["riffle", "paper-sums", "one-envelope"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from common import hpke
+from riffle.common import hpke
 
 _TAG = bytes(hpke.OVERHEAD)
 

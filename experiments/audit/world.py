@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.accounting import Account, calibrate
-from common.accounting.overflow import fewest_slots
-from common.accounting.search import needed_bits
-from common.counters import CounterLayout, Episode, Families, Ints, Sizes
-from common.descriptor import (
+from riffle.common.accounting import Account, calibrate
+from riffle.common.accounting.overflow import fewest_slots
+from riffle.common.accounting.search import needed_bits
+from riffle.common.counters import CounterLayout, Episode, Families, Ints, Sizes
+from riffle.common.descriptor import (
     BatchDescriptor,
     Context,
     GuaranteeDocument,
@@ -27,14 +27,14 @@ from common.descriptor import (
     parse,
     serialize,
 )
-from common.hpke import KeyPair
-from common.noise import Guarantee, Noise, Padding
-from common.policy import TOTAL_WEIGHT
-from common.randomness import Randomness
-from common.verification import check_guarantee
-from node_client.environments.environment import Step
-from node_client.report import BatchPlan
-from node_client.sealing import SealKeys
+from riffle.common.hpke import KeyPair
+from riffle.common.noise import Guarantee, Noise, Padding
+from riffle.common.policy import TOTAL_WEIGHT
+from riffle.common.randomness import Randomness
+from riffle.common.verification import check_guarantee
+from riffle.node_client.environments.environment import Step
+from riffle.node_client.report import BatchPlan
+from riffle.node_client.sealing import SealKeys
 
 RUN_ID = "00" * 16
 NEVER = 1 << 40

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.learning.learner import FloatArray
-from experiments import adversarial, per_episode
-from experiments.figures.catalogue import ADVERSARIAL, Parameters, Run, Value
-from experiments.regret import optimal_value, policy_value
-from node_client.environments.registry import exact_mdp, make
-from node_client.environments.tabular import TabularMDP
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.experiments import adversarial, per_episode
+from riffle.experiments.figures.catalogue import ADVERSARIAL, Parameters, Run, Value
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.node_client.environments.tabular import TabularMDP
 
 
 @dataclass(frozen=True, slots=True)

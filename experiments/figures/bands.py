@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coordinator import truth
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator import truth
+from riffle.coordinator.learning.learner import FloatArray
 
 METHOD = "two-sided 95 % Student t over seeds"
 

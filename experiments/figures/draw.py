@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.figures.bands import told
-from experiments.figures.catalogue import Figure
-from experiments.figures.series import Series
+from riffle.experiments.figures.bands import told
+from riffle.experiments.figures.catalogue import Figure
+from riffle.experiments.figures.series import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.plugins import no_such
-from experiments.figures.catalogue import Figure, figures
-from experiments.figures.rows import Row, Rows
-from experiments.figures.series import gather
-from experiments.figures.sweep import Backend, Job, sweep
-from experiments.figures.write import refuse_finished, write
+from riffle.common.plugins import no_such
+from riffle.experiments.figures.catalogue import Figure, figures
+from riffle.experiments.figures.rows import Row, Rows
+from riffle.experiments.figures.series import gather
+from riffle.experiments.figures.sweep import Backend, Job, sweep
+from riffle.experiments.figures.write import refuse_finished, write
 
 ALL = "all"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from common.descriptor import first_fault
-from common.errors import LocalError
-from experiments.figures.catalogue import Value
+from riffle.common.descriptor import first_fault
+from riffle.common.errors import LocalError
+from riffle.experiments.figures.catalogue import Value
 
 SHAPING = ("common", "coordinator", "experiments", "node_client")
 Identity = tuple[str, int]

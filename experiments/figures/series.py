@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.learning.learner import FloatArray
-from experiments.figures.bands import Band, stacked, student
-from experiments.figures.catalogue import Curve, Figure, Line, Run, Value
-from experiments.figures.rows import Row, Rows
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.experiments.figures.bands import Band, stacked, student
+from riffle.experiments.figures.catalogue import Curve, Figure, Line, Run, Value
+from riffle.experiments.figures.rows import Row, Rows
 
 Constants = dict[str, Value]
 PER_SEED = frozenset({"seed"})

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from common.errors import LocalError, RiffleError
-from coordinator.learning.learner import LearnerError
-from experiments.figures.adapter import compute
-from experiments.figures.catalogue import Run
-from experiments.figures.rows import Row, Rows, code_digest
+from riffle.common.errors import LocalError, RiffleError
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.experiments.figures.adapter import compute
+from riffle.experiments.figures.catalogue import Run
+from riffle.experiments.figures.rows import Row, Rows, code_digest
 
 BackendName = Literal["loky", "dask"]
 Job = tuple[Run, int]

@@ -14,12 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common.errors import LocalError
-from experiments.figures.bands import METHOD
-from experiments.figures.catalogue import Figure
-from experiments.figures.draw import X_LABELS, draw
-from experiments.figures.rows import code_digest
-from experiments.figures.series import Point, Series
+from riffle.common.errors import LocalError
+from riffle.experiments.figures.bands import METHOD
+from riffle.experiments.figures.catalogue import Figure
+from riffle.experiments.figures.draw import X_LABELS, draw
+from riffle.experiments.figures.rows import code_digest
+from riffle.experiments.figures.series import Point, Series
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 

@@ -12,8 +12,8 @@ E[clip(m + xi, 0, 1)] = m (Phi(v) - Phi(-u)) + sigma (phi(u) - phi(v)) + 1 - Phi
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from common.randomness import Randomness, generator_for
-from node_client.environments.tabular import Floats, TabularMDP
+from riffle.common.randomness import Randomness, generator_for
+from riffle.node_client.environments.tabular import Floats, TabularMDP
 
 LARGEST_MEAN = 0.99
 

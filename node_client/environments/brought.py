@@ -6,11 +6,11 @@ What goes wrong later, in `reset` and `step`, is an episode that failed (`node_c
 import math
 from collections.abc import Mapping
 
-from common.counters import Sizes
-from common.errors import LocalError, RiffleError
-from common.plugins import Maker, file_of, where
-from node_client.environments.environment import Environment, Modelled
-from node_client.environments.tabular import TabularMDP
+from riffle.common.counters import Sizes
+from riffle.common.errors import LocalError, RiffleError
+from riffle.common.plugins import Maker, file_of, where
+from riffle.node_client.environments.environment import Environment, Modelled
+from riffle.node_client.environments.tabular import TabularMDP
 
 MEMBERS = ("sizes", "reward_range", "absorbing", "reset", "step")
 

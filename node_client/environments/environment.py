@@ -11,9 +11,9 @@ system's CSPRNG), the test entry point and the simulator (a keyed stream).
 
 from typing import Protocol, runtime_checkable
 
-from common.counters import Sizes
-from common.randomness import Randomness
-from node_client.environments.tabular import TabularMDP
+from riffle.common.counters import Sizes
+from riffle.common.randomness import Randomness
+from riffle.node_client.environments.tabular import TabularMDP
 
 Step = tuple[int, float, bool]
 

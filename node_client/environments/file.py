@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from common.descriptor import MAX_HORIZON, Document, first_fault
-from common.errors import LocalError
-from node_client.environments.tabular import TabularMDP
+from riffle.common.descriptor import MAX_HORIZON, Document, first_fault
+from riffle.common.errors import LocalError
+from riffle.node_client.environments.tabular import TabularMDP
 
 MAX_FILE_BYTES = 256 << 20
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from common.counters import Sizes
-from common.errors import LocalError
-from common.randomness import Randomness
-from node_client.environments.tabular import TabularMDP, stationary
+from riffle.common.counters import Sizes
+from riffle.common.errors import LocalError
+from riffle.common.randomness import Randomness
+from riffle.node_client.environments.tabular import TabularMDP, stationary
 
 
 class DiscreteSpace(Protocol):

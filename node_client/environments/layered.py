@@ -8,8 +8,8 @@ are never reached and lead to state 0. Steps are the layers: H of them.
 
 import numpy as np
 
-from common.randomness import generator_for
-from node_client.environments.tabular import TabularMDP
+from riffle.common.randomness import generator_for
+from riffle.node_client.environments.tabular import TabularMDP
 
 
 def layered_mdp(

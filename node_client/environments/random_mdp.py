@@ -6,9 +6,9 @@ step on its own; the same seed and sizes give the same MDP on every machine.
 
 import numpy as np
 
-from common.counters import Sizes
-from common.randomness import generator_for
-from node_client.environments.tabular import TabularMDP
+from riffle.common.counters import Sizes
+from riffle.common.randomness import generator_for
+from riffle.node_client.environments.tabular import TabularMDP
 
 
 def random_mdp(sizes: Sizes, seed: int) -> TabularMDP:

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from common.counters import Sizes
-from common.descriptor import first_fault
-from common.errors import LocalError
-from common.plugins import (
+from riffle.common.counters import Sizes
+from riffle.common.descriptor import first_fault
+from riffle.common.errors import LocalError
+from riffle.common.plugins import (
     Maker,
     from_entry_point,
     from_file,
@@ -27,15 +27,15 @@ from common.plugins import (
     offered,
     parameters,
 )
-from node_client.environments.bandit import BanditEnvironment, global_means
-from node_client.environments.brought import make_brought
-from node_client.environments.environment import Environment, Modelled
-from node_client.environments.file import load
-from node_client.environments.gymnasium_adapter import make_gymnasium
-from node_client.environments.layered import layered_mdp
-from node_client.environments.random_mdp import random_mdp
-from node_client.environments.spectrum import spectrum_access
-from node_client.environments.tabular import TabularEnvironment, TabularMDP, riverswim
+from riffle.node_client.environments.bandit import BanditEnvironment, global_means
+from riffle.node_client.environments.brought import make_brought
+from riffle.node_client.environments.environment import Environment, Modelled
+from riffle.node_client.environments.file import load
+from riffle.node_client.environments.gymnasium_adapter import make_gymnasium
+from riffle.node_client.environments.layered import layered_mdp
+from riffle.node_client.environments.random_mdp import random_mdp
+from riffle.node_client.environments.spectrum import spectrum_access
+from riffle.node_client.environments.tabular import TabularEnvironment, TabularMDP, riverswim
 
 GROUP = "riffle.environments"
 GYMNASIUM = "gymnasium:"

@@ -14,7 +14,7 @@ to channel 0 and every channel has its stationary law.
 
 import numpy as np
 
-from node_client.environments.tabular import Floats, TabularMDP
+from riffle.node_client.environments.tabular import Floats, TabularMDP
 
 MAX_CHANNELS = 6
 RETUNED_SLOT = 0.5

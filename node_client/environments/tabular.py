@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.counters import Sizes
-from common.randomness import Randomness, categorical
+from riffle.common.counters import Sizes
+from riffle.common.randomness import Randomness, categorical
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from common.at_rest import MAGIC, OVERHEAD, AtRest, erase_file, is_sealed, replace_file, storage
-from common.errors import LocalError
+from riffle.common.at_rest import (
+    MAGIC,
+    OVERHEAD,
+    AtRest,
+    erase_file,
+    is_sealed,
+    replace_file,
+    storage,
+)
+from riffle.common.errors import LocalError
 
 KEY = bytes(range(32))
 PREFIX = "RIFFLE_TEST_"

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.central import BYTES_AT_ONCE, add_noise, count, draw, encode, run
-from common.counters import CounterLayout, Episode, Sizes
-from common.noise import CentralNoise, FairBits, Laplace
-from common.randomness import SystemRandomness
+from riffle.common.central import BYTES_AT_ONCE, add_noise, count, draw, encode, run
+from riffle.common.counters import CounterLayout, Episode, Sizes
+from riffle.common.noise import CentralNoise, FairBits, Laplace
+from riffle.common.randomness import SystemRandomness
 from tests.common.test_local import Script
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs

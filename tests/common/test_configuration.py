@@ -6,8 +6,8 @@ import pytest
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from common.configuration import RoleSettings
-from common.errors import LocalError
+from riffle.common.configuration import RoleSettings
+from riffle.common.errors import LocalError
 
 
 class Settings(RoleSettings):

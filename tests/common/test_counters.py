@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.counters import CounterLayout, Episode, Families, Sizes
+from riffle.common.counters import CounterLayout, Episode, Families, Sizes
 
 FAMILIES: tuple[Families, ...] = ("paper", "lean", "joint")
 

@@ -10,16 +10,23 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
-from common.database import CLAIM_SECONDS, IDLE_SECONDS, claimed, meta_table, open_database, writer
-from common.errors import LocalError
-from common.migrations import Schema
+from riffle.common.database import (
+    CLAIM_SECONDS,
+    IDLE_SECONDS,
+    claimed,
+    meta_table,
+    open_database,
+    writer,
+)
+from riffle.common.errors import LocalError
+from riffle.common.migrations import Schema
 from tests.postgres import Cluster
 
 metadata = MetaData()
 meta = meta_table(metadata)
 things = Table("things", metadata, Column("thing", Integer, primary_key=True))
 
-ENV = "from common.migrations import run_migrations\nrun_migrations()\n"
+ENV = "from riffle.common.migrations import run_migrations\nrun_migrations()\n"
 REVISION = """
 from alembic import op
 from tests.common.test_database import metadata

@@ -10,9 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError, model_validator
 
-from common import descriptor as d
-from common.errors import RemoteError
-from common.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Noise
+from riffle.common import descriptor as d
+from riffle.common.errors import RemoteError
+from riffle.common.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Noise
 from tests.common.descriptors import ONE_MESSAGE, RUN_ID, descriptor
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "descriptor_faults.json").read_text())

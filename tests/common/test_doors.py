@@ -2,10 +2,10 @@
 
 import pytest
 
-from common.doors import Doors, Key, Strangers
-from common.endpoint import hash_token
-from common.errors import LocalError, RemoteError
-from common.limits import Allowance
+from riffle.common.doors import Doors, Key, Strangers
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.limits import Allowance
 
 WIDE = Allowance(requests=1_000.0, reports=1.0, at_once=100)
 

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from common.endpoint import check_url, hash_token, is_local_url, is_loopback, tls_files, trusted
-from common.errors import LocalError
-from deploy.certificates import make_authority
+from riffle.common.endpoint import (
+    check_url,
+    hash_token,
+    is_local_url,
+    is_loopback,
+    tls_files,
+    trusted,
+)
+from riffle.common.errors import LocalError
+from riffle.deploy.certificates import make_authority
 
 
 def test_loopback() -> None:
@@ -100,5 +107,7 @@ def test_a_tokens_hash() -> None:
 
 
 def test_no_web_framework_is_loaded() -> None:
-    program = "import sys, common.endpoint; sys.exit(bool({'fastapi', 'uvicorn'} & {*sys.modules}))"
+    program = (
+        "import sys, riffle.common.endpoint;sys.exit(bool({'fastapi', 'uvicorn'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
-from common.errors import LONGEST_WAIT_SECONDS, retry_after
+from riffle.common.errors import LONGEST_WAIT_SECONDS, retry_after
 
 
 def test_retry_after_header() -> None:

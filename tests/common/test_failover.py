@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from common.failover import (
+from riffle.common.failover import (
     AWAY_SECONDS,
     LONGEST_AWAY_SECONDS,
     AsyncFailover,

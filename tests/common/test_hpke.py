@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.hpke import (
+from riffle.common.hpke import (
     LABEL_MESSAGE,
     LABEL_REPORT,
     OVERHEAD,

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from common.errors import LocalError
-from common.journal import Journal, JsonLines
-from coordinator.journal import JOURNAL as COORDINATOR
-from node_client.journal import JOURNAL as NODE
-from shuffler.journal import JOURNAL as SHUFFLER
+from riffle.common.errors import LocalError
+from riffle.common.journal import Journal, JsonLines
+from riffle.coordinator.journal import JOURNAL as COORDINATOR
+from riffle.node_client.journal import JOURNAL as NODE
+from riffle.shuffler.journal import JOURNAL as SHUFFLER
 
 PRIVATE = frozenset({"user", "users", "lease", "slot", "token", "episode", "path"})
 PROGRAM = """
 import logging, sys, warnings
-from common.journal import Journal, log_to_stderr
+from riffle.common.journal import Journal, log_to_stderr
 log_to_stderr("test")
 Journal("test", "n").note("hello", n=3)
 logging.getLogger("httpx").info("GET https://secret")

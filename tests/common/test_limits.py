@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import LocalError
-from common.journal import Journal
-from common.limits import Allowance, AtMost, Bucket, Callers
-from common.service import install_problem_handlers
+from riffle.common.errors import LocalError
+from riffle.common.journal import Journal
+from riffle.common.limits import Allowance, AtMost, Bucket, Callers
+from riffle.common.service import install_problem_handlers
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 30)), max_size=60))

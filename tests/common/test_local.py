@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.counters import CounterLayout, Episode, Families, Sizes
-from common.local import count, debias, encode, report_bytes, run
-from common.noise import Flips
-from common.randomness import SeededRandomness, SystemRandomness
+from riffle.common.counters import CounterLayout, Episode, Families, Sizes
+from riffle.common.local import count, debias, encode, report_bytes, run
+from riffle.common.noise import Flips
+from riffle.common.randomness import SeededRandomness, SystemRandomness
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 SYSTEM = SystemRandomness()

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.counters import CounterLayout, Episode, Sizes
-from common.mechanism import count, debias, encode, noise_messages, pad, permutation, run
-from common.noise import Noise, Padding
-from common.randomness import SeededRandomness, SystemRandomness
+from riffle.common.counters import CounterLayout, Episode, Sizes
+from riffle.common.mechanism import count, debias, encode, noise_messages, pad, permutation, run
+from riffle.common.noise import Noise, Padding
+from riffle.common.randomness import SeededRandomness, SystemRandomness
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 SYSTEM = SystemRandomness()
@@ -136,7 +136,7 @@ def test_a_permutation_sorts_whole_keys_where_first_halves_are_equal_too(
     bits: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index takes the place of the last 9 bits: of 12, 3 are left to sort by; of 2, none."""
-    monkeypatch.setattr("common.mechanism.KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr("riffle.common.mechanism.KEYS_AT_ONCE", at_once)
     largest = (1 << bits) - 1
     keys = np.random.default_rng(7).integers(largest, size=(500, 2), dtype=np.uint64, endpoint=True)
     whole = np.lexsort((keys[:, 1], keys[:, 0]))

@@ -5,10 +5,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from common.errors import RemoteError
-from common.journal import Journal
-from common.metrics import Measured, RequestMetrics, exposition
-from common.service import install_problem_handlers
+from riffle.common.errors import RemoteError
+from riffle.common.journal import Journal
+from riffle.common.metrics import Measured, RequestMetrics, exposition
+from riffle.common.service import install_problem_handlers
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-import coordinator.schema
-import shuffler.schema
-from common.database import writer
-from common.errors import LocalError
-from common.migrations import revision
+from riffle.common.database import writer
+from riffle.common.errors import LocalError
+from riffle.common.migrations import revision
+from riffle.coordinator import schema as coordinator_schema
+from riffle.shuffler import schema as shuffler_schema
 
-SCHEMAS: dict[str, Any] = {"shuffler": shuffler.schema, "coordinator": coordinator.schema}
+SCHEMAS: dict[str, Any] = {"shuffler": shuffler_schema, "coordinator": coordinator_schema}
 
 
 @pytest.fixture(params=["shuffler", "coordinator"])
@@ -49,9 +49,9 @@ def test_a_newer_store_is_refused_and_left_alone(url: str, schema: Any) -> None:
 
 
 def test_the_store_of_another_service_is_refused(url: str) -> None:
-    shuffler.schema.open_store(url).dispose()
+    shuffler_schema.open_store(url).dispose()
     with pytest.raises(LocalError, match="schema version shuffler_3, this program knows coord"):
-        coordinator.schema.open_store(url)
+        coordinator_schema.open_store(url)
 
 
 def test_replicas_that_start_together_migrate_once(url: str, schema: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.noise import (
+from riffle.common.noise import (
     BatchNoise,
     FairBits,
     Flips,

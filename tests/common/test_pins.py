@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import LocalError
-from common.pins import pinned
+from riffle.common.errors import LocalError
+from riffle.common.pins import pinned
 
 ONE, TWO = "ab" * 32, "cd" * 32
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import LocalError
-from common.plugins import from_file, is_file, name_of, nearest, parameters
+from riffle.common.errors import LocalError
+from riffle.common.plugins import from_file, is_file, name_of, nearest, parameters
 
 
 def test_a_file_gives_what_it_names(tmp_path: Path) -> None:

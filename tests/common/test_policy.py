@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.counters import Sizes
-from common.policy import TOTAL_WEIGHT, Mixture
+from riffle.common.counters import Sizes
+from riffle.common.policy import TOTAL_WEIGHT, Mixture
 
 
 def distinct_policies(count: int) -> np.ndarray[tuple[int, int, int], np.dtype[np.int64]]:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from common import readiness
-from common.readiness import clock_trouble, disk_trouble, skew
+from riffle.common import readiness
+from riffle.common.readiness import clock_trouble, disk_trouble, skew
 
 NOW = datetime(2027, 1, 15, 8, 0, 10, tzinfo=UTC)
 
@@ -41,5 +41,5 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert disk_trouble(tmp_path) is None
     assert "cannot look" in (disk_trouble(tmp_path / "nowhere") or "")
     usage = SimpleNamespace(free=readiness.LEAST_FREE_BYTES - 1)
-    monkeypatch.setattr("common.readiness.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("riffle.common.readiness.shutil.disk_usage", lambda _: usage)
     assert "63 MiB are free" in (disk_trouble(tmp_path) or "")

@@ -22,10 +22,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from common.endpoint import Tls
-from common.errors import LocalError
-from common.service import GRACE_SECONDS, serve
-from deploy.certificates import make_authority
+from riffle.common.endpoint import Tls
+from riffle.common.errors import LocalError
+from riffle.common.service import GRACE_SECONDS, serve
+from riffle.deploy.certificates import make_authority
 from tests.asking import taken_up
 
 # Waits for news (ended by on_stop), or works for a while (must be finished in the drain).
@@ -33,8 +33,8 @@ PROGRAM = """
 import asyncio, hashlib, json, sys
 from pathlib import Path
 from fastapi import FastAPI, Request
-from common.endpoint import Tls
-from common.service import read_body, serve
+from riffle.common.endpoint import Tls
+from riffle.common.service import read_body, serve
 
 host, port, certificate, key = json.loads(sys.argv[1])
 app, stopping = FastAPI(), asyncio.Event()

@@ -14,14 +14,14 @@ from fastapi.security import HTTPBearer
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from common.doors import Doors, Key, Strangers
-from common.endpoint import hash_token
-from common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
-from common.journal import Journal
-from common.limits import Allowance
-from common.service import Token, install_problem_handlers, read_body
-from coordinator import health, keys_api, results, runs_api
-from shuffler import app as shuffler_app
+from riffle.common.doors import Doors, Key, Strangers
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
+from riffle.common.journal import Journal
+from riffle.common.limits import Allowance
+from riffle.common.service import Token, install_problem_handlers, read_body
+from riffle.coordinator import health, keys_api, results, runs_api
+from riffle.shuffler import app as shuffler_app
 
 OPERATOR = Allowance(requests=9.0, reports=1.0, at_once=9)
 

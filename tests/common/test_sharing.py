@@ -1,6 +1,6 @@
 import asyncio
 
-from common.sharing import Shared
+from riffle.common.sharing import Shared
 
 
 def test_one_answer_for_many_until_its_key_changes() -> None:

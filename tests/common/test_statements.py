@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from common.statements import execute_rows, is_one_of
+from riffle.common.statements import execute_rows, is_one_of
 
 things = Table(
     "things",

@@ -10,12 +10,12 @@ from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field
 
-from common.descriptor import Hex16
-from common.errors import RemoteError
-from common.journal import Journal
-from common.metrics import Measured, RequestMetrics
-from common.service import Token, install_problem_handlers
-from common.straight import Straight
+from riffle.common.descriptor import Hex16
+from riffle.common.errors import RemoteError
+from riffle.common.journal import Journal
+from riffle.common.metrics import Measured, RequestMetrics
+from riffle.common.service import Token, install_problem_handlers
+from riffle.common.straight import Straight
 
 ID = "0a" * 16
 AUTHORIZED = {"Authorization": "Bearer sesame"}

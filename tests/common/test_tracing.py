@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from common.errors import RemoteError
-from common.tracing import VARIABLES, Traced, collecting, note, span, traced, using
+from riffle.common.errors import RemoteError
+from riffle.common.tracing import VARIABLES, Traced, collecting, note, span, traced, using
 
 
 @pytest.fixture

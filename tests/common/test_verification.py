@@ -2,11 +2,11 @@
 
 import pytest
 
-from common.accounting import calibrate
-from common.descriptor import BatchDescriptor
-from common.errors import RemoteError
-from common.noise import Guarantee
-from common.verification import achieved, check_guarantee
+from riffle.common.accounting import calibrate
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.errors import RemoteError
+from riffle.common.noise import Guarantee
+from riffle.common.verification import achieved, check_guarantee
 from tests.common.descriptors import descriptor
 
 N, BETA = 200, 1e-5

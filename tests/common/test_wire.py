@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.errors import RemoteError
-from common.wire import Enrolment, LeaseRequest, frame, frames
+from riffle.common.errors import RemoteError
+from riffle.common.wire import Enrolment, LeaseRequest, frame, frames
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.binary(min_size=9, max_size=9))))

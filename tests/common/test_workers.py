@@ -8,7 +8,7 @@ from pathlib import Path
 
 ORPHANS = """
 import time
-from common.workers import process_pool
+from riffle.common.workers import process_pool
 if __name__ == "__main__":
     pool = process_pool(1)
     pool.submit(int).result()

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.counters import CounterLayout, Episode, Families, Sizes
-from common.noise import BatchNoise, Flips, Laplace, Noise, Padding, Trust
-from common.randomness import SystemRandomness
-from common.workflow import Symbols, count, debias, encode
+from riffle.common.counters import CounterLayout, Episode, Families, Sizes
+from riffle.common.noise import BatchNoise, Flips, Laplace, Noise, Padding, Trust
+from riffle.common.randomness import SystemRandomness
+from riffle.common.workflow import Symbols, count, debias, encode
 
 RANDOMNESS = SystemRandomness()
 NOISE: dict[Trust, tuple[BatchNoise, Padding]] = {

@@ -8,17 +8,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from common.errors import URN
-from coordinator.app import create_app
-from tests.coordinator.world import (
-    RUN,
-    SMALL,
-    TOKEN,
-    FakeShuffler,
-    analyzer,
-    registry,
-    settings,
-)
+from riffle.common.errors import URN
+from riffle.coordinator.app import create_app
+from tests.coordinator.world import RUN, SMALL, TOKEN, FakeShuffler, analyzer, registry, settings
 
 Answer = Any  # of the test client, whose types are not exported
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from common.policy import Mixture
-from coordinator.learning.learner import (
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     Learner,
@@ -12,7 +12,7 @@ from coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from coordinator.registry import Options
+from riffle.coordinator.registry import Options
 
 
 class Tiny:

@@ -9,24 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.descriptor import Context, parse
-from common.errors import LocalError, RemoteError
-from common.hpke import KeyPair, seal_indices
-from coordinator.analyzer import Analyzer, Opening, chunks
-from coordinator.keys import OneKey
-from coordinator.learning.learner import Deployment
-from coordinator.planning import Party, issue
-from coordinator.registry import problem
+from riffle.common.descriptor import Context, parse
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import KeyPair, seal_indices
+from riffle.coordinator.analyzer import Analyzer, Opening, chunks
+from riffle.coordinator.keys import OneKey
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.planning import Party, issue
+from riffle.coordinator.registry import problem
 from tests.coordinator.learner import Tiny
-from tests.coordinator.world import (
-    ANALYZER,
-    NOW,
-    RUN,
-    SHUFFLER_ID,
-    analyzer,
-    sealed_messages,
-    spec,
-)
+from tests.coordinator.world import ANALYZER, NOW, RUN, SHUFFLER_ID, analyzer, sealed_messages, spec
 
 
 def context(n: int = 20) -> tuple[Context, bytes]:

@@ -9,25 +9,17 @@ from typing import Any
 
 import pytest
 
-from common.errors import RemoteError
-from coordinator.learning.learner import Deployment, LearnerError
-from coordinator.learning.sdp_pe import SDPPE
-from coordinator.registry import Registry, batches
-from coordinator.specs import RunSpec
-from experiments.study import run_seed
-from node_client.environments.registry import make
+from riffle.common.errors import RemoteError
+from riffle.coordinator.learning.learner import Deployment, LearnerError
+from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.coordinator.registry import Registry, batches
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.study import run_seed
+from riffle.node_client.environments.registry import make
 from tests.coordinator.api import Api, problem
 from tests.coordinator.faults import outcome
 from tests.coordinator.learner import Tiny
-from tests.coordinator.world import (
-    SMALL,
-    FakeShuffler,
-    desk,
-    play,
-    registry,
-    run_to_end,
-    spec,
-)
+from tests.coordinator.world import SMALL, FakeShuffler, desk, play, registry, run_to_end, spec
 from tests.deploy.cli import riffle
 from tests.examples.marks import MISTAKES, line_after
 
@@ -201,8 +193,8 @@ def test_a_learner_that_fails_later_is_logged_and_told(
 def test_what_builds_on_sdp_pe_is_known_as_such(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from coordinator.learning.presets import PRACTICAL\n"
-        "from coordinator.learning.sdp_pe import SDPPE\n"
+        "from riffle.coordinator.learning.presets import PRACTICAL\n"
+        "from riffle.coordinator.learning.sdp_pe import SDPPE\n"
         "class Mine(SDPPE):\n"
         "    def __init__(self, problem):\n"
         "        super().__init__(problem, PRACTICAL)\n"

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from common.errors import LocalError
-from coordinator.conservation import conservation_view
+from riffle.common.errors import LocalError
+from riffle.coordinator.conservation import conservation_view
 from tests.coordinator.api import Api
 from tests.coordinator.faults import read
 from tests.coordinator.world import RUN, SMALL

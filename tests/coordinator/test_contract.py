@@ -10,15 +10,15 @@ from typing import Any
 import httpx
 import numpy as np
 
-from common.descriptor import SignedDescriptor, parse
-from common.hpke import seal, seal_indices
-from common.mechanism import permutation
-from common.randomness import SeededRandomness, SystemRandomness
-from common.wire import LeaseReply, OpenBatches, UploadReply, frame
-from common.workflow import encode
-from coordinator.runs import Coordinator
-from coordinator.shuffler_api import ShufflerApi
-from shuffler.app import create_app
+from riffle.common.descriptor import SignedDescriptor, parse
+from riffle.common.hpke import seal, seal_indices
+from riffle.common.mechanism import permutation
+from riffle.common.randomness import SeededRandomness, SystemRandomness
+from riffle.common.wire import LeaseReply, OpenBatches, UploadReply, frame
+from riffle.common.workflow import encode
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.shuffler_api import ShufflerApi
+from riffle.shuffler.app import create_app
 from tests.coordinator.faults import outcome
 from tests.coordinator.world import SHUFFLER_ID, desk, drivers_end, play, spec, toy_episode
 from tests.shuffler import world as shuffler_world

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.counters import CounterLayout, Episode, Families
-from common.descriptor import BatchDescriptor
-from common.noise import Noise
-from common.policy import Mixture
-from common.randomness import SeededRandomness, generator_for
-from coordinator.counts import private_counts
-from coordinator.estimate import value_estimate
-from coordinator.learning.learner import BatchCounts, Deployment
-from coordinator.planning import Party, PlannedNoise, issue
+from riffle.common.counters import CounterLayout, Episode, Families
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.noise import Noise
+from riffle.common.policy import Mixture
+from riffle.common.randomness import SeededRandomness, generator_for
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.estimate import value_estimate
+from riffle.coordinator.learning.learner import BatchCounts, Deployment
+from riffle.coordinator.planning import Party, PlannedNoise, issue
 from tests.coordinator.world import RUN, SHUFFLER_ID, spec, toy_episode
 
 POLICY = np.array([[0, 1], [1, 0]])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from common.descriptor import batch_id
-from common.errors import RemoteError
-from coordinator.desk import Desk
-from coordinator.records import DeploymentRecord
-from coordinator.runs import Coordinator
+from riffle.common.descriptor import batch_id
+from riffle.common.errors import RemoteError
+from riffle.coordinator.desk import Desk
+from riffle.coordinator.records import DeploymentRecord
+from riffle.coordinator.runs import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, Failing, outcome, read
 from tests.coordinator.learner import Tiny
@@ -87,7 +87,7 @@ def test_a_crash_at_any_step_changes_nothing(
 def test_a_shuffler_that_is_down_is_waited_for(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.driver.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("riffle.coordinator.driver.FIRST_PAUSE_SECONDS", 0.001)
     shuffler = FakeShuffler()
     shuffler.down = 5
     at, troubles = desk(tmp_path, shuffler), []
@@ -107,7 +107,7 @@ def test_a_shuffler_that_is_down_is_waited_for(
 def test_a_store_that_fails_is_tried_again(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.driver.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("riffle.coordinator.driver.FIRST_PAUSE_SECONDS", 0.001)
     whole = desk(tmp_path, FakeShuffler())
     full = OperationalError("COMMIT", {}, Exception("database or disk is full"))
     writes = ("next_work", "opened", "sealed", "settle", "acknowledged")

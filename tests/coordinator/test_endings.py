@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.descriptor import batch_id
-from common.errors import RemoteError
-from common.hpke import KeyPair
-from coordinator.analyzer import Analyzer
-from coordinator.keys import OneKey
-from coordinator.runs import Coordinator
+from riffle.common.descriptor import batch_id
+from riffle.common.errors import RemoteError
+from riffle.common.hpke import KeyPair
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.keys import OneKey
+from riffle.coordinator.runs import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read
 from tests.coordinator.world import (

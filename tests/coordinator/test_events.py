@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Bell
-from coordinator.runs import Coordinator
+from riffle.coordinator.events import Bell
+from riffle.coordinator.runs import Coordinator
 from tests.coordinator.world import RUN, FakeShuffler, desk, play, run_to_end, spec
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from common.at_rest import AtRest, is_sealed
-from common.descriptor import key_id, parse
-from common.errors import LocalError, RemoteError
-from common.hpke import KeyPair
-from coordinator.analyzer import Analyzer
-from coordinator.keys import TRANSITIONS, KeyRing
-from coordinator.runs import Coordinator
-from coordinator.shuffler_api import ShufflerApi
-from coordinator.store import Store
+from riffle.common.at_rest import AtRest, is_sealed
+from riffle.common.descriptor import key_id, parse
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import KeyPair
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.keys import TRANSITIONS, KeyRing
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.shuffler_api import ShufflerApi
+from riffle.coordinator.store import Store
 from tests.coordinator.api import Api, problem
 from tests.coordinator.faults import outcome, read
 from tests.coordinator.world import (
@@ -100,7 +100,7 @@ def test_an_erasure_that_was_cut_short_is_finished(
 
     ring.activate(ring.make().id)
     with monkeypatch.context() as patch:
-        patch.setattr("coordinator.keys.erase_file", killed)
+        patch.setattr("riffle.coordinator.keys.erase_file", killed)
         with pytest.raises(KeyboardInterrupt):
             ring.erase_unused(set)
     again = KeyRing(tmp_path / "keys", KEY, Clock())

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.accounting import account, run_guarantee
-from common.descriptor import BatchDescriptor
-from common.errors import LocalError
-from common.noise import Guarantee
-from common.policy import Mixture
-from coordinator.learning.learner import Deployment
-from coordinator.ledger import (
+from riffle.common.accounting import account, run_guarantee
+from riffle.common.descriptor import BatchDescriptor
+from riffle.common.errors import LocalError
+from riffle.common.noise import Guarantee
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.ledger import (
     Spend,
     dishonest_at_least,
     entry,
@@ -21,7 +21,7 @@ from coordinator.ledger import (
     refuse_beyond,
     spent,
 )
-from coordinator.planning import Party, issue
+from riffle.coordinator.planning import Party, issue
 from tests.coordinator.world import RUN, SHUFFLER_ID, spec
 
 POLICY = Mixture.single([[0, 0], [0, 0]])

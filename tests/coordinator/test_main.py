@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from common.errors import LocalError
-from common.service import GRACE_SECONDS
-from coordinator.main import run
+from riffle.common.errors import LocalError
+from riffle.common.service import GRACE_SECONDS
+from riffle.coordinator.main import run
 from tests.asking import taken_up
 from tests.coordinator.world import RUN, SMALL, TOKEN, settings
 
 PROGRAM = """
-from coordinator.main import run
-from coordinator.settings import Settings
+from riffle.coordinator.main import run
+from riffle.coordinator.settings import Settings
 run(Settings.load())
 """
 MANUAL = {**SMALL, "learner": "manual"}

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.learning.learner import LearnerError
-from coordinator.manual import ManualLearner
-from coordinator.registry import problem as problem_of
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.coordinator.manual import ManualLearner
+from riffle.coordinator.registry import problem as problem_of
 from tests.coordinator.api import Answer, Api, problem
 from tests.coordinator.learner import Tiny
 from tests.coordinator.world import RUN, SMALL, spec

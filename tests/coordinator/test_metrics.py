@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.endpoint import hash_token
+from riffle.common.endpoint import hash_token
 from tests.coordinator.api import Api
 from tests.coordinator.world import RUN, SMALL, TOKEN
 from tests.shuffler.test_metrics import sample

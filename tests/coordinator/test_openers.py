@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.openers import Openers
+from riffle.coordinator.openers import Openers
 from tests.common.test_workers import ends_with_its_parent, until_gone
 
 ORPHANS = """
 import time
-from coordinator.openers import Openers
+from riffle.coordinator.openers import Openers
 from tests.coordinator.test_openers import pid
 if __name__ == "__main__":
     openers = Openers(1)

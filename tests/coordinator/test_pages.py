@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from coordinator.pages import FOLDER, HEADERS, TYPES, _files
-from coordinator.store import Store
+from riffle.coordinator.pages import FOLDER, HEADERS, TYPES, _files
+from riffle.coordinator.store import Store
 from tests.coordinator.api import Api, problem
 from tests.coordinator.world import RUN
 

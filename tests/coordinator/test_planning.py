@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.counters import CounterLayout
-from common.descriptor import MAX_DESCRIPTOR_BYTES, parse
-from common.errors import RemoteError
-from common.noise import Noise
-from common.randomness import generator_for
-from coordinator.learning.implicit import ImplicitPolicies
-from coordinator.learning.sdp_pe import SDPPE
-from coordinator.planning import MAX_BATCH_BYTES, Party, calibrated, check_bytes, issue
-from coordinator.registry import Registry, batches
-from coordinator.specs import RunSpec
-from experiments.simulator import private_counts
-from node_client.environments.registry import exact_mdp, make
+from riffle.common.counters import CounterLayout
+from riffle.common.descriptor import MAX_DESCRIPTOR_BYTES, parse
+from riffle.common.errors import RemoteError
+from riffle.common.noise import Noise
+from riffle.common.randomness import generator_for
+from riffle.coordinator.learning.implicit import ImplicitPolicies
+from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.coordinator.planning import MAX_BATCH_BYTES, Party, calibrated, check_bytes, issue
+from riffle.coordinator.registry import Registry, batches
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.simulator import private_counts
+from riffle.node_client.environments.registry import exact_mdp, make
 from tests.coordinator.api import Api
 from tests.coordinator.api import problem as answered
 from tests.coordinator.world import RUN

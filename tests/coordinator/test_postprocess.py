@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from coordinator.postprocess import consistent, precision, project
+from riffle.coordinator.postprocess import consistent, precision, project
 
 Floats = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.errors import LocalError, RemoteError
-from coordinator.brought import Brought
-from coordinator.registry import GROUP, Registry, problem
-from coordinator.specs import RunSpec
+from riffle.common.errors import LocalError, RemoteError
+from riffle.coordinator.brought import Brought
+from riffle.coordinator.registry import GROUP, Registry, problem
+from riffle.coordinator.specs import RunSpec
 from tests.coordinator.learner import Tiny
 from tests.coordinator.world import spec
 
@@ -21,7 +21,7 @@ def test_another_packages_learner_is_found_by_its_entry_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     offered = EntryPoint("outside", "tests.coordinator.learner:Tiny", GROUP)
-    monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
+    monkeypatch.setattr("riffle.common.plugins.entry_points", lambda group: [offered])
     registry = Registry()
     assert registry.names == ["manual", "outside", "pe", "sdp-pe", "sdp-pe-conference"]
     built = registry.build(spec(learner="outside"))

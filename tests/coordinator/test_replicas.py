@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.drivers import Drivers
-from coordinator.events import STOPPED, Bell
-from coordinator.leases import LeaseLostError, Replica, RunLease
-from coordinator.runs import Coordinator
-from coordinator.specs import ManualDeployment
-from coordinator.store import Store
+from riffle.coordinator.drivers import Drivers
+from riffle.coordinator.events import STOPPED, Bell
+from riffle.coordinator.leases import LeaseLostError, Replica, RunLease
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.specs import ManualDeployment
+from riffle.coordinator.store import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
 from tests.coordinator.test_store import MANUAL, issued, settlement, to_sealed

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from tests.coordinator.api import Answer, Api, problem
-from tests.coordinator.world import (
-    RUN,
-    SMALL,
-)
+from tests.coordinator.world import RUN, SMALL
 
 # -- a run --------------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from common.errors import LocalError
-from coordinator.app import create_app
-from coordinator.runs import prepare_directory
-from coordinator.settings import ALONE_SECONDS, PREFIX, Settings
+from riffle.common.errors import LocalError
+from riffle.coordinator.app import create_app
+from riffle.coordinator.runs import prepare_directory
+from riffle.coordinator.settings import ALONE_SECONDS, PREFIX, Settings
 from tests.coordinator.world import settings
 
 

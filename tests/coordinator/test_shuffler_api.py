@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from common.errors import LocalError, RemoteError, RiffleError
-from common.wire import DIGEST_HEADER, SIGNATURE_HEADER
-from coordinator.shuffler_api import ShufflerApi
+from riffle.common.errors import LocalError, RemoteError, RiffleError
+from riffle.common.wire import DIGEST_HEADER, SIGNATURE_HEADER
+from riffle.coordinator.shuffler_api import ShufflerApi
 
 BATCH = "ab" * 16
 HANG_SECONDS = 30

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from common.errors import LocalError, RemoteError
-from common.policy import Mixture
-from coordinator.learning.learner import Deployment
-from coordinator.leases import RunLease
-from coordinator.ledger import Spend, planned
-from coordinator.planning import Issue, Party, issue
-from coordinator.records import Released, Settlement
-from coordinator.states import DEPLOYMENT, RUN, check_deployment, check_run
-from coordinator.store import Store
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.leases import RunLease
+from riffle.coordinator.ledger import Spend, planned
+from riffle.coordinator.planning import Issue, Party, issue
+from riffle.coordinator.records import Released, Settlement
+from riffle.coordinator.states import DEPLOYMENT, RUN, check_deployment, check_run
+from riffle.coordinator.store import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.world import NOW, SHUFFLER_ID, spec, store_url
 from tests.coordinator.world import RUN as RUN_ID

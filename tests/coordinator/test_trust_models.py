@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.counters import Ints
-from common.descriptor import BatchDescriptor, parse
-from common.errors import RemoteError
-from common.hpke import open_each
-from common.workflow import count
-from coordinator import driver
-from coordinator.counts import private_counts
-from coordinator.learning.learner import BatchCounts, LearnerError, StageResult
-from coordinator.leases import RunLease
-from coordinator.ledger import planned, spent
-from coordinator.records import Released, pack
-from coordinator.registry import Registry, problem
-from coordinator.runs import Coordinator
-from coordinator.store import Store
+from riffle.common.counters import Ints
+from riffle.common.descriptor import BatchDescriptor, parse
+from riffle.common.errors import RemoteError
+from riffle.common.hpke import open_each
+from riffle.common.workflow import count
+from riffle.coordinator import driver
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.learning.learner import BatchCounts, LearnerError, StageResult
+from riffle.coordinator.leases import RunLease
+from riffle.coordinator.ledger import planned, spent
+from riffle.coordinator.records import Released, pack
+from riffle.coordinator.registry import Registry, problem
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.store import Store
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read

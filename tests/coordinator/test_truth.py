@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coordinator.truth import Curve, TrueRow, bands, curve
+from riffle.coordinator.truth import Curve, TrueRow, bands, curve
 from tests.coordinator.api import Answer, Api, problem
 from tests.coordinator.world import RUN, SMALL
 

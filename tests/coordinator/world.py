@@ -18,26 +18,26 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from common.at_rest import AtRest
-from common.counters import Episode
-from common.descriptor import Context, SignedDescriptor, key_id, parse, verify_deposit
-from common.endpoint import hash_token
-from common.errors import LocalError, RemoteError
-from common.hpke import KeyPair, seal_indices
-from common.randomness import SeededRandomness, word
-from common.wire import BatchState, BatchStatus, Conservation, MessageFlow
-from common.workflow import encode
-from coordinator.analyzer import Analyzer
-from coordinator.desk import Desk
-from coordinator.events import Bell
-from coordinator.keys import KeyRing, OneKey
-from coordinator.leases import Replica
-from coordinator.registry import Registry
-from coordinator.runs import Coordinator
-from coordinator.settings import Settings
-from coordinator.shuffler_api import Messages
-from coordinator.specs import RunSpec
-from coordinator.store import Store
+from riffle.common.at_rest import AtRest
+from riffle.common.counters import Episode
+from riffle.common.descriptor import Context, SignedDescriptor, key_id, parse, verify_deposit
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.hpke import KeyPair, seal_indices
+from riffle.common.randomness import SeededRandomness, word
+from riffle.common.wire import BatchState, BatchStatus, Conservation, MessageFlow
+from riffle.common.workflow import encode
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.desk import Desk
+from riffle.coordinator.events import Bell
+from riffle.coordinator.keys import KeyRing, OneKey
+from riffle.coordinator.leases import Replica
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.runs import Coordinator
+from riffle.coordinator.settings import Settings
+from riffle.coordinator.shuffler_api import Messages
+from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.store import Store
 from tests.coordinator.learner import tiny
 
 SHUFFLER_ID = "shuffler-1"

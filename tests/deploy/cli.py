@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner, Result
 
-from deploy.cli.main import build
+from riffle.deploy.cli.main import build
 
 
 def riffle(*arguments: str) -> Result:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import uvicorn
 
-from coordinator.app import create_app, release_waiting
-from deploy.network import TOKEN_FILE, URL_FILE, init_network
+from riffle.coordinator.app import create_app, release_waiting
+from riffle.deploy.network import TOKEN_FILE, URL_FILE, init_network
 from tests.coordinator.world import TOKEN, FakeShuffler, analyzer, registry, settings
 
 

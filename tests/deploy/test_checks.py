@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy import checks
-from deploy.checks import Finding
-from deploy.network import init_network
+from riffle.deploy import checks
+from riffle.deploy.checks import Finding
+from riffle.deploy.network import init_network
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NOW = datetime.datetime.now(datetime.UTC)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import output
-from deploy.cli.main import main
-from deploy.cli.specs import resolve
-from experiments.adversarial import Algorithm, run
+from riffle.deploy.cli import output
+from riffle.deploy.cli.main import main
+from riffle.deploy.cli.specs import resolve
+from riffle.experiments.adversarial import Algorithm, run
 from tests.deploy.cli import document, riffle
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
@@ -240,7 +240,7 @@ def test_figures_say_where_they_are_and_where_it_says_what_is_missing(tmp_path: 
 def test_figures_without_their_packages_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.figures.sweep.find_spec", lambda _: None)
+    monkeypatch.setattr("riffle.experiments.figures.sweep.find_spec", lambda _: None)
     result = riffle("figures", "fig6a", "--out", str(tmp_path))
     assert result.exit_code == 4
     assert "pip install 'riffle-rl[experiments]'" in result.stderr
@@ -335,11 +335,11 @@ def test_a_shell_completes(
 
 
 def test_commands_are_completed_without_loading_them() -> None:
-    program = "import sys\nfrom deploy.cli.main import main\nsys.argv = ['riffle']\n" + (
+    program = "import sys\nfrom riffle.deploy.cli.main import main\nsys.argv = ['riffle']\n" + (
         "try:\n    main()\nfinally:\n    print(*sys.modules)"
     )
     words = {"_RIFFLE_COMPLETE": "complete_bash", "COMP_WORDS": "riffle s", "COMP_CWORD": "1"}
-    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    path = {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | words | path,
@@ -348,4 +348,4 @@ def test_commands_are_completed_without_loading_them() -> None:
         check=False,
     )
     assert {"show", "simulate", "stop"} <= set(done.stdout.split())
-    assert not {"numpy", "coordinator", "httpx"} & set(done.stdout.split())
+    assert not {"numpy", "riffle.coordinator", "httpx"} & set(done.stdout.split())

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.registry import Registry
-from coordinator.specs import RunSpec
-from deploy.cli.main import build
-from deploy.comparison import SEES, TRUST_MODELS
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.operator import Operator
-from deploy.presets import Preset, preset
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.cli.main import build
+from riffle.deploy.comparison import SEES, TRUST_MODELS
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import Preset, preset
 
 SMALL = ["--param", "states=3", "--horizon", "3", "--episodes", "300", "--epsilon", "4"]
 SMALL += ["--beta", "1e-3", "--option", "first_stage=60", "--nodes", "3"]
@@ -75,7 +75,7 @@ def test_a_run_that_was_left_unfinished_is_stopped_before_the_first_begins(
     left = left_unfinished(tmp_path)
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "stages.csv").write_text("of an earlier one")
-    monkeypatch.setattr("deploy.cli.compare.compare", begin)
+    monkeypatch.setattr("riffle.deploy.cli.compare.compare", begin)
     code, _, err = compare(*SMALL, "--out", str(tmp_path), "--force", "--format", "json")
     assert code == 0, err
     assert seen == [(left, "stopped")]

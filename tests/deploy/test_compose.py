@@ -13,16 +13,16 @@ from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_cer
 from sqlalchemy import make_url
 from typer.testing import CliRunner
 
-from common.failover import split_urls
-from coordinator.keys import KeyRing
-from coordinator.settings import Settings as CoordinatorSettings
-from deploy.cli.main import build
-from deploy.local import MEMORY
-from deploy.network import ROLES, SHUFFLER_ID, init_network
-from deploy.presets import preset
-from node_client.settings import Settings as NodeSettings
-from shuffler.rules import share_slots
-from shuffler.settings import Settings as ShufflerSettings
+from riffle.common.failover import split_urls
+from riffle.coordinator.keys import KeyRing
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.deploy.cli.main import build
+from riffle.deploy.local import MEMORY
+from riffle.deploy.network import ROLES, SHUFFLER_ID, init_network
+from riffle.deploy.presets import preset
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.rules import share_slots
+from riffle.shuffler.settings import Settings as ShufflerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = (DEPLOY / "compose.yaml").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import output
-from deploy.cli.entry import INTERRUPTED, main
+from riffle.deploy.cli import output
+from riffle.deploy.cli.entry import INTERRUPTED, main
 from tests.deploy.cli import riffle
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +21,11 @@ def test_the_version_is_told() -> None:
     assert riffle("--version").stdout == f"{version('riffle-rl')}\n"
 
 
-@pytest.mark.parametrize("module", ["typer", "deploy.cli.health"])
+@pytest.mark.parametrize("module", ["typer", "riffle.deploy.cli.health"])
 def test_an_interruption_while_modules_are_loaded_is_one_line(module: str) -> None:
     program = (
         "import sys\n"
-        "from deploy.cli.entry import main\n"
+        "from riffle.deploy.cli.entry import main\n"
         "class Stop:\n"
         "    def find_spec(self, name, *_):\n"
         f"        if name == {module!r}:\n"
@@ -63,13 +63,14 @@ def test_a_command_loads_only_what_it_needs(
 ) -> None:
     program = (
         "import sys\n"
-        "from deploy.cli.main import main\n"
+        "from riffle.deploy.cli.main import main\n"
         "sys.argv = ['riffle', *sys.argv[1:]]\n"
         "try:\n    main()\n"
-        "finally:\n    print('\\nloaded', *{name.partition('.')[0] for name in sys.modules})\n"
+        "finally:\n    names = [name.removeprefix('riffle.') for name in sys.modules]\n"
+        "    print('\\nloaded', *{name.partition('.')[0] for name in names})\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RIFFLE_")}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment["PYTHONPATH"] = str(ROOT / "src")
     done = subprocess.run(
         [sys.executable, "-c", program, *command],
         cwd=tmp_path,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import LocalError
-from deploy.folder import LOCK, claimed, held
-from deploy.local import LocalConfig, LocalNetwork
+from riffle.common.errors import LocalError
+from riffle.deploy.folder import LOCK, claimed, held
+from riffle.deploy.local import LocalConfig, LocalNetwork
 from tests.deploy.cli import riffle
 
 WORDS = (

@@ -4,11 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from common.errors import LocalError, RemoteError
-from coordinator.specs import Truth
-from deploy.follow import TrueValues, stop_earlier
-from deploy.operator import Operator
-from node_client.environments.tabular import riverswim
+from riffle.common.errors import LocalError, RemoteError
+from riffle.coordinator.specs import Truth
+from riffle.deploy.follow import TrueValues, stop_earlier
+from riffle.deploy.operator import Operator
+from riffle.node_client.environments.tabular import riverswim
 
 
 class Away:

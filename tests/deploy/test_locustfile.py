@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.load.feed import Feeder, load_spec
-from deploy.load.run import Target
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import enrol
-from deploy.presets import riverswim_run
+from riffle.deploy.load.feed import Feeder, load_spec
+from riffle.deploy.load.run import Target
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.network import enrol
+from riffle.deploy.presets import riverswim_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from common.endpoint import trusted
-from common.errors import LocalError, RemoteError
-from common.service import GRACE_SECONDS
-from coordinator.shuffler_api import ShufflerApi
-from deploy.certificates import LOOPBACK
-from deploy.load.members import enrol_members
-from deploy.local import LocalConfig, LocalNetwork, free_port
-from deploy.network import (
+from riffle.common.endpoint import trusted
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.service import GRACE_SECONDS
+from riffle.coordinator.shuffler_api import ShufflerApi
+from riffle.deploy.certificates import LOOPBACK
+from riffle.deploy.load.members import enrol_members
+from riffle.deploy.local import LocalConfig, LocalNetwork, free_port
+from riffle.deploy.network import (
     SHUFFLER_ID,
     TOKEN_FILE,
     enrol,
@@ -30,7 +30,7 @@ from deploy.network import (
     operator_client,
     operator_token,
 )
-from deploy.operator import Operator
+from riffle.deploy.operator import Operator
 from tests.asking import taken_up
 
 PREFIX = "RIFFLE_SHUFFLER_"
@@ -69,7 +69,7 @@ def shuffler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
         "TLS_KEY_FILE": mine / "tls.key",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli.main", "shuffler"],
+        [sys.executable, "-m", "riffle.deploy.cli.main", "shuffler"],
         env=os.environ | {PREFIX + name: str(value) for name, value in settings.items()},
         stderr=subprocess.DEVNULL,
     )

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from coordinator.specs import RunSpec
-from deploy.folder import claimed
-from deploy.follow import follow, ignore
-from deploy.operator import Operator
-from deploy.tables import Growing, replace_csv, rows_of
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.folder import claimed
+from riffle.deploy.follow import follow, ignore
+from riffle.deploy.operator import Operator
+from riffle.deploy.tables import Growing, replace_csv, rows_of
 from tests.coordinator.world import RUN, SMALL, FakeShuffler
 from tests.deploy.cli import riffle as call
 from tests.deploy.live import live_coordinator

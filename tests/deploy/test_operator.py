@@ -6,13 +6,13 @@ from typing import get_args
 import httpx
 import pytest
 
-from common.errors import URN, LocalError, RemoteError
-from coordinator.runs import LONGEST_WAIT_SECONDS
-from coordinator.specs import ManualDeployment, TrueValue, Truth
-from deploy.network import SECONDS
-from deploy.operator import RETRY_SECONDS, Operator, Table
-from deploy.presets import preset
-from deploy.reference_rest import apps
+from riffle.common.errors import URN, LocalError, RemoteError
+from riffle.coordinator.runs import LONGEST_WAIT_SECONDS
+from riffle.coordinator.specs import ManualDeployment, TrueValue, Truth
+from riffle.deploy.network import SECONDS
+from riffle.deploy.operator import RETRY_SECONDS, Operator, Table
+from riffle.deploy.presets import preset
+from riffle.deploy.reference_rest import apps
 
 RUN = "ab" * 16
 WRONG_PLACE = (
@@ -76,7 +76,7 @@ def test_events_go_on_where_a_connection_broke() -> None:
 def test_who_ends_every_stream_is_asked_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     pauses: list[float] = []
-    monkeypatch.setattr("deploy.operator.time.sleep", pauses.append)
+    monkeypatch.setattr("riffle.deploy.operator.time.sleep", pauses.append)
 
     def ends(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/livez":

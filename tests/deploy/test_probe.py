@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy import probe
-from deploy.network import init_network, operator_client
+from riffle.deploy import probe
+from riffle.deploy.network import init_network, operator_client
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from deploy.processes import (
+from riffle.deploy.processes import (
     Usage,
     busy_by_core,
     ended_by_signal,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.cli import output
-from deploy.cli.output import steps
-from deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.cli import output
+from riffle.deploy.cli.output import steps
+from riffle.deploy.local import LocalConfig, LocalNetwork
 from tests.deploy.cli import riffle
 
 SIMULATED = {

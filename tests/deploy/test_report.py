@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.counters import Sizes
-from deploy.report import Finished, manifest, plot_regret, summary, write
-from node_client.environments.random_mdp import random_mdp
+from riffle.common.counters import Sizes
+from riffle.deploy.report import Finished, manifest, plot_regret, summary, write
+from riffle.node_client.environments.random_mdp import random_mdp
 from tests.coordinator.api import Api
 from tests.coordinator.world import RUN, SMALL
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.planning import calibrated
-from deploy import wire
-from deploy.presets import preset, riverswim_run
-from deploy.processes import Usage
-from deploy.wire import (
+from riffle.coordinator.planning import calibrated
+from riffle.deploy import wire
+from riffle.deploy.presets import preset, riverswim_run
+from riffle.deploy.processes import Usage
+from riffle.deploy.wire import (
     Primitive,
     Split,
     batch_for,

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.plugins import from_file
-from common.policy import Mixture
-from coordinator.counts import private_counts
-from coordinator.estimate import value_estimate
-from coordinator.learning.learner import Deployment
-from coordinator.planning import issue
-from coordinator.registry import Registry
-from coordinator.specs import RunSpec
-from deploy.cli.specs import resolve
-from deploy.follow import run_to_end
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.network import operator_client
-from deploy.operator import Operator
-from deploy.presets import Preset
-from experiments.per_user import NEVER, NOBODY, Users, batch_histogram
-from node_client.environments.registry import make
+from riffle.common.plugins import from_file
+from riffle.common.policy import Mixture
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.estimate import value_estimate
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.planning import issue
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.cli.specs import resolve
+from riffle.deploy.follow import run_to_end
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.network import operator_client
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import Preset
+from riffle.experiments.per_user import NEVER, NOBODY, Users, batch_histogram
+from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
 from tests.deploy.cli import riffle
 from tests.deploy.live import live_coordinator

@@ -10,10 +10,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from common.errors import LocalError
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.occupancy import state_action, uniform_policy
-from experiments.adversarial import (
+from riffle.common.errors import LocalError
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.occupancy import state_action, uniform_policy
+from riffle.experiments.adversarial import (
     Adversary,
     Algorithm,
     Case,
@@ -23,7 +23,7 @@ from experiments.adversarial import (
     run,
     world,
 )
-from experiments.adversarial_privacy import guarantee
+from riffle.experiments.adversarial_privacy import guarantee
 
 SMALL = (1, 2, 2, 1)
 BETA = 1e-5

@@ -7,17 +7,17 @@ import pytest
 
 pytest.importorskip("numba", reason="needs the extra `experiments` (numba)")
 
-from coordinator.learning.adversarial import log_barrier, omd
-from coordinator.learning.adversarial import upper_occupancy as reference
-from coordinator.learning.adversarial.confidence import everything
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.occupancy import uniform
-from coordinator.learning.adversarial.uc_o_reps import Settings
-from coordinator.learning.learner import LearnerError
-from experiments import adversarial
-from experiments.log_barrier_kernels import log_barrier_step
-from experiments.omd_kernels import ftrl_step
-from experiments.set_kernels import CompiledSettings, play, upper_occupancy
+from riffle.coordinator.learning.adversarial import log_barrier, omd
+from riffle.coordinator.learning.adversarial import upper_occupancy as reference
+from riffle.coordinator.learning.adversarial.confidence import everything
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.occupancy import uniform
+from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.experiments import adversarial
+from riffle.experiments.log_barrier_kernels import log_barrier_step
+from riffle.experiments.omd_kernels import ftrl_step
+from riffle.experiments.set_kernels import CompiledSettings, play, upper_occupancy
 from tests.coordinator.learning.adversarial.worlds import (
     SHAPES,
     random_box,

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from common.counters import Sizes
-from common.errors import LocalError
-from coordinator.learning.privatizers.interface import NoiseLevels
-from coordinator.learning.ucbvi import Bonus, BonusName
-from experiments.per_episode import (
+from riffle.common.counters import Sizes
+from riffle.common.errors import LocalError
+from riffle.coordinator.learning.privatizers.interface import NoiseLevels
+from riffle.coordinator.learning.ucbvi import Bonus, BonusName
+from riffle.experiments.per_episode import (
     BATCHED,
     PER_EPISODE,
     Result,
@@ -23,9 +23,9 @@ from experiments.per_episode import (
     run_reference,
     sample_episode,
 )
-from experiments.regret import optimal_value, policy_value
-from node_client.environments.random_mdp import random_mdp
-from node_client.environments.tabular import TabularMDP, riverswim
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.node_client.environments.random_mdp import random_mdp
+from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 compiled = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs the extra `experiments` (numba)"
@@ -176,8 +176,8 @@ def test_wrong_requests_are_refused_with_the_reason(
 
 
 def test_a_missing_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "experiments.kernels", None)
-    monkeypatch.delattr("experiments.kernels", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.kernels", None)
+    monkeypatch.delattr("riffle.experiments.kernels", raising=False)
     with pytest.raises(LocalError, match=r"riffle-rl\[experiments\]"):
         run("ucbvi", riverswim(), 10)
 

@@ -3,11 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.policy import Mixture
-from coordinator.learning.learner import Deployment
-from coordinator.learning.planning import plan
-from experiments.regret import mixture_value, optimal_value, policy_value, regret, suboptimality
-from node_client.environments.tabular import TabularMDP, riverswim
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.learning.planning import plan
+from riffle.experiments.regret import (
+    mixture_value,
+    optimal_value,
+    policy_value,
+    regret,
+    suboptimality,
+)
+from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 LEFT = np.zeros((6, 4), dtype=np.int64)
 

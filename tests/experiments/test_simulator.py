@@ -9,17 +9,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from common import central, local
-from common.counters import CounterLayout, Episode, Sizes
-from common.noise import BatchNoise, CentralNoise, FairBits, Flips, Laplace, Noise, Padding
-from common.policy import Mixture
-from common.randomness import SeededRandomness
-from common.workflow import debias
-from coordinator.learning.learner import Deployment, Problem
-from coordinator.learning.planning import occupancy
-from coordinator.learning.presets import PRACTICAL
-from coordinator.learning.sdp_pe import SDPPE
-from experiments.simulator import (
+from riffle.common import central, local
+from riffle.common.counters import CounterLayout, Episode, Sizes
+from riffle.common.noise import BatchNoise, CentralNoise, FairBits, Flips, Laplace, Noise, Padding
+from riffle.common.policy import Mixture
+from riffle.common.randomness import SeededRandomness
+from riffle.common.workflow import debias
+from riffle.coordinator.learning.learner import Deployment, Problem
+from riffle.coordinator.learning.planning import occupancy
+from riffle.coordinator.learning.presets import PRACTICAL
+from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.experiments.simulator import (
     Mechanism,
     counters,
     joint_counts,
@@ -27,7 +27,7 @@ from experiments.simulator import (
     simulate,
     with_noise,
 )
-from node_client.environments.tabular import TabularMDP, riverswim
+from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 ALPHA = 1e-4
 """Level of each chi-square test here; seeds are fixed."""

@@ -2,11 +2,19 @@
 
 import pytest
 
-from coordinator.registry import Registry
-from coordinator.specs import RunSpec
-from experiments import per_episode
-from experiments.study import CALIBRATIONS, Study, band, optimal_survives, run_seed, share, study
-from node_client.environments.registry import exact_mdp, make
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments import per_episode
+from riffle.experiments.study import (
+    CALIBRATIONS,
+    Study,
+    band,
+    optimal_survives,
+    run_seed,
+    share,
+    study,
+)
+from riffle.node_client.environments.registry import exact_mdp, make
 
 RIVERSWIM = {"states": 4, "horizon": 3}
 K = 1_000

@@ -14,10 +14,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from common import wire
-from common.at_rest import AtRest
-from common.counters import CounterLayout, Sizes
-from common.descriptor import (
+from riffle.common import wire
+from riffle.common.at_rest import AtRest
+from riffle.common.counters import CounterLayout, Sizes
+from riffle.common.descriptor import (
     Document,
     SignedDescriptor,
     parse,
@@ -25,24 +25,24 @@ from common.descriptor import (
     sign_deposit,
     verify_deposit,
 )
-from common.errors import LocalError, RemoteError, retry_after
-from common.hpke import KeyPair, SealBroken, open_histogram, open_sealed, seal, seal_indices
-from common.noise import Padding, Trust
-from common.pins import pinned
-from common.randomness import SeededRandomness
-from common.workflow import Symbols, encode
-from coordinator import shuffler_api as coordinators
-from coordinator.analyzer import open_messages
-from coordinator.keys import KeyRing
-from coordinator.records import pack, unpack
-from coordinator.runs_api import _known_index, follow_events
-from coordinator.specs import ManualDeployment, RunSpec, Truth, read_document
-from deploy.operator import Operator
-from experiments.figures.rows import Row, Rows
-from node_client import shuffler_api as nodes
-from node_client.environments.file import load
-from node_client.settings import Settings as NodeSettings
-from shuffler.vault import BatchSecret, Vault
+from riffle.common.errors import LocalError, RemoteError, retry_after
+from riffle.common.hpke import KeyPair, SealBroken, open_histogram, open_sealed, seal, seal_indices
+from riffle.common.noise import Padding, Trust
+from riffle.common.pins import pinned
+from riffle.common.randomness import SeededRandomness
+from riffle.common.workflow import Symbols, encode
+from riffle.coordinator import shuffler_api as coordinators
+from riffle.coordinator.analyzer import open_messages
+from riffle.coordinator.keys import KeyRing
+from riffle.coordinator.records import pack, unpack
+from riffle.coordinator.runs_api import _known_index, follow_events
+from riffle.coordinator.specs import ManualDeployment, RunSpec, Truth, read_document
+from riffle.deploy.operator import Operator
+from riffle.experiments.figures.rows import Row, Rows
+from riffle.node_client import shuffler_api as nodes
+from riffle.node_client.environments.file import load
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.vault import BatchSecret, Vault
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.world import SMALL
 

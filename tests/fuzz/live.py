@@ -17,14 +17,14 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI
 
-from common.descriptor import Context, SignedDescriptor, batch_id, parse
-from common.workers import SPAWN
-from coordinator.app import create_app as coordinator_app
-from coordinator.app import release_waiting
-from node_client.report import BatchPlan, slot_report
-from node_client.sealing import SealKeys, pack, seal_reports
-from shuffler.app import create_app as shuffler_app
-from shuffler.app import release_polls
+from riffle.common.descriptor import Context, SignedDescriptor, batch_id, parse
+from riffle.common.workers import SPAWN
+from riffle.coordinator.app import create_app as coordinator_app
+from riffle.coordinator.app import release_waiting
+from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.sealing import SealKeys, pack, seal_reports
+from riffle.shuffler.app import create_app as shuffler_app
+from riffle.shuffler.app import release_polls
 from tests.coordinator import world as coordinators
 from tests.shuffler import world as shufflers
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN

@@ -11,11 +11,11 @@ import httpx
 import numpy as np
 import pytest
 
-from common import service
-from common.descriptor import batch_id, serialize, sign_deposit
-from common.hpke import KeyPair, seal, seal_indices
-from common.verification import achieved
-from node_client.environments.registry import make
+from riffle.common import service
+from riffle.common.descriptor import batch_id, serialize, sign_deposit
+from riffle.common.hpke import KeyPair, seal, seal_indices
+from riffle.common.verification import achieved
+from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SIGNING
 from tests.fuzz.live import Batch, Network, network
 from tests.shuffler.world import COORDINATOR_TOKEN

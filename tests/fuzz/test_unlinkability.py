@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from common.descriptor import Context
-from common.hpke import seal, seal_indices
-from common.mechanism import permutation
-from common.randomness import ByteSource
-from coordinator.analyzer import Analyzer, Opening
-from shuffler import permute
+from riffle.common.descriptor import Context
+from riffle.common.hpke import seal, seal_indices
+from riffle.common.mechanism import permutation
+from riffle.common.randomness import ByteSource
+from riffle.coordinator.analyzer import Analyzer, Opening
+from riffle.shuffler import permute
 from tests.fuzz.live import TOKENS, Batch, Network, network
 from tests.shuffler.world import COORDINATOR_TOKEN
 

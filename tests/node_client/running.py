@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.counters import Ints
-from node_client.environments.registry import make
-from node_client.pace import Pace
-from node_client.pipeline import Pipeline, Totals
-from node_client.runner import NodeState, Runner
-from node_client.sealing import SealKeys, pack, seal_reports
-from node_client.settings import Credential
-from node_client.shuffler_api import Backoff, ShufflerApi
-from node_client.users import Users
+from riffle.common.counters import Ints
+from riffle.node_client.environments.registry import make
+from riffle.node_client.pace import Pace
+from riffle.node_client.pipeline import Pipeline, Totals
+from riffle.node_client.runner import NodeState, Runner
+from riffle.node_client.sealing import SealKeys, pack, seal_reports
+from riffle.node_client.settings import Credential
+from riffle.node_client.shuffler_api import Backoff, ShufflerApi
+from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import node_client
-from common.counters import CounterLayout, Sizes
-from common.randomness import SeededRandomness, SystemRandomness
-from node_client.environments.registry import make
-from node_client.episode import EpisodeFailed, reward_mean, run_episode
+from riffle import node_client
+from riffle.common.counters import CounterLayout, Sizes
+from riffle.common.randomness import SeededRandomness, SystemRandomness
+from riffle.node_client.environments.registry import make
+from riffle.node_client.episode import EpisodeFailed, reward_mean, run_episode
 
 UNIT = (0.0, 1.0)
 

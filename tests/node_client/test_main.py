@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import LocalError
-from node_client.main import run
+from riffle.common.errors import LocalError
+from riffle.node_client.main import run
 from tests.node_client.test_settings import load, variables
 
 PROGRAM = """
 import sys
-from node_client.main import run
-from node_client.settings import Settings
+from riffle.node_client.main import run
+from riffle.node_client.settings import Settings
 if __name__ == "__main__":
     totals = run(Settings.load(), on_start=lambda: print("started", flush=True))
     print(totals.episodes, flush=True)

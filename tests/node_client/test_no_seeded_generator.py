@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import node_client
-from common import noise
-from common.descriptor import parse, serialize
-from common.wire import Lease
-from node_client.environments.registry import make
-from node_client.pipeline import Job, Pipeline, Totals
-from node_client.report import BatchPlan, slot_report
-from node_client.sealing import SealKeys
+from riffle import node_client
+from riffle.common import noise
+from riffle.common.descriptor import parse, serialize
+from riffle.common.wire import Lease
+from riffle.node_client.environments.registry import make
+from riffle.node_client.pipeline import Job, Pipeline, Totals
+from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.sealing import SealKeys
 from tests.node_client import world
 
 PACKAGE = Path(node_client.__file__).parent

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from common import mechanism, randomness
-from common.errors import LocalError, RemoteError
-from common.randomness import SeededRandomness, SystemRandomness
-from node_client import report as module
-from node_client.environments.registry import make
-from node_client.report import BatchPlan, slot_randomness, slot_report
-from node_client.trust import accept
+from riffle.common import mechanism, randomness
+from riffle.common.errors import LocalError, RemoteError
+from riffle.common.randomness import SeededRandomness, SystemRandomness
+from riffle.node_client import report as module
+from riffle.node_client.environments.registry import make
+from riffle.node_client.report import BatchPlan, slot_randomness, slot_report
+from riffle.node_client.trust import accept
 from tests.node_client import world
 from tests.node_client.running import Failing
 

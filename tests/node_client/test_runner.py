@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.counters import Ints
-from common.errors import LocalError
-from common.pins import pinned
-from node_client.environments.registry import make
-from node_client.pipeline import Totals
-from node_client.report import BatchPlan, slot_report
-from node_client.runner import portion
-from node_client.sealing import SealKeys
-from node_client.users import Users
+from riffle.common.counters import Ints
+from riffle.common.errors import LocalError
+from riffle.common.pins import pinned
+from riffle.node_client.environments.registry import make
+from riffle.node_client.pipeline import Totals
+from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.runner import portion
+from riffle.node_client.sealing import SealKeys
+from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.running import Failing, in_thread, node_ids, serve, shuffler
 
@@ -203,7 +203,7 @@ def test_a_shuffler_that_never_answers_stops_episodes_not_the_node(tmp_path: Pat
     fake.deposit(world.signed())
     until = lambda: fake.requests["reports"] > 20  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node_client.runner.DRAIN_SECONDS", 0.05)
+        patch.setattr("riffle.node_client.runner.DRAIN_SECONDS", 0.05)
         totals, _ = asyncio.run(serve(fake, tmp_path, until=until))
     assert totals.accepted == 0
     assert totals.refused == {"unsent": totals.episodes}
@@ -351,7 +351,7 @@ def test_a_node_asks_again_when_its_share_may_have_grown(tmp_path: Path) -> None
         return fake.full()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node_client.runner.LATER_SECONDS", 0.0)
+        patch.setattr("riffle.node_client.runner.LATER_SECONDS", 0.0)
         totals, _ = asyncio.run(serve(fake, tmp_path, nodes=1, until=grown))
     assert totals.accepted == world.N
 

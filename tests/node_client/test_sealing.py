@@ -8,10 +8,10 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 import pytest
 
-from common.descriptor import parse, serialize
-from common.errors import LocalError
-from common.hpke import SealBroken, open_histogram, open_sealed
-from node_client.sealing import (
+from riffle.common.descriptor import parse, serialize
+from riffle.common.errors import LocalError
+from riffle.common.hpke import SealBroken, open_histogram, open_sealed
+from riffle.node_client.sealing import (
     TASK_MESSAGES,
     SealingPool,
     SealKeys,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from common.counters import Sizes
-from common.errors import LocalError
-from node_client.settings import Settings
+from riffle.common.counters import Sizes
+from riffle.common.errors import LocalError
+from riffle.node_client.settings import Settings
 from tests.node_client import world
 
 NODE = "ab" * 16

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from common.errors import PROBLEMS, LocalError, RemoteError, may_pass
-from common.wire import UploadReply
-from node_client.shuffler_api import MAX_ANSWER_BYTES, Backoff, ShufflerApi, open_client
+from riffle.common.errors import PROBLEMS, LocalError, RemoteError, may_pass
+from riffle.common.wire import UploadReply
+from riffle.node_client.shuffler_api import MAX_ANSWER_BYTES, Backoff, ShufflerApi, open_client
 
 BATCH, LEASE, USER = "ab" * 16, "cd" * 16, "ef" * 16
 DONE = {"results": [{"lease": LEASE, "outcome": "accepted"}]}

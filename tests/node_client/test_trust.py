@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from common.counters import Sizes
-from common.descriptor import SignedDescriptor, serialize, sign_deposit
-from common.errors import RemoteError
-from common.noise import Guarantee
-from node_client.trust import accept, check_expiry
+from riffle.common.counters import Sizes
+from riffle.common.descriptor import SignedDescriptor, serialize, sign_deposit
+from riffle.common.errors import RemoteError
+from riffle.common.noise import Guarantee
+from riffle.node_client.trust import accept, check_expiry
 from tests.node_client import world
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "trust.json").read_text())

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import LocalError
-from node_client.users import FILE_NAME, Users
+from riffle.common.errors import LocalError
+from riffle.node_client.users import FILE_NAME, Users
 
 NODE, OTHER = "aa" * 16, "bb" * 16
 

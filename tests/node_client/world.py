@@ -4,8 +4,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from common.counters import Sizes
-from common.descriptor import (
+from riffle.common.counters import Sizes
+from riffle.common.descriptor import (
     BatchDescriptor,
     SignedDescriptor,
     batch_id,
@@ -14,9 +14,9 @@ from common.descriptor import (
     serialize,
     sign_deposit,
 )
-from common.hpke import KeyPair
-from common.noise import Guarantee
-from node_client.trust import Demands
+from riffle.common.hpke import KeyPair
+from riffle.common.noise import Guarantee
+from riffle.node_client.trust import Demands
 
 RUN_ID = "00112233445566778899aabbccddeeff"
 SIZES = Sizes(X=4, A=2, H=2)

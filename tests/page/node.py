@@ -13,11 +13,11 @@ from typing import Self
 import httpx
 import numpy as np
 
-from common.descriptor import SignedDescriptor, parse
-from common.hpke import OVERHEAD, seal
-from common.wire import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
-from deploy.local import LocalNetwork
-from node_client.sealing import SealKeys, pack, seal_reports
+from riffle.common.descriptor import SignedDescriptor, parse
+from riffle.common.hpke import OVERHEAD, seal
+from riffle.common.wire import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
+from riffle.deploy.local import LocalNetwork
+from riffle.node_client.sealing import SealKeys, pack, seal_reports
 
 
 class HandNode:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Table, insert
 
-from common.descriptor import parse
-from common.policy import Mixture
-from coordinator import schema
-from coordinator.learning.learner import Deployment
-from coordinator.planning import Party, issue
-from coordinator.registry import problem
-from coordinator.specs import RunSpec
+from riffle.common.descriptor import parse
+from riffle.common.policy import Mixture
+from riffle.coordinator import schema
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.planning import Party, issue
+from riffle.coordinator.registry import problem
+from riffle.coordinator.specs import RunSpec
 
 EPOCH = 1_750_000_000.0
 STAGE = 25

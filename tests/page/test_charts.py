@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from deploy.operator import Operator
+from riffle.deploy.operator import Operator
 from tests.page.conftest import Open
 from tests.page.test_page import cells
 

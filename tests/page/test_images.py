@@ -15,12 +15,12 @@ import pytest
 from matplotlib.image import imread
 from playwright.sync_api import Browser, Page, expect
 
-from coordinator.specs import ManualDeployment, RunSpec
-from deploy.follow import TrueValues, follow
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.operator import Operator
-from deploy.presets import riverswim_run
-from node_client.environments.tabular import riverswim
+from riffle.coordinator.specs import ManualDeployment, RunSpec
+from riffle.deploy.follow import TrueValues, follow
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import riverswim_run
+from riffle.node_client.environments.tabular import riverswim
 from tests.page.conftest import SECONDS
 from tests.page.node import HandNode
 from tests.page.test_trouble import wait_for

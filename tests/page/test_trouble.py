@@ -6,9 +6,9 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from coordinator.specs import ManualDeployment, RunSpec
-from deploy.local import LocalNetwork
-from deploy.operator import Operator
+from riffle.coordinator.specs import ManualDeployment, RunSpec
+from riffle.deploy.local import LocalNetwork
+from riffle.deploy.operator import Operator
 from tests.page.conftest import SMALL, Open
 from tests.page.node import HandNode
 from tests.page.test_page import cells

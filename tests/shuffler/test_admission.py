@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from common.endpoint import hash_token
-from common.errors import RemoteError
-from common.wire import EnrolRequest
-from shuffler import admission, nodes
-from shuffler.access import Access
-from shuffler.admission import REMEMBERED_SECONDS, Admission, Memory
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import RemoteError
+from riffle.common.wire import EnrolRequest
+from riffle.shuffler import admission, nodes
+from riffle.shuffler.access import Access
+from riffle.shuffler.admission import REMEMBERED_SECONDS, Admission, Memory
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import user
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from common.descriptor import SignedDescriptor, key_id, parse, verify_countersign
-from common.wire import BATCH_KEY_HEADER, DIGEST_HEADER
+from riffle.common.descriptor import SignedDescriptor, key_id, parse, verify_countersign
+from riffle.common.wire import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.test_callers import ID
 from tests.shuffler.world import (
@@ -137,8 +137,8 @@ def test_a_malformed_query(api: Api, query: str) -> None:
 
 def test_bodies_are_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = api.deposit()
-    monkeypatch.setattr("shuffler.app.MAX_DESCRIPTOR_BYTES", 100)
-    monkeypatch.setattr("shuffler.app.MAX_JSON_BYTES", 100)
+    monkeypatch.setattr("riffle.shuffler.app.MAX_DESCRIPTOR_BYTES", 100)
+    monkeypatch.setattr("riffle.shuffler.app.MAX_JSON_BYTES", 100)
     deposit = api.put(descriptor_bytes(deployment=1))
     lease = api.lease(batch, [user(i) for i in range(10)])
     report = api.call(
@@ -304,7 +304,7 @@ def test_an_upload_sealed_to_another_batch_key_is_told_so(api: Api) -> None:
 
 def test_a_full_disk_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     assert api.client.get("/readyz").status_code == 200
-    monkeypatch.setattr("shuffler.core.disk_trouble", lambda _: "1 MiB are free")
+    monkeypatch.setattr("riffle.shuffler.core.disk_trouble", lambda _: "1 MiB are free")
     api.clock.now += 1
     answer = api.client.get("/readyz")
     assert (answer.status_code, answer.json()["detail"]) == (503, "1 MiB are free")

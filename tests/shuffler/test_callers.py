@@ -2,13 +2,9 @@
 
 import pytest
 
-from common.limits import Allowance, Bucket, Callers
+from riffle.common.limits import Allowance, Bucket, Callers
 from tests.shuffler.conftest import Api, problem
-from tests.shuffler.world import (
-    COORDINATOR_TOKEN,
-    OPERATOR_TOKEN,
-    user,
-)
+from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, user
 
 ID = "00" * 16
 ROUTES = [

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, select
 from sqlalchemy.exc import OperationalError
 
-from common.errors import LocalError, RemoteError
-from shuffler.committer import Committer
-from shuffler.schema import meta, open_store, sqlite_url
+from riffle.common.errors import LocalError, RemoteError
+from riffle.shuffler.committer import Committer
+from riffle.shuffler.schema import meta, open_store, sqlite_url
 from tests.shuffler.conftest import both_engines
 
 pytestmark = both_engines

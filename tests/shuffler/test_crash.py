@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from common.errors import LocalError
-from shuffler import store
-from shuffler.core import preflight
-from shuffler.permute import shuffle
-from shuffler.vault import Vault
+from riffle.common.errors import LocalError
+from riffle.shuffler import store
+from riffle.shuffler.core import preflight
+from riffle.shuffler.permute import shuffle
+from riffle.shuffler.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, user
 
@@ -116,7 +116,7 @@ def other_secret(api: Api, _: pytest.MonkeyPatch) -> None:
 
 
 def other_permutation(_: Api, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("shuffler.releases.shuffle", lambda *a, **k: shuffle(a[0], bytes(32), **k))
+    patch.setattr("riffle.shuffler.releases.shuffle", lambda *a, **k: shuffle(a[0], bytes(32), **k))
 
 
 @pytest.mark.parametrize(

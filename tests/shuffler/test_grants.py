@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shuffler.grants import Grant, grant_id, read_slots, write_slots
+from riffle.shuffler.grants import Grant, grant_id, read_slots, write_slots
 from tests.shuffler.world import NOW
 
 ID = "ab" * 8

@@ -25,12 +25,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from common import hpke
-from common.errors import RemoteError
-from common.wire import EnrolRequest, Lease
-from shuffler import store
-from shuffler.core import Shuffler
-from shuffler.vault import Vault
+from riffle.common import hpke
+from riffle.common.errors import RemoteError
+from riffle.common.wire import EnrolRequest, Lease
+from riffle.shuffler import store
+from riffle.shuffler.core import Shuffler
+from riffle.shuffler.vault import Vault
 from tests.shuffler import world
 from tests.shuffler.model import EXAMPLES, MEMORY, Killed, ModelBatch, Sent, bounded
 from tests.shuffler.world import NOW, Batch, FakeClock, descriptor_bytes, signature, user

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from common.errors import LocalError
-from common.mechanism import permutation
-from shuffler.permute import CHUNK_BYTES, Keystream, Release, shuffle
+from riffle.common.errors import LocalError
+from riffle.common.mechanism import permutation
+from riffle.shuffler.permute import CHUNK_BYTES, Keystream, Release, shuffle
 
 KEY = bytes(range(32))
 Uploads = list[tuple[list[int], bytes]]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common.database import claimed
-from common.errors import LocalError
-from shuffler.core import preflight
+from riffle.common.database import claimed
+from riffle.common.errors import LocalError
+from riffle.shuffler.core import preflight
 from tests.shuffler.conftest import Api, problem, until
 from tests.shuffler.world import OPERATOR_TOKEN, Batch, descriptor_bytes, multiset, user
 
@@ -109,7 +109,7 @@ def test_who_waits_at_one_hears_of_what_happens_at_the_other(api: Api, other: Ap
 def test_a_node_revoked_at_one_is_refused_at_the_other(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shuffler.admission.REMEMBERED_SECONDS", 3_600.0)
+    monkeypatch.setattr("riffle.shuffler.admission.REMEMBERED_SECONDS", 3_600.0)
     assert other.call("GET", "/batches", api.token).status_code == 200
     assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
     assert api.call("GET", "/batches", api.token).status_code == 401
@@ -119,7 +119,7 @@ def test_a_node_revoked_at_one_is_refused_at_the_other(
 def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shuffler.admission.REMEMBERED_SECONDS", 3_600.0)
+    monkeypatch.setattr("riffle.shuffler.admission.REMEMBERED_SECONDS", 3_600.0)
     told = other.core.changes.told
     batch = api.deposit()
     until(lambda: other.core.changes.told > told)  # else this news makes the other forget the node
@@ -132,7 +132,7 @@ def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
         other.upload(batch, [(held.lease, batch.report())]),
     ):
         assert (answer.status_code, problem(answer)) == (401, "unauthorized")
-    monkeypatch.setattr("shuffler.admission.REMEMBERED_SECONDS", 0.0)
+    monkeypatch.setattr("riffle.shuffler.admission.REMEMBERED_SECONDS", 0.0)
     assert other.call("GET", "/batches", api.token).status_code == 401
 
 

@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy import select
 
-from common import hpke
-from common.wire import Lease
-from shuffler.schema import grants
-from shuffler.store import open_batches
+from riffle.common import hpke
+from riffle.common.wire import Lease
+from riffle.shuffler.schema import grants
+from riffle.shuffler.store import open_batches
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.descriptor import sign_deposit
-from common.errors import RemoteError
-from common.noise import Guarantee
-from common.wire import Lease
-from shuffler.rules import (
+from riffle.common.descriptor import sign_deposit
+from riffle.common.errors import RemoteError
+from riffle.common.noise import Guarantee
+from riffle.common.wire import Lease
+from riffle.shuffler.rules import (
     STRANGER,
     Demands,
     Room,

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, create_engine, func, insert, select, text
 
-from common.database import writer
-from common.errors import LocalError
-from common.migrations import Schema, migrate
-from shuffler.grants import of_upload
-from shuffler.schema import SCHEMA, batches, nodes, open_store, sqlite_url
-from shuffler.store import count_held, count_leased, sealed_reports
-from shuffler.users import known
+from riffle.common.database import writer
+from riffle.common.errors import LocalError
+from riffle.common.migrations import Schema, migrate
+from riffle.shuffler.grants import of_upload
+from riffle.shuffler.schema import SCHEMA, batches, nodes, open_store, sqlite_url
+from riffle.shuffler.store import count_held, count_leased, sealed_reports
+from riffle.shuffler.users import known
 from tests.shuffler.world import NOW
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from common.endpoint import hash_token
-from common.errors import LocalError
-from shuffler.core import preflight
-from shuffler.main import run
-from shuffler.settings import PREFIX, Settings
+from riffle.common.endpoint import hash_token
+from riffle.common.errors import LocalError
+from riffle.shuffler.core import preflight
+from riffle.shuffler.main import run
+from riffle.shuffler.settings import PREFIX, Settings
 from tests.shuffler.world import COORDINATOR_KEY, SHUFFLER_KEY, public, settings
 
 

@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from common.errors import RemoteError
-from common.wire import BatchState
-from shuffler.states import ORDER, TRANSITIONS, Event, after, reached
+from riffle.common.errors import RemoteError
+from riffle.common.wire import BatchState
+from riffle.shuffler.states import ORDER, TRANSITIONS, Event, after, reached
 
 STATES: tuple[BatchState, ...] = get_args(BatchState)
 EVENTS: tuple[Event, ...] = get_args(Event)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from common import hpke
-from common.errors import LocalError
-from shuffler.stored import Stored
-from shuffler.vault import BatchSecret
+from riffle.common import hpke
+from riffle.common.errors import LocalError
+from riffle.shuffler.stored import Stored
+from riffle.shuffler.vault import BatchSecret
 
 BATCH, SLOTS, REPORTS, INFO = "ab" * 16, [3, 4, 7], b"three reports" * 3, b"a context"
 SECRET = BatchSecret.generate()

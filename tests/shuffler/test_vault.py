@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from common.at_rest import MAGIC, AtRest
-from common.errors import LocalError
-from shuffler.vault import BatchSecret, SecretLostError, Vault
+from riffle.common.at_rest import MAGIC, AtRest
+from riffle.common.errors import LocalError
+from riffle.shuffler.vault import BatchSecret, SecretLostError, Vault
 
 BATCH = "ab" * 16
 CLEAR = AtRest(None)

@@ -8,9 +8,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from common import hpke
-from common.counters import CounterLayout, Sizes
-from common.descriptor import (
+from riffle.common import hpke
+from riffle.common.counters import CounterLayout, Sizes
+from riffle.common.descriptor import (
     BatchDescriptor,
     Context,
     NoiseDocument,
@@ -19,9 +19,9 @@ from common.descriptor import (
     serialize,
     sign_deposit,
 )
-from common.endpoint import hash_token
-from common.noise import Padding
-from shuffler.settings import Settings
+from riffle.common.endpoint import hash_token
+from riffle.common.noise import Padding
+from riffle.shuffler.settings import Settings
 
 COORDINATOR_KEY = bytes(range(32))
 SHUFFLER_KEY = bytes(range(1, 33))

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from common.noise import Trust
-from coordinator.registry import Registry
-from coordinator.specs import RunSpec
-from deploy.local import LocalConfig
-from deploy.operator import Operator
-from experiments.per_user import Users, run_per_user
-from node_client.environments.environment import Environment
-from node_client.environments.registry import Parameter, make
+from riffle.common.noise import Trust
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.local import LocalConfig
+from riffle.deploy.operator import Operator
+from riffle.experiments.per_user import Users, run_per_user
+from riffle.node_client.environments.environment import Environment
+from riffle.node_client.environments.registry import Parameter, make
 
 RUN_ID = "5e" * 16
 PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}

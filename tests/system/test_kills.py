@@ -12,10 +12,10 @@ import random
 import time
 from pathlib import Path
 
-from common.errors import LocalError
-from deploy.local import LocalNetwork
-from deploy.network import operator_client
-from deploy.operator import Operator
+from riffle.common.errors import LocalError
+from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network import operator_client
+from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 
 KILLS = int(os.environ.get("RIFFLE_KILLS", "2"))

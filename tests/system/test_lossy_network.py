@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import LocalNetwork
-from deploy.network import operator_client
-from deploy.operator import Operator
+from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network import operator_client
+from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 from tests.system.proxy import FAULTS, Proxy
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from common.noise import Trust
-from deploy.follow import run_to_end
-from deploy.local import LocalNetwork
-from deploy.network import operator_client
-from deploy.operator import Operator
-from deploy.presets import Preset
+from riffle.common.noise import Trust
+from riffle.deploy.follow import run_to_end
+from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network import operator_client
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import Preset
 from tests.deploy.cli import riffle
 from tests.system.agreement import (
     PARAMETERS,

@@ -20,16 +20,16 @@ import numpy as np
 import pytest
 import uvicorn
 
-from common.descriptor import SignedDescriptor, parse, serialize, sign_deposit
-from common.endpoint import hash_token
-from common.hpke import open_histogram
-from node_client.environments.registry import make
-from node_client.main import serve
-from node_client.pipeline import Totals
-from node_client.report import BatchPlan, slot_report
-from node_client.settings import Settings as NodeSettings
-from shuffler.app import create_app
-from shuffler.settings import Settings as ShufflerSettings
+from riffle.common.descriptor import SignedDescriptor, parse, serialize, sign_deposit
+from riffle.common.endpoint import hash_token
+from riffle.common.hpke import open_histogram
+from riffle.node_client.environments.registry import make
+from riffle.node_client.main import serve
+from riffle.node_client.pipeline import Totals
+from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.app import create_app
+from riffle.shuffler.settings import Settings as ShufflerSettings
 from tests.node_client import world
 
 NODES = 5

@@ -18,18 +18,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, select
 
-from coordinator.schema import deployments, runs
-from deploy.local import LocalNetwork
-from deploy.network import operator_client
-from deploy.operator import Operator
-from shuffler.schema import batches
+from riffle.coordinator.schema import deployments, runs
+from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network import operator_client
+from riffle.deploy.operator import Operator
+from riffle.shuffler.schema import batches
 from tests.postgres import Cluster
-from tests.system.agreement import (
-    RUN_ID,
-    assert_equal_to_simulator,
-    seeded_network,
-    seeded_spec,
-)
+from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
 
 EPISODES = int(os.environ.get("RIFFLE_REPLICAS_EPISODES", "300"))
 VICTIMS = ("shuffler", "coordinator", "shuffler-2", "coordinator-2")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from common.pins import pinned
-from deploy.cli.main import build
-from deploy.local import LocalNetwork
-from deploy.network import operator_client
-from deploy.operator import Operator
+from riffle.common.pins import pinned
+from riffle.deploy.cli.main import build
+from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network import operator_client
+from riffle.deploy.operator import Operator
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
 
 

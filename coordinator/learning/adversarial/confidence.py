@@ -31,9 +31,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from coordinator.learning.adversarial.layered import BoolArray, Layers
-from coordinator.learning.learner import FloatArray
-from coordinator.postprocess import nearest
+from riffle.coordinator.learning.adversarial.layered import BoolArray, Layers
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.postprocess import nearest
 
 MARGIN = 1e-6
 _NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero

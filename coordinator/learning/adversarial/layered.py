@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.learner import FloatArray
 
 BoolArray = NDArray[np.bool_]
 

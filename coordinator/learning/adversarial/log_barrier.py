@@ -30,16 +30,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import Box
-from coordinator.learning.adversarial.layered import BoolArray, Layers
-from coordinator.learning.adversarial.occupancy import (
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import BoolArray, Layers
+from riffle.coordinator.learning.adversarial.occupancy import (
     induced_policy,
     induced_transitions,
     occupancy,
     violation,
 )
-from coordinator.learning.adversarial.omd import Step
-from coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.adversarial.omd import Step
+from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 GAP = 1e-7
 MAX_ITERATIONS = 100

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 
 
 def uniform(layers: Layers) -> FloatArray:

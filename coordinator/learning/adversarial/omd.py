@@ -37,10 +37,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import Box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.occupancy import occupancy
-from coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.occupancy import occupancy
+from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 TOLERANCE = 1e-7  # of the flow residual, in probability
 LOG_ZERO = -1e5

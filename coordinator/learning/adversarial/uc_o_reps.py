@@ -18,16 +18,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.learning.adversarial.confidence import (
+from riffle.coordinator.learning.adversarial.confidence import (
     Box,
     confidence_set,
     log_iota,
     post_process,
 )
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.occupancy import induced_policy, uniform
-from coordinator.learning.adversarial.omd import Step, ftrl_step
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.occupancy import induced_policy, uniform
+from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
+from riffle.coordinator.learning.learner import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

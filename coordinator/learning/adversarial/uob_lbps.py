@@ -22,14 +22,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import everything
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.log_barrier import log_barrier_step
-from coordinator.learning.adversarial.occupancy import induced_policy, uniform
-from coordinator.learning.adversarial.omd import Step
-from coordinator.learning.adversarial.uc_o_reps import Settings, confidence_delta
-from coordinator.learning.adversarial.upper_occupancy import upper_occupancy
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.adversarial.confidence import everything
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
+from riffle.coordinator.learning.adversarial.occupancy import induced_policy, uniform
+from riffle.coordinator.learning.adversarial.omd import Step
+from riffle.coordinator.learning.adversarial.uc_o_reps import Settings, confidence_delta
+from riffle.coordinator.learning.adversarial.upper_occupancy import upper_occupancy
+from riffle.coordinator.learning.learner import FloatArray
 
 
 def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:

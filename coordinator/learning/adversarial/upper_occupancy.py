@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import Box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import FloatArray
 
 
 def upper_occupancy(layers: Layers, box: Box, policy: FloatArray) -> FloatArray:

@@ -36,8 +36,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.learner import FloatArray, LearnerError
-from coordinator.learning.privatizers.interface import (
+from riffle.coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.privatizers.interface import (
     AdditiveNoise,
     NoiseLevels,
     Sensitivity,

@@ -31,8 +31,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from common.accounting import gaussian_variance
-from coordinator.learning.learner import FloatArray
+from riffle.common.accounting import gaussian_variance
+from riffle.coordinator.learning.learner import FloatArray
 
 NoiseKind = Literal["none", "laplace", "gaussian"]
 NoiseLevels = Literal["paper", "tight"]

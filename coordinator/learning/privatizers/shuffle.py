@@ -15,9 +15,9 @@ import math
 
 import numpy as np
 
-from common.noise import Noise
-from coordinator.learning.learner import FloatArray
-from coordinator.postprocess import precision
+from riffle.common.noise import Noise
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.postprocess import precision
 
 
 class ShufflePrivatizer:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from common.errors import LocalError
+from riffle.common.errors import LocalError
 
 revision = "shuffler_3"
 down_revision = "shuffler_2"

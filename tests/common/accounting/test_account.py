@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting import Account, account
-from common.noise import Noise, Padding
+from riffle.common.accounting import Account, account
+from riffle.common.noise import Noise, Padding
 
 
 def of(

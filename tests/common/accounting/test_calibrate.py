@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting import (
+from riffle.common.accounting import (
     Calibration,
     CalibrationError,
     CalibrationName,
@@ -16,9 +16,9 @@ from common.accounting import (
     gaussian_variance,
     paper_tau,
 )
-from common.accounting.paper import paper_noise
-from common.counters import CounterLayout, Families, Sizes
-from common.noise import MAX_DRAWS, Noise
+from riffle.common.accounting.paper import paper_noise
+from riffle.common.counters import CounterLayout, Families, Sizes
+from riffle.common.noise import MAX_DRAWS, Noise
 
 SIZES = Sizes(X=4, A=2, H=6)
 

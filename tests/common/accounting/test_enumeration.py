@@ -7,10 +7,10 @@ from itertools import permutations, product
 
 import pytest
 
-from common.accounting import account, bounds
-from common.accounting.bounds import Moves
-from common.accounting.overflow import charge, overflow_probability
-from common.noise import Noise, Padding
+from riffle.common.accounting import account, bounds
+from riffle.common.accounting.bounds import Moves
+from riffle.common.accounting.overflow import charge, overflow_probability
+from riffle.common.noise import Noise, Padding
 from tests.common.accounting.exact import Distribution, Outcome, hockey_stick, noisy_counts
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.accounting import (
+from riffle.common.accounting import (
     NEIGHBOURS,
     BatchEvent,
     LedgerEntry,
@@ -14,8 +14,8 @@ from common.accounting import (
     repeated_user_guarantee,
     run_guarantee,
 )
-from common.accounting.bounds import Moves
-from common.noise import Guarantee, Noise, Padding
+from riffle.common.accounting.bounds import Moves
+from riffle.common.noise import Guarantee, Noise, Padding
 from tests.common.accounting.exact import float_pair, product_delta
 
 FINE = BatchEvent(Noise(126, 1, 10), Padding(18, 90), 4096, 0.0, 18, 288)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting import Account, account
-from common.accounting.bounds import Moves, epsilon
-from common.accounting.losses import binomial_losses
-from common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
+from riffle.common.accounting import Account, account
+from riffle.common.accounting.bounds import Moves, epsilon
+from riffle.common.accounting.losses import binomial_losses
+from riffle.common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from tests.common.accounting.exact import steps_delta
 
 ROUNDING = 1e-12

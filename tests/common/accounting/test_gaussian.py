@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import integrate
 
-from common.accounting import gaussian_variance
+from riffle.common.accounting import gaussian_variance
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])

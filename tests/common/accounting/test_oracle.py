@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from common.accounting import bounds
-from common.accounting.bounds import Moves
+from riffle.common.accounting import bounds
+from riffle.common.accounting.bounds import Moves
 
 
 def log_binomial(N: int, p: float) -> dict[int, float]:

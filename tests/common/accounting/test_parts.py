@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting.curve import Curve
-from common.accounting.fourier import convolve
-from common.accounting.grid import GridLosses, connect_the_dots, round_down
-from common.accounting.losses import Losses, binomial_losses, trim
-from common.accounting.tilt import choose_tilt, choose_window, cumulants, log_mgf
+from riffle.common.accounting.curve import Curve
+from riffle.common.accounting.fourier import convolve
+from riffle.common.accounting.grid import GridLosses, connect_the_dots, round_down
+from riffle.common.accounting.losses import Losses, binomial_losses, trim
+from riffle.common.accounting.tilt import choose_tilt, choose_window, cumulants, log_mgf
 from tests.common.accounting.exact import binomial
 
 PROBABILITIES = st.sampled_from([(1, 1), (1, 3), (1, 10), (3, 2), (12345, 20)])

@@ -7,7 +7,7 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from common.accounting import (
+from riffle.common.accounting import (
     BatchEvent,
     CalibrationError,
     account,
@@ -16,9 +16,9 @@ from common.accounting import (
     calibrate_local,
     repeated_user_guarantee,
 )
-from common.accounting.bounds import Moves, Steps
-from common.accounting.trusted import SCALE
-from common.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Padding
+from riffle.common.accounting.bounds import Moves, Steps
+from riffle.common.accounting.trusted import SCALE
+from riffle.common.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Padding
 from tests.common.accounting.exact import Distribution, hockey_stick, steps_delta
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)

@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.absorbing import (
-    estimate_rewards,
-    estimate_transition,
-    infrequent,
-)
-from coordinator.learning.planning import value
+from riffle.coordinator.learning.absorbing import estimate_rewards, estimate_transition, infrequent
+from riffle.coordinator.learning.planning import value
 
 
 def test_rare_tuples_go_to_the_absorbing_state() -> None:

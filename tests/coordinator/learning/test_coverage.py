@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from common.counters import Sizes
-from coordinator.learning.coverage import design
-from coordinator.learning.enumeration import ActivePolicies, Model
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.planning import occupancy
-from node_client.environments.tabular import riverswim
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.coverage import design
+from riffle.coordinator.learning.enumeration import ActivePolicies, Model
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import occupancy
+from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.worlds import random_model
 
 

@@ -5,10 +5,15 @@ import time
 import numpy as np
 import pytest
 
-from common.counters import Sizes
-from coordinator.learning.enumeration import ActivePolicies, EnumerationTooLarge, Model, classes
-from coordinator.learning.planning import occupancy, plan, value
-from node_client.environments.tabular import riverswim
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.enumeration import (
+    ActivePolicies,
+    EnumerationTooLarge,
+    Model,
+    classes,
+)
+from riffle.coordinator.learning.planning import occupancy, plan, value
+from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.worlds import random_model
 
 TINY = [Sizes(2, 2, 3), Sizes(3, 2, 2), Sizes(1, 5, 1), Sizes(2, 3, 2), Sizes(2, 2, 1)]

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from common.policy import Mixture
-from coordinator.learning.flow import (
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.flow import (
     conserve,
     conserve_total,
     divergence,
     project_flow,
     spread,
 )
-from coordinator.learning.learner import FloatArray
-from experiments.simulator import joint_counts
-from node_client.environments.tabular import riverswim
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.experiments.simulator import joint_counts
+from riffle.node_client.environments.tabular import riverswim
 
 
 def _counts(n: int, seed: int, states: int = 4, horizon: int = 6) -> FloatArray:

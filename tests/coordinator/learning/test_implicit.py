@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.counters import Sizes
-from coordinator.learning.enumeration import ActivePolicies, Model
-from coordinator.learning.implicit import ImplicitPolicies
-from coordinator.learning.learner import FloatArray
-from coordinator.learning.planning import occupancy, plan, value
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.enumeration import ActivePolicies, Model
+from riffle.coordinator.learning.implicit import ImplicitPolicies
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.planning import occupancy, plan, value
 from tests.coordinator.learning.worlds import near, random_model
 
 SMALL = [Sizes(2, 2, 3), Sizes(3, 2, 3), Sizes(2, 3, 3), Sizes(2, 2, 5), Sizes(1, 5, 2)]

@@ -7,21 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.counters import CounterLayout
-from common.descriptor import MAX_POLICIES
-from common.noise import Noise, Padding
-from coordinator.learning.enumeration import ActivePolicies
-from coordinator.learning.implicit import ImplicitPolicies
-from coordinator.learning.learner import Problem
-from coordinator.learning.planning import plan
-from coordinator.learning.presets import PRACTICAL, Constants
-from coordinator.learning.schedule import Stage
-from coordinator.learning.sdp_pe import MOST_AUXILIARY, SDPPE, Crude, Fine
-from coordinator.learning.sdp_pe_conference import ConferenceSDPPE
-from experiments.regret import optimal_value, suboptimality
-from experiments.simulator import Mechanism, Run, simulate
-from node_client.environments.registry import exact_mdp, make
-from node_client.environments.tabular import TabularMDP, riverswim
+from riffle.common.counters import CounterLayout
+from riffle.common.descriptor import MAX_POLICIES
+from riffle.common.noise import Noise, Padding
+from riffle.coordinator.learning.enumeration import ActivePolicies
+from riffle.coordinator.learning.implicit import ImplicitPolicies
+from riffle.coordinator.learning.learner import Problem
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.learning.presets import PRACTICAL, Constants
+from riffle.coordinator.learning.schedule import Stage
+from riffle.coordinator.learning.sdp_pe import MOST_AUXILIARY, SDPPE, Crude, Fine
+from riffle.coordinator.learning.sdp_pe_conference import ConferenceSDPPE
+from riffle.experiments.regret import optimal_value, suboptimality
+from riffle.experiments.simulator import Mechanism, Run, simulate
+from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 
 def honest(layout: CounterLayout, n: int) -> Mechanism:

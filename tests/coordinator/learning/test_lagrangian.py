@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from common.counters import Sizes
-from coordinator.learning.enumeration import Model
-from coordinator.learning.lagrangian import Constraints, maximise
-from coordinator.learning.learner import FloatArray, PolicyArray
-from coordinator.learning.planning import occupancy, plan, value
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.enumeration import Model
+from riffle.coordinator.learning.lagrangian import Constraints, maximise
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import occupancy, plan, value
 from tests.coordinator.learning.worlds import near, random_model
 
 SIZES = [Sizes(2, 2, 3), Sizes(3, 2, 3), Sizes(2, 3, 2), Sizes(6, 3, 5)]

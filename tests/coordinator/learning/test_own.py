@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from common.counters import CounterLayout, Sizes
-from common.noise import Padding
-from coordinator.learning.learner import BatchCounts, Deployment, LearnerError, Problem
-from coordinator.learning.own import OwnLearner, estimate
-from experiments.regret import optimal_value, policy_value
-from experiments.simulator import Mechanism, simulate
-from node_client.environments.tabular import riverswim
+from riffle.common.counters import CounterLayout, Sizes
+from riffle.common.noise import Padding
+from riffle.coordinator.learning.learner import BatchCounts, Deployment, LearnerError, Problem
+from riffle.coordinator.learning.own import OwnLearner, estimate
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.experiments.simulator import Mechanism, simulate
+from riffle.node_client.environments.tabular import riverswim
 
 MDP = riverswim(3, 3)
 

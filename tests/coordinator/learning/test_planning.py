@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from common.counters import Sizes
-from coordinator.learning.planning import occupancy, plan, value
-from node_client.environments.tabular import riverswim
+from riffle.common.counters import Sizes
+from riffle.coordinator.learning.planning import occupancy, plan, value
+from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.worlds import random_model
 
 

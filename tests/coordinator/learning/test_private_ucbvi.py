@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from common.counters import CounterLayout, Episode, Sizes
-from coordinator.learning.private_ucbvi import (
+from riffle.common.counters import CounterLayout, Episode, Sizes
+from riffle.coordinator.learning.private_ucbvi import (
     PrivateUCBVI,
     Trust,
     layout_of,
     noise_of,
     privatizer_of,
 )
-from coordinator.learning.privatizers.central import BinaryMechanism
-from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
-from coordinator.learning.privatizers.local import LocalPrivatizer
-from coordinator.learning.ucbvi import UCBVI, Bonus, Estimates, expectation
+from riffle.coordinator.learning.privatizers.central import BinaryMechanism
+from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
+from riffle.coordinator.learning.privatizers.local import LocalPrivatizer
+from riffle.coordinator.learning.ucbvi import UCBVI, Bonus, Estimates, expectation
 
 SIZES = Sizes(X=2, A=2, H=3)
 

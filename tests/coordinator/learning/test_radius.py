@@ -6,20 +6,20 @@ from itertools import product
 import numpy as np
 import pytest
 
-from common.counters import Families, Sizes
-from common.policy import Mixture
-from coordinator.learning.enumeration import ActivePolicies, Model
-from coordinator.learning.estimation import (
+from riffle.common.counters import Families, Sizes
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.enumeration import ActivePolicies, Model
+from riffle.coordinator.learning.estimation import (
     Estimator,
     Evidence,
     batch_weights,
     pooled,
     visit_weights,
 )
-from coordinator.learning.planning import plan, value
-from coordinator.learning.presets import PRACTICAL
-from coordinator.learning.radius import LIKELY, _resample, bootstrap, literal_radius
-from coordinator.postprocess import consistent
+from riffle.coordinator.learning.planning import plan, value
+from riffle.coordinator.learning.presets import PRACTICAL
+from riffle.coordinator.learning.radius import LIKELY, _resample, bootstrap, literal_radius
+from riffle.coordinator.postprocess import consistent
 from tests.coordinator.learning.worlds import random_model
 
 SIZES = Sizes(2, 2, 2)
@@ -185,6 +185,6 @@ def test_draws_one_by_one_have_the_law_of_draws_together(monkeypatch: pytest.Mon
         return found.radius
 
     together = radius(1)
-    monkeypatch.setattr("coordinator.learning.radius.AT_ONCE", 1)
+    monkeypatch.setattr("riffle.coordinator.learning.radius.AT_ONCE", 1)
     assert radius(2) == pytest.approx(together, rel=1 / 3)
     assert together > 0

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.learning.learner import LearnerError
-from coordinator.learning.presets import PAPER, PRACTICAL, Constants
-from coordinator.learning.schedule import schedule
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.coordinator.learning.presets import PAPER, PRACTICAL, Constants
+from riffle.coordinator.learning.schedule import schedule
 
 sizes = st.tuples(st.integers(1, 200_000), st.integers(1, 20), st.integers(1, 40))
 

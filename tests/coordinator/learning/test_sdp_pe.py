@@ -8,16 +8,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.counters import CounterLayout, Families
-from common.noise import Noise
-from coordinator.learning import sdp_pe
-from coordinator.learning.learner import Deployment, Learner, LearnerError, Problem, StageResult
-from coordinator.learning.planning import plan
-from coordinator.learning.presets import PAPER, PRACTICAL, Constants
-from coordinator.learning.sdp_pe import SDPPE
-from experiments.regret import suboptimality
-from experiments.simulator import private_counts
-from node_client.environments.tabular import TabularMDP, riverswim
+from riffle.common.counters import CounterLayout, Families
+from riffle.common.noise import Noise
+from riffle.coordinator.learning import sdp_pe
+from riffle.coordinator.learning.learner import (
+    Deployment,
+    Learner,
+    LearnerError,
+    Problem,
+    StageResult,
+)
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.learning.presets import PAPER, PRACTICAL, Constants
+from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.experiments.regret import suboptimality
+from riffle.experiments.simulator import private_counts
+from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 POOLED = replace(PRACTICAL, homogeneous=True)
 

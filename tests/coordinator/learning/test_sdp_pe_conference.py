@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.counters import Families
-from common.noise import Padding
-from coordinator.learning.learner import Deployment, LearnerError, Problem
-from coordinator.learning.presets import PAPER, PRACTICAL, Constants
-from coordinator.learning.sdp_pe_conference import ConferenceSDPPE
-from experiments.regret import optimal_value, policy_value
-from experiments.simulator import Mechanism, Run, simulate
-from node_client.environments.tabular import TabularMDP, riverswim
+from riffle.common.counters import Families
+from riffle.common.noise import Padding
+from riffle.coordinator.learning.learner import Deployment, LearnerError, Problem
+from riffle.coordinator.learning.presets import PAPER, PRACTICAL, Constants
+from riffle.coordinator.learning.sdp_pe_conference import ConferenceSDPPE
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.experiments.simulator import Mechanism, Run, simulate
+from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 
 def silent(mdp: TabularMDP, K: int, families: Families = "joint") -> Problem:

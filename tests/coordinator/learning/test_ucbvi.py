@@ -7,9 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from common.counters import Episode, Sizes
-from coordinator.learning.planning import plan
-from coordinator.learning.ucbvi import UCBVI, Bonus, Confidence, Estimates, expectation, spread
+from riffle.common.counters import Episode, Sizes
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.learning.ucbvi import (
+    UCBVI,
+    Bonus,
+    Confidence,
+    Estimates,
+    expectation,
+    spread,
+)
 from tests.coordinator.learning.worlds import random_model
 
 SIZES = Sizes(X=2, A=2, H=2)

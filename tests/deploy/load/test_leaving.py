@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from deploy.cli.output import Exit
-from deploy.folder import claimed
-from deploy.load import crew
-from deploy.load.crew import Crew
-from deploy.load.feed import Feeder, load_spec
-from deploy.load.run import LoadConfig, own_network
-from deploy.load.worker import Share, Worker
-from deploy.local import LocalConfig, LocalNetwork
-from deploy.operator import Operator
-from deploy.presets import preset
+from riffle.deploy.cli.output import Exit
+from riffle.deploy.folder import claimed
+from riffle.deploy.load import crew
+from riffle.deploy.load.crew import Crew
+from riffle.deploy.load.feed import Feeder, load_spec
+from riffle.deploy.load.run import LoadConfig, own_network
+from riffle.deploy.load.worker import Share, Worker
+from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.operator import Operator
+from riffle.deploy.presets import preset
 
 
 class Interrupted:
@@ -164,7 +164,7 @@ def test_runs_that_a_killed_load_left_are_stopped(tmp_path: Path) -> None:
 def test_an_interrupt_at_a_terminal_ends_the_load_not_the_report(tmp_path: Path) -> None:
     """A terminal interrupts its whole foreground group: the network must outlive the load."""
     asked = ["load", "--nodes", "2", "--rate", "5", "--duration", "60", "--out", str(tmp_path)]
-    program = [sys.executable, "-m", "deploy.cli.main", *asked]
+    program = [sys.executable, "-m", "riffle.deploy.cli.main", *asked]
     pipe, nobody = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(program, stdout=nobody, stderr=pipe, start_new_session=True) as load:
         assert load.stderr is not None
@@ -181,7 +181,7 @@ def test_an_interrupt_at_a_terminal_ends_the_load_not_the_report(tmp_path: Path)
 def test_a_termination_ends_the_network_too(said: str, tmp_path: Path) -> None:
     """The network's processes hold the lock of its folder as long as one of them lives."""
     asked = ["load", "--nodes", "2", "--rate", "1", "--duration", "60", "--out", str(tmp_path)]
-    program = [sys.executable, "-m", "deploy.cli.main", *asked]
+    program = [sys.executable, "-m", "riffle.deploy.cli.main", *asked]
     with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as load:
         assert load.stderr is not None
         assert any(said in line.decode() for line in load.stderr)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli.load import cores
-from deploy.cli.main import build
-from deploy.load.run import LoadConfig
+from riffle.deploy.cli.load import cores
+from riffle.deploy.cli.main import build
+from riffle.deploy.load.run import LoadConfig
 
 SHORT = ("--nodes", "2", "--rate", "1", "--duration", "5")
 
@@ -26,7 +26,7 @@ def command(out: Path, *arguments: str) -> list[str]:
 def loaded(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     words = command(out, *arguments)
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli.main", *words],
+        [sys.executable, "-m", "riffle.deploy.cli.main", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -60,7 +60,7 @@ def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> 
 def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     words = command(out, "--nodes", "3", "--rate", "3", "--duration", "600", "--batch", "300")
-    program = [sys.executable, "-m", "deploy.cli.main", *words]
+    program = [sys.executable, "-m", "riffle.deploy.cli.main", *words]
     with (
         said.open("w") as screen,
         subprocess.Popen(program, stdout=subprocess.PIPE, stderr=screen, text=True) as process,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.load.tally import GROWTH, LEAST_SECONDS, Histogram, Tally, merged
+from riffle.deploy.load.tally import GROWTH, LEAST_SECONDS, Histogram, Tally, merged
 
 latencies = st.lists(st.floats(1e-6, 100), min_size=1, max_size=60)
 

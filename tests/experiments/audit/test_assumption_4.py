@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from common.accounting import calibrate
-from common.counters import CounterLayout, Sizes
-from common.mechanism import debias, noise_messages
-from common.noise import Noise
-from common.randomness import SystemRandomness
-from coordinator.postprocess import consistent, precision
+from riffle.common.accounting import calibrate
+from riffle.common.counters import CounterLayout, Sizes
+from riffle.common.mechanism import debias, noise_messages
+from riffle.common.noise import Noise
+from riffle.common.randomness import SystemRandomness
+from riffle.coordinator.postprocess import consistent, precision
 
 BATCHES, ALPHA = 10_000, 1e-6
 Floats = npt.NDArray[np.float64]

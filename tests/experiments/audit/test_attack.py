@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from common.noise import Noise
-from experiments.audit import attack
-from experiments.audit.attack import Attack, Pair, audit
-from experiments.audit.world import Setting, World, build
-from shuffler import permute
+from riffle.common.noise import Noise
+from riffle.experiments.audit import attack
+from riffle.experiments.audit.attack import Attack, Pair, audit
+from riffle.experiments.audit.world import Setting, World, build
+from riffle.shuffler import permute
 
 ERROR, ALPHA = 1e-3, 1e-6
 TRIALS, SEALED = 20_000, 500

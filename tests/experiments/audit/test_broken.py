@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.accounting.paper import paper_noise
-from experiments.audit import one_envelope, paper_sums
-from experiments.audit.attack import Attack
-from experiments.audit.paper_sums import LiteralBatch
-from experiments.audit.world import Setting, build
+from riffle.common.accounting.paper import paper_noise
+from riffle.experiments.audit import one_envelope, paper_sums
+from riffle.experiments.audit.attack import Attack
+from riffle.experiments.audit.paper_sums import LiteralBatch
+from riffle.experiments.audit.world import Setting, build
 
 ERROR = 1e-6
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.audit import observer
-from experiments.audit.observer import Guess, observe
-from experiments.audit.world import build, calibrated_noise
+from riffle.experiments.audit import observer
+from riffle.experiments.audit.observer import Guess, observe
+from riffle.experiments.audit.world import build, calibrated_noise
 
 
 def test_an_observer_of_uploads_does_no_better_than_chance() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common import hpke
-from common.counters import Families, Sizes
-from common.errors import RemoteError
-from common.mechanism import count
-from common.noise import Noise
-from experiments.audit import pipeline, world
-from experiments.audit.seals import identity_seals
-from experiments.audit.world import SMALLEST, Setting
+from riffle.common import hpke
+from riffle.common.counters import Families, Sizes
+from riffle.common.errors import RemoteError
+from riffle.common.mechanism import count
+from riffle.common.noise import Noise
+from riffle.experiments.audit import pipeline, world
+from riffle.experiments.audit.seals import identity_seals
+from riffle.experiments.audit.world import SMALLEST, Setting
 
 SEEDED = Setting(epsilon=2.0, families="lean", seed=11)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from deploy.cli.main import build
-from experiments.audit.report import Effort, run
-from experiments.audit.world import Setting
+from riffle.deploy.cli.main import build
+from riffle.experiments.audit.report import Effort, run
+from riffle.experiments.audit.world import Setting
 
 QUICK = ["--sealed", "0", "--users", "0", "--format", "json"]
 KEYS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.figures.bands import stacked, student
+from riffle.experiments.figures.bands import stacked, student
 
 
 def test_a_band_is_scipys_interval() -> None:

@@ -5,9 +5,16 @@ from typing import get_args
 
 import pytest
 
-from experiments.adversarial import Adversary
-from experiments.figures.catalogue import EPSILONS, NOT_PRIVATE, Figure, Parameters, Run, figures
-from experiments.figures.make import chosen
+from riffle.experiments.adversarial import Adversary
+from riffle.experiments.figures.catalogue import (
+    EPSILONS,
+    NOT_PRIVATE,
+    Figure,
+    Parameters,
+    Run,
+    figures,
+)
+from riffle.experiments.figures.make import chosen
 
 FIGURES = figures()
 NAMES = {"fig6a", "fig6b", "fig6c", "fig7", "fig8"}

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import LocalError
-from experiments.figures.catalogue import Curve, Figure, Kind
-from experiments.figures.draw import beside, draw
-from experiments.figures.make import make
-from experiments.figures.rows import Row, Rows
-from experiments.figures.series import Series, gather, merged
-from experiments.figures.write import table
+from riffle.common.errors import LocalError
+from riffle.experiments.figures.catalogue import Curve, Figure, Kind
+from riffle.experiments.figures.draw import beside, draw
+from riffle.experiments.figures.make import make
+from riffle.experiments.figures.rows import Row, Rows
+from riffle.experiments.figures.series import Series, gather, merged
+from riffle.experiments.figures.write import table
 from tests.experiments.figures.worlds import LINE, SHOWN, again, order, run_of, small_figure
 
 PNG_LIMIT = 100_000

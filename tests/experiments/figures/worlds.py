@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.figures.catalogue import LINES, RIVERSWIM, Curve, Figure, Line, Run
-from experiments.figures.make import Order
-from experiments.figures.sweep import Backend
+from riffle.experiments.figures.catalogue import LINES, RIVERSWIM, Curve, Figure, Line, Run
+from riffle.experiments.figures.make import Order
+from riffle.experiments.figures.sweep import Backend
 
 K = 300
 HERE = Backend("loky", workers=1)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.errors import LocalError
-from node_client.environments.registry import make
+from riffle.common.errors import LocalError
+from riffle.node_client.environments.registry import make
 from tests.examples.marks import MISTAKES, line_after
 
 FOLDER = MISTAKES.parent

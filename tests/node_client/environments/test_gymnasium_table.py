@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from common.counters import Sizes
-from common.errors import LocalError
-from common.randomness import SystemRandomness
-from experiments.regret import policy_value
-from node_client.environments.gymnasium_adapter import adapt
-from node_client.environments.registry import exact_mdp, make
-from node_client.environments.tabular import TabularMDP
-from node_client.episode import run_episode
+from riffle.common.counters import Sizes
+from riffle.common.errors import LocalError
+from riffle.common.randomness import SystemRandomness
+from riffle.experiments.regret import policy_value
+from riffle.node_client.environments.gymnasium_adapter import adapt
+from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.node_client.environments.tabular import TabularMDP
+from riffle.node_client.episode import run_episode
 
 
 class Lake:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from common.randomness import SystemRandomness
-from node_client.environments.bandit import BanditEnvironment, clipped_mean, global_means
-from node_client.environments.registry import exact_mdp, make
-from node_client.environments.spectrum import spectrum_access
-from node_client.environments.tabular import riverswim
+from riffle.common.randomness import SystemRandomness
+from riffle.node_client.environments.bandit import BanditEnvironment, clipped_mean, global_means
+from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.node_client.environments.spectrum import spectrum_access
+from riffle.node_client.environments.tabular import riverswim
 
 ALPHA = 1e-6
 TABULAR: list[tuple[str, dict[str, Any]]] = [

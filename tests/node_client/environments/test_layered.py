@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from node_client.environments.layered import layered_mdp
-from node_client.environments.tabular import TabularEnvironment
+from riffle.node_client.environments.layered import layered_mdp
+from riffle.node_client.environments.tabular import TabularEnvironment
 
 WIDTHS = (1, 3, 2, 1)
 

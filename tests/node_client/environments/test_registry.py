@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.counters import Sizes
-from common.errors import LocalError
-from common.randomness import SeededRandomness, SystemRandomness
-from node_client.environments.gymnasium_adapter import GymnasiumEnvironment
-from node_client.environments.layered import layered_mdp
-from node_client.environments.registry import exact_mdp, make, names
-from node_client.environments.tabular import riverswim
-from node_client.episode import run_episode
+from riffle.common.counters import Sizes
+from riffle.common.errors import LocalError
+from riffle.common.randomness import SeededRandomness, SystemRandomness
+from riffle.node_client.environments.gymnasium_adapter import GymnasiumEnvironment
+from riffle.node_client.environments.layered import layered_mdp
+from riffle.node_client.environments.registry import exact_mdp, make, names
+from riffle.node_client.environments.tabular import riverswim
+from riffle.node_client.episode import run_episode
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "File-v0"])
@@ -186,7 +186,7 @@ def test_gymnasium_by_id_through_the_library(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_environment_from_a_file_stands_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from node_client.environments.registry import make as known\n"
+        "from riffle.node_client.environments.registry import make as known\n"
         "def make(states=4):\n    return known('RiverSwim-v0', states=states, horizon=2)\n"
     )
     made = make("mine.py:make", folder=str(tmp_path), states=3)
@@ -204,9 +204,9 @@ def test_an_environment_from_a_file_stands_in_a_folder(tmp_path: Path) -> None:
 def test_another_packages_environment_is_found_by_its_entry_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    value = "node_client.environments.registry:_riverswim"
+    value = "riffle.node_client.environments.registry:_riverswim"
     offered = EntryPoint("Mine-v0", value, "riffle.environments")
-    monkeypatch.setattr("common.plugins.entry_points", lambda group: [offered])
+    monkeypatch.setattr("riffle.common.plugins.entry_points", lambda group: [offered])
     assert make("Mine-v0", states=5).sizes.X == 5
     with pytest.raises(LocalError, match=r"did you mean 'Mine-v0'\? known are Bandit-v0"):
         make("Mime-v0")

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from coordinator import leases
-from coordinator.driver import Driver
-from coordinator.records import DeploymentRecord, RunRecord
-from coordinator.store import Store
-from node_client.users import Users
-from shuffler import store, uploads
-from shuffler.committer import Committer, Job
-from shuffler.permute import shuffle
-from shuffler.schema import batches
-from shuffler.vault import BatchSecret
+from riffle.coordinator import leases
+from riffle.coordinator.driver import Driver
+from riffle.coordinator.records import DeploymentRecord, RunRecord
+from riffle.coordinator.store import Store
+from riffle.node_client.users import Users
+from riffle.shuffler import store, uploads
+from riffle.shuffler.committer import Committer, Job
+from riffle.shuffler.permute import shuffle
+from riffle.shuffler.schema import batches
+from riffle.shuffler.vault import BatchSecret
 from tests.system.simulation.machine import Killed
 
 
@@ -81,8 +81,8 @@ def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
         values = {"messages_sha256": sha256, "forwarded": messages}
         connection.execute(update(batches).where(row).values(values))
 
-    patch.setattr("shuffler.releases.shuffle", anew)
-    patch.setattr("shuffler.releases.Releases._keep", lambda *_: None)
+    patch.setattr("riffle.shuffler.releases.shuffle", anew)
+    patch.setattr("riffle.shuffler.releases.Releases._keep", lambda *_: None)
     patch.setattr(store, "mark_forwarded", unchecked)
 
 

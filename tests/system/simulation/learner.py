@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from common.policy import Mixture
-from coordinator.learning.learner import (
+from riffle.common.policy import Mixture
+from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
     LearnerSummary,
     Problem,
     StageResult,
 )
-from coordinator.registry import Options
+from riffle.coordinator.registry import Options
 
 N = 6
 

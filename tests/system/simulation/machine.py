@@ -27,11 +27,11 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import Pool
 
-from common.database import writer
-from common.errors import LocalError
-from node_client.users import Users
-from shuffler import access
-from shuffler.committer import Committer, Job
+from riffle.common.database import writer
+from riffle.common.errors import LocalError
+from riffle.node_client.users import Users
+from riffle.shuffler import access
+from riffle.shuffler.committer import Committer, Job
 
 T = TypeVar("T")
 CURRENT: ContextVar["Process | None"] = ContextVar("process", default=None)

@@ -11,15 +11,15 @@ from itertools import groupby
 
 from sqlalchemy import select
 
-from common.descriptor import BatchDescriptor
-from coordinator.counts import private_counts
-from coordinator.planning import same_deployment
-from coordinator.records import DeploymentRecord, RunRecord
-from coordinator.states import TO_ACKNOWLEDGE
-from coordinator.store import Store
-from experiments.per_user import Users, batch_histogram
-from node_client.environments.registry import make
-from shuffler import schema
+from riffle.common.descriptor import BatchDescriptor
+from riffle.coordinator.counts import private_counts
+from riffle.coordinator.planning import same_deployment
+from riffle.coordinator.records import DeploymentRecord, RunRecord
+from riffle.coordinator.states import TO_ACKNOWLEDGE
+from riffle.coordinator.store import Store
+from riffle.experiments.per_user import Users, batch_histogram
+from riffle.node_client.environments.registry import make
+from riffle.shuffler import schema
 from tests.system.simulation.watch import OVER
 from tests.system.simulation.world import ENVIRONMENT, World, learners
 

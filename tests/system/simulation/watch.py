@@ -16,11 +16,11 @@ import httpx
 import pytest
 from sqlalchemy import Connection, select
 
-from common import hpke
-from common.wire import LEASE_BYTES, Conservation, UploadReply
-from node_client.pipeline import Pipeline
-from shuffler.conservation import conservation
-from shuffler.schema import batches
+from riffle.common import hpke
+from riffle.common.wire import LEASE_BYTES, Conservation, UploadReply
+from riffle.node_client.pipeline import Pipeline
+from riffle.shuffler.conservation import conservation
+from riffle.shuffler.schema import batches
 from tests.system.simulation.network import Sent
 
 OVER = ("erased", "abandoned")
@@ -55,7 +55,7 @@ class Watch:
             run(pipeline, job, chunk, done)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("node_client.sealing.seal", sealing)
+            patch.setattr("riffle.node_client.sealing.seal", sealing)
             patch.setattr(Pipeline, "_run", running)
             yield
 

@@ -21,29 +21,29 @@ import httpx
 from fastapi import FastAPI
 from sqlalchemy import select
 
-from common.endpoint import hash_token
-from common.pins import pinned
-from common.wire import DIGEST_HEADER, Enrolment, EnrolRequest
-from coordinator import app as coordinator_app
-from coordinator.analyzer import Analyzer
-from coordinator.keys import KeyRing
-from coordinator.registry import Registry
-from coordinator.settings import Settings as CoordinatorSettings
-from coordinator.shuffler_api import Messages
-from coordinator.shuffler_api import ShufflerApi as CoordinatorsShuffler
-from coordinator.specs import RunSpec
-from coordinator.store import Store
-from node_client.pipeline import Pipeline, Totals
-from node_client.runner import NodeState, Runner
-from node_client.sealing import pack, seal_reports
-from node_client.settings import Settings as NodeSettings
-from node_client.shuffler_api import Backoff
-from node_client.shuffler_api import ShufflerApi as NodesShuffler
-from node_client.users import Users
-from shuffler import app as shuffler_app
-from shuffler import schema
-from shuffler.core import Shuffler
-from shuffler.settings import Settings as ShufflerSettings
+from riffle.common.endpoint import hash_token
+from riffle.common.pins import pinned
+from riffle.common.wire import DIGEST_HEADER, Enrolment, EnrolRequest
+from riffle.coordinator import app as coordinator_app
+from riffle.coordinator.analyzer import Analyzer
+from riffle.coordinator.keys import KeyRing
+from riffle.coordinator.registry import Registry
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.coordinator.shuffler_api import Messages
+from riffle.coordinator.shuffler_api import ShufflerApi as CoordinatorsShuffler
+from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.store import Store
+from riffle.node_client.pipeline import Pipeline, Totals
+from riffle.node_client.runner import NodeState, Runner
+from riffle.node_client.sealing import pack, seal_reports
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.node_client.shuffler_api import Backoff
+from riffle.node_client.shuffler_api import ShufflerApi as NodesShuffler
+from riffle.node_client.users import Users
+from riffle.shuffler import app as shuffler_app
+from riffle.shuffler import schema
+from riffle.shuffler.core import Shuffler
+from riffle.shuffler.settings import Settings as ShufflerSettings
 from tests.coordinator import world as coordinator_world
 from tests.node_client import world as keys
 from tests.system.simulation.learner import N, steps

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import Box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import FloatArray
 
 
 def solve(

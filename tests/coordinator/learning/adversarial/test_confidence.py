@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from coordinator.learning.adversarial.confidence import (
+from riffle.coordinator.learning.adversarial.confidence import (
     MARGIN,
     box,
     confidence_set,
@@ -19,10 +19,10 @@ from coordinator.learning.adversarial.confidence import (
     log_iota,
     post_process,
 )
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.occupancy import occupancy
-from coordinator.learning.adversarial.omd import ftrl_step
-from coordinator.learning.adversarial.upper_occupancy import upper_occupancy
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.occupancy import occupancy
+from riffle.coordinator.learning.adversarial.omd import ftrl_step
+from riffle.coordinator.learning.adversarial.upper_occupancy import upper_occupancy
 from tests.coordinator.learning.adversarial.worlds import (
     SHAPES,
     random_box,

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.learning.adversarial.confidence import everything
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.adversarial.log_barrier import log_barrier_step
-from coordinator.learning.adversarial.occupancy import (
+from riffle.coordinator.learning.adversarial.confidence import everything
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
+from riffle.coordinator.learning.adversarial.occupancy import (
     induced_policy,
     occupancy,
     uniform,
     violation,
 )
-from coordinator.learning.adversarial.omd import ftrl_step
-from coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.adversarial.omd import ftrl_step
+from riffle.coordinator.learning.learner import FloatArray, LearnerError
 from tests.coordinator.learning.adversarial.convex import solve
 from tests.coordinator.learning.adversarial.worlds import (
     SHAPES,

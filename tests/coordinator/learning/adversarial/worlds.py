@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.learning.adversarial.confidence import Box, box
-from coordinator.learning.adversarial.layered import Layers
-from coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.adversarial.confidence import Box, box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import FloatArray
 
 SHAPES = [(1, 3, 3, 3, 1), (1, 2, 1), (1, 4, 2, 1), (1, 1), (1, 2, 3, 1)]
 

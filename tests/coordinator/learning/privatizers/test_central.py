@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from coordinator.learning.learner import FloatArray, LearnerError
-from coordinator.learning.privatizers.central import (
+from riffle.coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.privatizers.central import (
     BinaryMechanism,
     central_noise,
     levels,
     paper_guarantee,
 )
-from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
+from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
 
 UNIT = AdditiveNoise("gaussian", 1.0)
 

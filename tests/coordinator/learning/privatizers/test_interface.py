@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.counters import CounterLayout, Episode, Families, Sizes
-from coordinator.learning.privatizers.interface import (
+from riffle.common.counters import CounterLayout, Episode, Families, Sizes
+from riffle.coordinator.learning.privatizers.interface import (
     NO_NOISE,
     AdditiveNoise,
     NoiseKind,
@@ -21,8 +21,8 @@ from coordinator.learning.privatizers.interface import (
     least,
     precision,
 )
-from coordinator.learning.privatizers.local import LocalPrivatizer
-from coordinator.learning.ucbvi import contribution
+from riffle.coordinator.learning.privatizers.local import LocalPrivatizer
+from riffle.coordinator.learning.ucbvi import contribution
 
 SIZES = Sizes(X=3, A=2, H=4)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
-from coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
+from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
+from riffle.coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
 
 
 def test_without_noise_every_sum_is_exact() -> None:

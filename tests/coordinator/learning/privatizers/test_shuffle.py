@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.noise import Noise
-from coordinator.learning.privatizers.shuffle import ShufflePrivatizer
-from coordinator.postprocess import precision
+from riffle.common.noise import Noise
+from riffle.coordinator.learning.privatizers.shuffle import ShufflePrivatizer
+from riffle.coordinator.postprocess import precision
 
 NOISE = Noise(bits=3, p_numerator=1, p_log2=4)
 

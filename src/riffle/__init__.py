@@ -1,0 +1,63 @@
+"""Riffle: reinforcement learning over people whose episodes stay private.
+
+These names are the public API, documented in docs/python.md; everything else is private and may
+change. Each is loaded when it is first used, so `import riffle` itself loads nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from riffle.common.accounting import account as account
+    from riffle.common.accounting import calibrate as calibrate
+    from riffle.common.policy import Mixture as Mixture
+    from riffle.coordinator.learning.learner import BatchCounts as BatchCounts
+    from riffle.coordinator.learning.learner import Deployment as Deployment
+    from riffle.coordinator.learning.learner import Learner as Learner
+    from riffle.coordinator.learning.learner import LearnerSummary as LearnerSummary
+    from riffle.coordinator.learning.learner import Problem as Problem
+    from riffle.coordinator.learning.learner import StageResult as StageResult
+    from riffle.coordinator.learning.own import OwnLearner as OwnLearner
+    from riffle.coordinator.learning.own import estimate as estimate
+    from riffle.deploy.operator import Operator as Operator
+    from riffle.node_client.environments.environment import Environment as Environment
+    from riffle.node_client.environments.environment import Modelled as Modelled
+    from riffle.node_client.environments.gymnasium_adapter import (
+        GymnasiumEnvironment as GymnasiumEnvironment,
+    )
+    from riffle.node_client.environments.registry import make as make
+    from riffle.node_client.environments.tabular import TabularEnvironment as TabularEnvironment
+    from riffle.node_client.environments.tabular import TabularMDP as TabularMDP
+    from riffle.node_client.environments.tabular import stationary as stationary
+
+_MODULES = {
+    "riffle.common.accounting": ("account", "calibrate"),
+    "riffle.common.policy": ("Mixture",),
+    "riffle.coordinator.learning.learner": (
+        "BatchCounts",
+        "Deployment",
+        "Learner",
+        "LearnerSummary",
+        "Problem",
+        "StageResult",
+    ),
+    "riffle.coordinator.learning.own": ("OwnLearner", "estimate"),
+    "riffle.deploy.operator": ("Operator",),
+    "riffle.node_client.environments.environment": ("Environment", "Modelled"),
+    "riffle.node_client.environments.gymnasium_adapter": ("GymnasiumEnvironment",),
+    "riffle.node_client.environments.registry": ("make",),
+    "riffle.node_client.environments.tabular": ("TabularEnvironment", "TabularMDP", "stationary"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'riffle' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
