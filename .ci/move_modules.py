@@ -171,6 +171,90 @@ def rewrite_python(text: str, names: Names) -> str:
     return text
 
 
+def merge(moves: dict[str, str]) -> None:
+    """Move files; those with one new name are joined, what is imported first."""
+    targets: dict[str, list[str]] = {}
+    for old, new in moves.items():
+        targets.setdefault(new, []).append(old)
+    texts = {
+        old: Path(old.replace(".", "/")).with_suffix(".py").read_text()
+        for old in moves
+        if Path(old.replace(".", "/")).with_suffix(".py").is_file()
+    }
+    for new, olds in targets.items():
+        path = Path(new.replace(".", "/")).with_suffix(".py")
+        files = [Path(old.replace(".", "/")).with_suffix(".py") for old in olds]
+        base = files[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if base != path:
+            subprocess.run(["git", "mv", "-f", str(base), str(path)], check=True)
+        for other in files[1:]:
+            if other != path and other.exists():
+                subprocess.run(["git", "rm", "-qf", str(other)], check=True)
+        deeper = new.count(".") - olds[0].count(".")
+        text = joined([texts[old] for old in olds], new, olds)
+        path.write_text(
+            re.sub(
+                r"(Path\(__file__\)\.(?:resolve\(\)\.)?parents\[)(\d+)\]",
+                lambda m, by=deeper: f"{m.group(1)}{int(m.group(2)) + by}]",
+                text,
+            )
+        )
+
+
+def joined(texts: list[str], new: str, olds: list[str]) -> str:
+    """One source from several; the first one's docstring leads."""
+    if len(texts) == 1:
+        return texts[0]
+    own = new if new.startswith("tests") else f"riffle.{new}"
+    docs, imports_, bodies, seen = [], [], [], {}
+    for text, old in zip(texts, olds, strict=True):
+        tree, lines = ast.parse(text), text.splitlines(keepends=True)
+        head = tree.body[0]
+        docs.append("".join(lines[head.lineno - 1 : head.end_lineno]))
+        last = head.end_lineno
+        for node in tree.body[1:]:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                break
+            last = node.end_lineno
+            if isinstance(node, ast.ImportFrom) and node.module == own:
+                continue
+            source = "".join(lines[node.lineno - 1 : node.end_lineno])
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and f"{node.module}.{node.names[0].name}" == own
+            ):
+                print("imports itself as a module:", new, old, source.strip())
+            imports_.append(source)
+        body = "".join(lines[last:])
+        for node in tree.body:
+            names_ = (
+                [node.name]
+                if hasattr(node, "name")
+                else [
+                    t.id
+                    for t in getattr(node, "targets", [getattr(node, "target", None)])
+                    if isinstance(t, ast.Name)
+                ]
+            )
+            for name in names_:
+                if name in seen:
+                    print("collision:", new, name, "of", seen[name], "and", old)
+                    if name.startswith("_"):
+                        body = re.sub(rf"\b{name}\b", f"{name}_of_{old.split('.')[-1]}", body)
+                else:
+                    seen[name] = old
+        bodies.append(body.strip("\n"))
+    extra = "".join("# MERGED: " + d.replace("\n", "\n# ") + "\n" for d in docs[1:])
+    future = "from __future__ import annotations\n"
+    order = [i for i in imports_ if i != future]
+    top = future if len(order) < len(imports_) else ""
+    return (
+        docs[0] + "\n" + top + "".join(order) + "\n" + extra + "\n" + "\n\n\n".join(bodies) + "\n"
+    )
+
+
 def main() -> None:
     """Rewrite first, then move."""
     moves = dict(
@@ -197,12 +281,7 @@ def main() -> None:
             continue
         if new != old:
             file.write_text(new)
-    for old_name, new_name in moves.items():
-        source = Path(old_name.replace(".", "/")).with_suffix(".py")
-        target = Path(new_name.replace(".", "/")).with_suffix(".py")
-        if source.is_file() and source != target:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["git", "mv", str(source), str(target)], check=True)
+    merge(moves)
 
 
 main()

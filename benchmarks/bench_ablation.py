@@ -18,9 +18,9 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from riffle.common.descriptor import MAX_MESSAGES
-from riffle.common.errors import RiffleError
-from riffle.coordinator.learning.presets import PAPER, PRACTICAL
+from riffle.common.protocol.descriptor import MAX_MESSAGES
+from riffle.common.protocol.errors import RiffleError
+from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL
 from riffle.coordinator.specs import Option, RunSpec
 from riffle.experiments.study import SeedResult, band, run_seed, share
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make

@@ -20,10 +20,10 @@ from riffle.common.accounting import (
     calibrate,
     gaussian_variance,
 )
-from riffle.common.accounting.losses import binomial_losses
+from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.search import needed_bits
-from riffle.common.counters import CounterLayout, Families, Sizes
-from riffle.common.noise import Noise, Padding
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.noise import Noise, Padding
 
 SIZES = Sizes(X=4, A=2, H=6)
 BETA = 1e-5

@@ -10,11 +10,11 @@ import sys
 import time
 from dataclasses import dataclass
 
-from riffle.common.counters import CounterLayout
-from riffle.common.randomness import generator_for
+from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.randomness import generator_for
+from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import StageResult
-from riffle.coordinator.learning.sdp_pe import SDPPE
-from riffle.coordinator.registry import problem
+from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.per_episode import mechanism_of
 from riffle.experiments.regret import optimal_value, suboptimality

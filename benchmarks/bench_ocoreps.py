@@ -25,10 +25,10 @@ from riffle.coordinator.learning.adversarial.confidence import Box, box
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments import omd_kernels
 from riffle.experiments.adversarial import Algorithm, run
 from riffle.experiments.adversarial_privacy import Privacy
-from riffle.node_client.environments.layered import layered_mdp
+from riffle.experiments.compiled import omd
+from riffle.node_client.environments.builtin import layered_mdp
 
 LAYERS = Layers((1, 3, 3, 3, 1), 2)
 K = 2000
@@ -134,7 +134,7 @@ def main() -> None:
     slowest = residual = 0.0
     for label, noise in (("no noise", 0.0), ("noise of 690 on sums (central)", 690.0)):
         steps = instances(60, noise)
-        for kind, solve in (("numpy", ftrl_step), ("compiled", omd_kernels.ftrl_step)):
+        for kind, solve in (("numpy", ftrl_step), ("compiled", omd.ftrl_step)):
             our_times(solve, steps[:5])
             cold, warm, worst, last = our_times(solve, steps)
             print(f"{label}: {kind} cold {cold:.3f} ms, warm {warm:.3f} ms", end="; ")

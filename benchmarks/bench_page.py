@@ -29,11 +29,11 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import delete, insert, update
 
-from riffle.coordinator import schema
 from riffle.coordinator.app import create_app, release_waiting
-from riffle.coordinator.postprocess import FloatArray
-from riffle.coordinator.runs import prepare_directory
+from riffle.coordinator.learning.postprocess import FloatArray
+from riffle.coordinator.runs.coordinator import prepare_directory
 from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.store import schema
 from tests.coordinator.world import TOKEN, FakeShuffler, analyzer, registry, settings
 from tests.page.conftest import ARGUMENTS
 from tests.page.seed import SPEC, Seeded, descriptor, seed, seeded_id

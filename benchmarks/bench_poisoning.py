@@ -20,17 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.counters import CounterLayout
-from riffle.common.noise import BatchNoise
-from riffle.common.policy import Mixture
-from riffle.common.randomness import generator_for
-from riffle.common.workflow import debias
-from riffle.coordinator.estimate import value_estimate
-from riffle.coordinator.learning.counts import batch_counts
-from riffle.coordinator.learning.learner import BatchCounts, Deployment, FloatArray
+from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.noise import BatchNoise
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.mechanism.workflow import debias
+from riffle.coordinator.batches.counts import value_estimate
+from riffle.coordinator.batches.issue import calibrated
+from riffle.coordinator.learners.registry import Registry
+from riffle.coordinator.learning.learner import BatchCounts, Deployment, FloatArray, batch_counts
 from riffle.coordinator.learning.planning import plan
-from riffle.coordinator.planning import calibrated
-from riffle.coordinator.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.regret import optimal_value, policy_value
 from riffle.experiments.simulator import IntArray, counters, joint_counts, with_noise

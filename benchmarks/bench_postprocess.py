@@ -10,7 +10,7 @@ import time
 import numpy as np
 from scipy.optimize import linprog
 
-from riffle.coordinator.postprocess import FloatArray, project
+from riffle.coordinator.learning.postprocess import FloatArray, project
 
 INSTANCES = 10_000
 ROWS = 1_000

@@ -26,15 +26,15 @@ from typing import Any
 import httpx
 import numpy as np
 
-from riffle.common.descriptor import SignedDescriptor, batch_id, parse
-from riffle.common.wire import LeaseReply, frame
+from riffle.common.protocol.descriptor import SignedDescriptor, batch_id, parse
+from riffle.common.protocol.messages import LeaseReply, frame
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.local import LocalConfig, LocalNetwork
-from riffle.deploy.network import enrol
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.processes import Usage, read_usage
+from riffle.deploy.network.secrets import enrol
 from riffle.deploy.operator import Operator
-from riffle.deploy.processes import Usage, read_usage
 from riffle.node_client.environments.registry import make
-from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.episode import BatchPlan, slot_report
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from tests import postgres
 

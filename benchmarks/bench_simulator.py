@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
-from riffle.coordinator.learning.enumeration import ActivePolicies
+from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies
 from riffle.experiments.per_episode import Result, run
 from riffle.node_client.environments.tabular import riverswim
 

@@ -1,6 +1,8 @@
 """The coordinator's REST service, put together: store, keys, analyzer, learners and the routes.
 
 All routes under /v1 need the operator's token; nobody else calls the coordinator.
+
+Run the coordinator as a process.
 """
 
 import time
@@ -12,25 +14,30 @@ from typing import cast
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
-from riffle.common.endpoint import trusted
-from riffle.common.errors import LocalError
-from riffle.common.limits import AtMost
-from riffle.common.metrics import Measured
-from riffle.common.service import PROBLEM_RESPONSES, install_problem_handlers, problem_response
-from riffle.common.tracing import FRAMEWORK, Traced
-from riffle.coordinator import health, keys_api, pages, results, runs_api
-from riffle.coordinator.access import OPERATOR, doors
-from riffle.coordinator.analyzer import Analyzer
-from riffle.coordinator.desk import Desk
-from riffle.coordinator.events import Bell
-from riffle.coordinator.journal import JOURNAL
-from riffle.coordinator.keys import KeyRing
-from riffle.coordinator.metrics import CoordinatorMetrics
-from riffle.coordinator.registry import Registry
-from riffle.coordinator.runs import Coordinator, prepare_directory
+from riffle.common.process.endpoint import trusted
+from riffle.common.process.tracing import Traced, collecting
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.limits import AtMost
+from riffle.common.server.monitoring import Measured
+from riffle.common.server.service import (
+    FRAMEWORK,
+    PROBLEM_RESPONSES,
+    install_problem_handlers,
+    problem_response,
+    serve,
+)
+from riffle.coordinator.api import operations, results, runs
+from riffle.coordinator.api.access import OPERATOR, doors
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.shuffler_client import Shuffler, ShufflerApi
+from riffle.coordinator.learners.registry import Registry
+from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
+from riffle.coordinator.runs.coordinator import Coordinator, prepare_directory
+from riffle.coordinator.runs.desk import Desk
 from riffle.coordinator.settings import Settings
-from riffle.coordinator.shuffler_api import Shuffler, ShufflerApi
-from riffle.coordinator.store import Store
+from riffle.coordinator.store.events import Bell
+from riffle.coordinator.store.store import Store
 
 
 def create_app(
@@ -77,7 +84,7 @@ def create_app(
             desk = desk_of(store=store, shuffler=peer, analyzer=opener, bell=bell)
             service = Coordinator(desk, test_entry=settings.test_entry, replica=settings.replica())
             app.state.coordinator = service
-            app.state.ready = health.readiness(service, settings.data_dir)
+            app.state.ready = operations.readiness(service, settings.data_dir)
             closing.push_async_callback(service.close)
             await service.start()
             yield
@@ -92,8 +99,15 @@ def create_app(
     )
     _know(app, settings)
     _guard(app, metrics)
-    for api in (runs_api, results, pages, keys_api, health):
-        app.include_router(api.router)
+    routers = (
+        runs.router,
+        results.router,
+        operations.page_router,
+        operations.keys_router,
+        operations.health_router,
+    )
+    for router in routers:
+        app.include_router(router)
     return app
 
 
@@ -120,3 +134,22 @@ async def _store_down(_: Request, error: Exception) -> Response:
 def release_waiting(app: FastAPI) -> None:
     """End all streams and long polls: the service is about to stop."""
     cast("Coordinator", app.state.coordinator).desk.bell.close()
+
+
+def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        LocalError: a setting, a key file, the store or the port cannot be used.
+    """
+    tls = settings.tls()
+    app = create_app(settings)
+    with collecting("coordinator"):
+        serve(
+            app,
+            settings.host,
+            settings.port,
+            tls=tls,
+            on_start=on_start,
+            on_stop=lambda: release_waiting(app),
+        )

@@ -2,20 +2,22 @@
 
 Counters and histograms are this process's. Gauges read from the store (``census``) are the same at
 every replica: take their maximum, not their sum. No label is a run, a batch or anything smaller.
+
+What the coordinator logs; how: `common.process.journal`. It knows no user, lease or node to name.
+
+``detail`` is a sentence of Riffle's own errors about a run, the one that ``trouble`` shows, or the
+learner's why it cannot go on, which knows private counts only.
 """
 
 import shutil
-import sys
-from collections import Counter as Tally
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from sqlalchemy import Connection, case, func, select
 
-from riffle.common.metrics import SECONDS, RequestMetrics
-from riffle.coordinator import schema
+from riffle.common.process.journal import Journal
+from riffle.common.server.monitoring import SECONDS, RequestMetrics
 from riffle.coordinator.states import DEPLOYMENT, RUN
 
 
@@ -32,31 +34,6 @@ class Census:
     failed: int
     epsilon: float
     seeded: int
-
-
-_LEDGER = schema.ledger.c
-_FINITE = _LEDGER.epsilon_upper <= sys.float_info.max
-_SPENT = select(
-    func.sum(_LEDGER.opened).label("opened"),
-    func.sum(_LEDGER.failed).label("failed"),
-    func.max(case((_FINITE, _LEDGER.epsilon_upper))).label("epsilon"),
-    func.count(case((~_FINITE, 1))).label("seeded"),
-)
-
-
-def census(connection: Connection) -> Census:
-    """Count what the store holds."""
-    runs = select(schema.runs.c.state, func.count()).group_by(schema.runs.c.state)
-    rows = select(schema.deployments.c.state, func.count()).group_by(schema.deployments.c.state)
-    spent = connection.execute(_SPENT).one()
-    return Census(
-        runs=Tally({row[0]: row[1] for row in connection.execute(runs)}),
-        batches=Tally({row[0]: row[1] for row in connection.execute(rows)}),
-        opened=int(spent.opened or 0),
-        failed=int(spent.failed or 0),
-        epsilon=spent.epsilon or 0.0,
-        seeded=spent.seeded,
-    )
 
 
 class CoordinatorMetrics:
@@ -108,3 +85,7 @@ class CoordinatorMetrics:
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"riffle_coordinator_{name}", text, labels, registry=registry)
+
+
+JOURNAL = Journal("coordinator", "run_id", "deployment", "problem", "detail")
+note = JOURNAL.note

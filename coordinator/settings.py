@@ -10,13 +10,13 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.configuration import file_bytes, hex_file
-from riffle.common.descriptor import Name
-from riffle.common.errors import LocalError
-from riffle.common.failover import check_urls
-from riffle.common.server_settings import ServerSettings
-from riffle.coordinator.leases import Replica
+from riffle.common.process.configuration import file_bytes, hex_file
+from riffle.common.process.endpoint import check_urls
+from riffle.common.protocol.descriptor import Name
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.settings import ServerSettings
 from riffle.coordinator.specs import LearnerName
+from riffle.coordinator.store.leases import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from riffle.common.counters import CounterLayout, Families, Sizes
-from riffle.common.descriptor import (
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.protocol.descriptor import (
     MAX_ACTIONS,
     MAX_COUNTERS,
     MAX_EXACT,
@@ -25,9 +27,7 @@ from riffle.common.descriptor import (
     Name,
     first_fault,
 )
-from riffle.common.errors import RemoteError
-from riffle.common.noise import Guarantee, Trust
-from riffle.common.policy import Mixture
+from riffle.common.protocol.errors import RemoteError
 
 # A number too large for an exact integer would pass as a float, so floats end there too.
 Option = (
@@ -180,7 +180,7 @@ class TrueValue(Document):
 class Truth(Document):
     """V* of a simulated environment and V of deployed mixtures, rewards scaled to [0, 1].
 
-    The operator's annotation (`coordinator.truth`): no learner reads it.
+    The operator's annotation (`coordinator.learning.true_values`): no learner reads it.
     """
 
     optimal_value: float = Field(ge=0, allow_inf_nan=False)

@@ -15,7 +15,7 @@ Counted and rejected batches must still be acknowledged, so that the shuffler ma
 
 from typing import Literal
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 
 RunState = Literal["running", "finished", "failed", "stopped"]
 DeploymentState = Literal["issued", "open", "sealed", "counted", "rejected", "abandoned"]

@@ -9,7 +9,7 @@ mid_batch() {
     inside "$1" "
 import os, pathlib, signal, sys, time
 from sqlalchemy import create_engine, text
-from riffle.shuffler.schema import sqlite_url
+from riffle.shuffler.store.schema import sqlite_url
 engine = create_engine(os.environ.get('RIFFLE_SHUFFLER_STORE_URL') or sqlite_url(pathlib.Path('/data')))
 half_full = text('SELECT deposited, reports, n FROM batches'
                  ' WHERE state = \'open\' AND 10 * reports BETWEEN n AND 7 * n')
@@ -69,8 +69,8 @@ check_counts() {
     inside "$2" "
 import os, pathlib
 from sqlalchemy import create_engine, text
-from riffle.shuffler.grants import reported
-from riffle.shuffler.schema import sqlite_url
+from riffle.shuffler.store.leases import reported
+from riffle.shuffler.store.schema import sqlite_url
 engine = create_engine(os.environ.get('RIFFLE_SHUFFLER_STORE_URL') or sqlite_url(pathlib.Path('/data')))
 with engine.connect() as connection:
     batches = connection.scalars(text('SELECT batch_id FROM batches')).all()

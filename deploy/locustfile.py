@@ -14,10 +14,17 @@ import time
 
 from locust import HttpUser, constant_pacing, task
 
-from riffle.common.descriptor import SignedDescriptor
-from riffle.common.wire import OCTETS, LeaseReply, LeaseRequest, OpenBatches, UploadReply, frame
+from riffle.common.protocol.descriptor import SignedDescriptor
+from riffle.common.protocol.messages import (
+    OCTETS,
+    LeaseReply,
+    LeaseRequest,
+    OpenBatches,
+    UploadReply,
+    frame,
+)
+from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Job
-from riffle.node_client.report import slot_report
 from riffle.node_client.sealing import pack, seal_reports
 from riffle.node_client.settings import Settings
 from riffle.node_client.trust import accept

@@ -20,10 +20,16 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from riffle.common.errors import LocalError, RemoteError
-from riffle.common.plugins import nearest
+from riffle.common.process.plugins import nearest
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, Truth
-from riffle.deploy.network import TOKEN_FILE, URL_FILE, operator_client, operator_token, refusal
+from riffle.deploy.network.secrets import (
+    TOKEN_FILE,
+    URL_FILE,
+    operator_client,
+    operator_token,
+    refusal,
+)
 
 COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5

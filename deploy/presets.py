@@ -10,7 +10,7 @@ at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the pap
 
 from dataclasses import dataclass, field
 
-from riffle.common.plugins import no_such
+from riffle.common.process.plugins import no_such
 from riffle.coordinator.specs import RunSpec
 from riffle.node_client.environments.registry import Parameter
 

@@ -1,26 +1,106 @@
-"""What a run leaves behind: summary, stages, ledger, regret curve and manifest.
+"""Rows of a run as CSV: deployments, stages and ledger, whole or growing while the run goes on.
+
+Columns are those of the coordinator's CSV (`common.process.tables`).
+
+What a run leaves behind: summary, stages, ledger, regret curve and manifest.
 
 The regret is exact pseudo-regret over what was deployed. It needs the environment's true MDP, so
 only the owner of a simulated environment can write it; the coordinator never knows it.
 """
 
+import csv
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from riffle.common.policy import Mixture
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.process.tables import columns_of, csv_text, flat
+from riffle.coordinator.api.models import STAGE_COLUMNS
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.operator import Answer, Operator
-from riffle.deploy.tables import OTHERWISE, TABLES, replace_csv
 from riffle.experiments.regret import Regret, optimal_value, policy_value, regret
 from riffle.node_client.environments.tabular import TabularMDP
+
+Row = dict[str, Any]
+Table = Literal["deployments", "stages", "ledger"]
+TABLES: tuple[Table, ...] = ("deployments", "stages", "ledger")
+OTHERWISE: dict[Table, tuple[str, ...]] = {"stages": STAGE_COLUMNS}
+"""Columns of a table that may be empty at a run's end, as the stages of one by hand are."""
+
+
+class Source(Protocol):
+    """Where the rows come from: the operator's client."""
+
+    def deployments(self, run_id: str, /) -> list[Row]:
+        """All deployments."""
+
+    def stages(self, run_id: str, /) -> list[Row]:
+        """Finished stages."""
+
+    def ledger(self, run_id: str, /) -> Row:
+        """What was spent, under ``entries``."""
+
+
+def rows_of(source: Source, run_id: str, table: Table) -> list[Row]:
+    """The rows of a table, in order."""
+    found = (
+        source.ledger(run_id)["entries"] if table == "ledger" else _listed(source, run_id, table)
+    )
+    return [flat(row) for row in found]
+
+
+def replace_csv(file: Path, rows: Sequence[Row], otherwise: Sequence[str] = ()) -> None:
+    """Write a whole file aside and rename it, so that nobody reads half of it.
+
+    Without rows it has the columns of ``otherwise``.
+    """
+    aside = file.with_name(file.name + ".new")
+    aside.write_text(csv_text(rows, otherwise))
+    aside.replace(file)
+
+
+def _listed(source: Source, run_id: str, table: Table) -> list[Row]:
+    return source.stages(run_id) if table == "stages" else source.deployments(run_id)
+
+
+class Growing:
+    """The tables of a run as files to which rows are added once they are settled.
+
+    What comes later, as the acknowledgement, is in the files that are written at the end.
+    """
+
+    def __init__(self, folder: Path, source: Source, run_id: str) -> None:
+        self._folder, self._source, self._run_id = folder, source, run_id
+        self._written = dict.fromkeys(TABLES, 0)
+        self._columns: dict[Table, list[str]] = {}
+
+    def grow(self) -> None:
+        """Add what is new."""
+        for table in TABLES:
+            rows = rows_of(self._source, self._run_id, table)
+            done = list(takewhile(lambda row: row.get("settled_at", 0) is not None, rows))
+            self._append(table, done[self._written[table] :])
+            self._written[table] = len(done)
+
+    def _append(self, table: Table, rows: list[Row]) -> None:
+        if not rows:
+            return
+        first = table not in self._columns
+        columns = self._columns.setdefault(table, columns_of(rows))
+        with (self._folder / f"{table}.csv").open("w" if first else "a") as stream:
+            writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
+            if first:
+                writer.writeheader()
+            writer.writerows(rows)
+
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
 FILES = (

@@ -21,16 +21,16 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from riffle.common.errors import LocalError
-from riffle.common.randomness import generator_for
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
-from riffle.coordinator.learning.adversarial.occupancy import (
+from riffle.coordinator.learning.adversarial.layered import (
+    Layers,
     best_policy,
     state_action,
     uniform_policy,
 )
+from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.adversarial.uc_o_reps import PrivateUCOREPS, Settings
 from riffle.coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
@@ -42,11 +42,12 @@ from riffle.experiments.adversarial_privacy import (
     Protection,
     guarantee,
 )
-from riffle.node_client.environments.layered import layered_mdp
+from riffle.node_client.environments.builtin import layered_mdp
 
 Algorithm = Literal["uc-o-reps", "uob-lbps"]
 Adversary = Literal["stochastic", "switching", "drifting"]
 Constant = str | int | float | bool
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
 WIDTHS = (1, 3, 3, 3, 1)
 CHECKPOINTS = 50
@@ -226,15 +227,15 @@ def _parts() -> Parts:
     """Compiled where numba is installed, else the references."""
     try:
         # Here, not above: numba is an optional dependency.
-        from riffle.experiments import log_barrier_kernels, omd_kernels, set_kernels  # noqa: PLC0415
+        from riffle.experiments.compiled import confidence, log_barrier, omd  # noqa: PLC0415
     except ImportError:
         return Parts()
     return Parts(
-        set_kernels.CompiledSettings,
-        set_kernels.CompiledUOBLBPS,
-        omd_kernels.ftrl_step,
-        log_barrier_kernels.log_barrier_step,
-        set_kernels.play,
+        confidence.CompiledSettings,
+        confidence.CompiledUOBLBPS,
+        omd.ftrl_step,
+        log_barrier.log_barrier_step,
+        confidence.play,
     )
 
 

@@ -26,13 +26,16 @@ import numpy as np
 
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.privatizers.central import (
+from riffle.coordinator.learning.privatizers import (
+    NO_NOISE,
+    AdditiveNoise,
     BinaryMechanism,
+    LocalPrivatizer,
+    Sensitivity,
     central_noise,
+    local_noise,
     paper_guarantee,
 )
-from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, Sensitivity
-from riffle.coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
 
 Privacy = Literal["none", "central", "local"]
 Calibration = Literal["paper", "correct"]

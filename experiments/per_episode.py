@@ -22,14 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.counters import CounterLayout, Episode
-from riffle.common.descriptor import MAX_MESSAGES, first_fault
-from riffle.common.errors import LocalError
-from riffle.common.noise import Padding
-from riffle.common.plugins import no_such
-from riffle.common.randomness import generator_for
+from riffle.common.mechanism.counters import CounterLayout, Episode
+from riffle.common.mechanism.noise import Padding
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.process.plugins import no_such
+from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.batches.issue import calibrated
+from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.presets import PRESETS
 from riffle.coordinator.learning.private_ucbvi import (
     PrivateUCBVI,
     Trust,
@@ -37,10 +38,9 @@ from riffle.coordinator.learning.private_ucbvi import (
     noise_of,
     privatizer_of,
 )
-from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
+from riffle.coordinator.learning.privatizers import NO_NOISE, AdditiveNoise, NoiseLevels
+from riffle.coordinator.learning.sdp_pe.presets import PRESETS
 from riffle.coordinator.learning.ucbvi import UCBVI, Bonus, Confidence
-from riffle.coordinator.planning import calibrated
-from riffle.coordinator.registry import Registry
 from riffle.coordinator.specs import Option, RunSpec
 from riffle.experiments.regret import optimal_value, policy_value
 from riffle.experiments.simulator import Calibrate, Mechanism, simulate
@@ -259,14 +259,14 @@ def _compiled(
 ) -> tuple[FloatArray, int]:
     try:
         # Here, not above: numba is an optional dependency.
-        from riffle.experiments import kernel_types, kernels  # noqa: PLC0415
+        from riffle.experiments.compiled import types, ucbvi  # noqa: PLC0415
     except ImportError as error:
         raise LocalError(
             "unavailable",
             "learners that plan before every episode need numba: install riffle-rl[experiments]",
         ) from error
     mdp = setting.mdp
-    world = kernel_types.World(
+    world = types.World(
         P=np.ascontiguousarray(mdp.P),
         r=np.ascontiguousarray(mdp.r),
         d1=mdp.d1,
@@ -276,12 +276,12 @@ def _compiled(
     )
     given, (kind, iota) = setting.bonus, _exploration(setting)
     least = given.least_visits if given.name == "practical" else 0.0
-    bonus = kernel_types.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
-    work = kernel_types.Work.of(mdp.sizes.X, mdp.r.size)
+    bonus = types.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
+    work = types.Work.of(mdp.sizes.X, mdp.r.size)
     episodes = generator_for(setting.seed, "episodes")
     if setting.trust is None:
-        return kernels.run_ucbvi(episodes, world, bonus, points, policy, work)
-    privacy = kernel_types.Privacy(
+        return ucbvi.run_ucbvi(episodes, world, bonus, points, policy, work)
+    privacy = types.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",
         kind=KINDS[noise.kind],
@@ -290,7 +290,7 @@ def _compiled(
         log_term=_log_term(setting),
     )
     generator = generator_for(setting.seed, "noise")
-    return kernels.run_private(episodes, generator, world, privacy, bonus, points, policy, work)
+    return ucbvi.run_private(episodes, generator, world, privacy, bonus, points, policy, work)
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:

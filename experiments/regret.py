@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from riffle.common.policy import Mixture
+from riffle.common.mechanism.policy import Mixture
 from riffle.coordinator.learning.learner import Deployment, FloatArray, PolicyArray
 from riffle.coordinator.learning.planning import plan, value
 from riffle.node_client.environments.tabular import TabularMDP

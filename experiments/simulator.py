@@ -19,12 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from riffle.common.counters import CounterLayout, Families
-from riffle.common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
-from riffle.common.policy import Mixture
-from riffle.common.randomness import generator_for
-from riffle.common.workflow import debias
-from riffle.coordinator.learning.counts import batch_counts
+from riffle.common.mechanism.counters import CounterLayout, Families
+from riffle.common.mechanism.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.mechanism.workflow import debias
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -32,6 +31,7 @@ from riffle.coordinator.learning.learner import (
     Learner,
     LearnerSummary,
     StageResult,
+    batch_counts,
 )
 from riffle.experiments.regret import Regret, regret
 from riffle.node_client.environments.tabular import TabularMDP

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from riffle.common.workers import SPAWN
-from riffle.coordinator.learning.enumeration import Model
+from riffle.common.process.workers import SPAWN
+from riffle.coordinator.learners.registry import Registry, refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Learner, LearnerError, StageResult
 from riffle.coordinator.learning.planning import plan
-from riffle.coordinator.registry import Registry, refusal, sdp_pe_in
+from riffle.coordinator.learning.sdp_pe.enumeration import Model
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.figures.bands import METHOD, student
+from riffle.experiments.bands import METHOD, student
 from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of
 from riffle.experiments.per_episode import run as run_per_episode
 from riffle.experiments.regret import optimal_value, policy_value

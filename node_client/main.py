@@ -5,13 +5,13 @@ import signal
 from collections import deque
 from collections.abc import Callable
 
-from riffle.common.pins import pinned
-from riffle.common.tracing import collecting
+from riffle.common.process.tracing import collecting
+from riffle.common.protocol.verification import pinned
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
-from riffle.node_client.shuffler_api import ShufflerApi, open_client
+from riffle.node_client.shuffler_client import ShufflerApi, open_client
 from riffle.node_client.users import Users
 
 # Chunks on their way. All workers seal the same one, in 16 tasks or more: while they do, one waits

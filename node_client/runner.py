@@ -15,13 +15,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from riffle.common.errors import LocalError, RemoteError, RiffleError
-from riffle.common.wire import Lease, LeaseReply, OpenBatch
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
+from riffle.common.protocol.messages import Lease, LeaseReply, OpenBatch
 from riffle.node_client.journal import JOURNAL, note
 from riffle.node_client.pipeline import Job, Pipeline
 from riffle.node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from riffle.node_client.settings import Credential
-from riffle.node_client.shuffler_api import ShufflerApi
+from riffle.node_client.shuffler_client import ShufflerApi
 from riffle.node_client.trust import Demands, accept, check_expiry
 from riffle.node_client.users import Users
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.counters import Ints
-from riffle.common.descriptor import Context
-from riffle.common.errors import LocalError
-from riffle.common.hpke import seal, seal_indices
-from riffle.common.tracing import traced
-from riffle.common.workers import process_pool
-from riffle.common.workflow import Symbols
+from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.workflow import Symbols
+from riffle.common.process.tracing import traced
+from riffle.common.process.workers import process_pool
+from riffle.common.protocol.descriptor import Context
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import seal, seal_indices
 
 LEAST_CHUNK = 36_000
 # About two seconds of sealing on two cores: no lease runs out while its users wait for others.

@@ -8,16 +8,15 @@ from typing import Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.configuration import RoleSettings, file_bytes, hex_file
-from riffle.common.descriptor import Document, Hex16, Hex32, Name, first_fault
-from riffle.common.endpoint import is_local_url
-from riffle.common.errors import LocalError
-from riffle.common.failover import check_urls, split_urls
-from riffle.common.noise import Guarantee, Trust
-from riffle.common.pins import pinned
-from riffle.common.wire import MAX_USERS_A_LEASE
-from riffle.node_client.environments.environment import Environment
+from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.process.configuration import RoleSettings, file_bytes, hex_file
+from riffle.common.process.endpoint import check_urls, is_local_url, split_urls
+from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.messages import MAX_USERS_A_LEASE
+from riffle.common.protocol.verification import pinned
 from riffle.node_client.environments.registry import Parameter, make
+from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands
 
 PREFIX = "RIFFLE_NODE_"

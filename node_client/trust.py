@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from riffle.common.accounting import Account
-from riffle.common.counters import Sizes
-from riffle.common.descriptor import (
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,
     SignedDescriptor,
@@ -36,9 +37,8 @@ from riffle.common.descriptor import (
     verify_countersign,
     verify_deposit,
 )
-from riffle.common.errors import RemoteError
-from riffle.common.noise import Guarantee, Trust
-from riffle.common.verification import check_guarantee, check_trust
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.verification import check_guarantee, check_trust
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar shows a low-order point
 

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 
 FILE_NAME = "users.sqlite"
 SCHEMA_VERSION = 1

@@ -2,11 +2,13 @@
 
 `callers` says who may call which. Bodies are bounded before they are read; bulk ones are raw frames
 that pydantic never sees.
+
+Runs the shuffler as a process.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, TypeVar, cast
 
@@ -14,28 +16,16 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
 
-from riffle.common.descriptor import (
+from riffle.common.process.tracing import Traced, collecting
+from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
     Hex16,
     SignedDescriptor,
     first_fault,
 )
-from riffle.common.doors import Strangers
-from riffle.common.errors import RemoteError
-from riffle.common.limits import AtMost
-from riffle.common.metrics import Measured, exposition
-from riffle.common.service import (
-    MAX_JSON_BYTES,
-    PROBLEM_RESPONSES,
-    Token,
-    install_problem_handlers,
-    read_body,
-    takes,
-)
-from riffle.common.straight import Straight
-from riffle.common.tracing import FRAMEWORK, Traced
-from riffle.common.wire import (
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import (
     BATCH_KEY_HEADER,
     DIGEST_HEADER,
     OCTETS,
@@ -52,6 +42,20 @@ from riffle.common.wire import (
     ShufflerIdentity,
     UploadReply,
 )
+from riffle.common.server.fast_routes import Straight
+from riffle.common.server.limits import AtMost, Strangers
+from riffle.common.server.monitoring import Measured, exposition
+from riffle.common.server.service import (
+    FRAMEWORK,
+    MAX_JSON_BYTES,
+    PROBLEM_RESPONSES,
+    Token,
+    install_problem_handlers,
+    read_body,
+    serve,
+    takes,
+)
+from riffle.shuffler.admission import metered
 from riffle.shuffler.callers import (
     CoordinatorOnly,
     Core,
@@ -66,13 +70,11 @@ from riffle.shuffler.callers import (
     shuffler_of,
     strangers_of,
 )
-from riffle.shuffler.core import Clock, Shuffler
-from riffle.shuffler.journal import JOURNAL
-from riffle.shuffler.metrics import ShufflerMetrics
-from riffle.shuffler.permute import Release
+from riffle.shuffler.core import Clock, Shuffler, preflight
+from riffle.shuffler.metrics import JOURNAL, ShufflerMetrics
+from riffle.shuffler.permutation import Release
 from riffle.shuffler.rules import check_batch_key, for_coordinator
 from riffle.shuffler.settings import Settings
-from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192
@@ -315,3 +317,22 @@ async def _document(request: Request, model: type[D]) -> D:
         return model.model_validate_json(await read_body(request, MAX_JSON_BYTES))
     except ValidationError as error:
         raise RemoteError("malformed", first_fault(error)) from error
+
+
+def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        LocalError: settings, store or port cannot be used.
+    """
+    preflight(settings)
+    app = create_app(settings)
+    with collecting("shuffler"):
+        serve(
+            app,
+            settings.host,
+            settings.port,
+            tls=settings.tls(),
+            on_start=on_start,
+            on_stop=lambda: release_polls(app),
+        )

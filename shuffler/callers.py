@@ -11,10 +11,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from riffle.common.doors import Doors, Key, Strangers
-from riffle.common.limits import Allowance
-from riffle.common.service import Token
-from riffle.common.wire import BatchStatus
+from riffle.common.protocol.messages import BatchStatus
+from riffle.common.server.limits import Allowance, Doors, Key, Strangers
+from riffle.common.server.service import Token
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings

@@ -17,10 +17,10 @@ from functools import partial
 
 from sqlalchemy import Connection, insert, select, update
 
-from riffle.common.wire import Conservation, Latencies, MessageFlow
-from riffle.shuffler import store
-from riffle.shuffler.access import Access
-from riffle.shuffler.schema import batches, dropped, latencies
+from riffle.common.protocol.messages import Conservation, Latencies, MessageFlow
+from riffle.shuffler.store import records
+from riffle.shuffler.store.committer import Access
+from riffle.shuffler.store.schema import batches, dropped, latencies
 
 LEAST_SHOWN = 100
 """Smallest n of which the coordinator is told tenths and latencies."""
@@ -67,10 +67,10 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
     Raises:
         RemoteError: ``unknown-batch``.
     """
-    batch = store.find(connection, batch_id)
+    batch = records.find(connection, batch_id)
     ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
     row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()
-    held = store.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
+    held = records.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
     flow = MessageFlow(
         accepted=batch.reports * batch.L,
         held=held * batch.L,

@@ -6,7 +6,7 @@ the event loop stays free. What must survive a crash is ordered here:
 - deposit: secret file synced, then the row committed, then the countersigned key shown to anyone;
 - hand-over: the digest of the permuted bytes committed, then the first byte sent;
 - end: ``acknowledged`` or ``abandoned`` committed, then the secret destroyed, then reports deleted,
-  then ``clean``: see `shuffler.endings`.
+  then ``clean``: see `shuffler.releases`.
 """
 
 import asyncio
@@ -18,16 +18,10 @@ from functools import partial
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from riffle.common.database import writer
-from riffle.common.descriptor import Context, SignedDescriptor, countersign
-from riffle.common.errors import LocalError, RemoteError
-from riffle.common.hpke import open_each
-from riffle.common.limits import Callers
-from riffle.common.news import listen
-from riffle.common.pins import pinned
-from riffle.common.readiness import disk_trouble
-from riffle.common.sharing import Shared
-from riffle.common.wire import (
+from riffle.common.protocol.descriptor import Context, SignedDescriptor, countersign
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.hpke import open_each
+from riffle.common.protocol.messages import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
     BatchState,
@@ -41,22 +35,24 @@ from riffle.common.wire import (
     UploadReply,
     frames,
 )
-from riffle.shuffler import leasing, nodes, store, uploads
-from riffle.shuffler.access import Access
-from riffle.shuffler.admission import Admission
+from riffle.common.protocol.verification import pinned
+from riffle.common.server.database import writer
+from riffle.common.server.limits import Callers
+from riffle.common.server.monitoring import Shared, disk_trouble
+from riffle.common.server.statements import listen
+from riffle.shuffler.admission import STILL_SECONDS, Admission, Budget, Changes
 from riffle.shuffler.conservation import Books, add_latencies
-from riffle.shuffler.endings import Endings
-from riffle.shuffler.journal import note
-from riffle.shuffler.metrics import ShufflerMetrics, census
-from riffle.shuffler.permute import Release
-from riffle.shuffler.releases import Releases
+from riffle.shuffler.metrics import ShufflerMetrics, census, note
+from riffle.shuffler.permutation import Release
+from riffle.shuffler.releases import Endings, Releases
 from riffle.shuffler.rules import Frame, accept_deposit
-from riffle.shuffler.schema import not_usable, open_store
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import reached
-from riffle.shuffler.stored import Stored
-from riffle.shuffler.vault import BatchSecret, SecretLostError, Vault
-from riffle.shuffler.waiting import STILL_SECONDS, Budget, Changes
+from riffle.shuffler.store import leasing, records, uploads
+from riffle.shuffler.store import users as nodes
+from riffle.shuffler.store.committer import Access
+from riffle.shuffler.store.schema import not_usable, open_store
+from riffle.shuffler.store.vault import BatchSecret, SecretLostError, Stored, Vault
 
 Clock = Callable[[], float]
 
@@ -126,7 +122,7 @@ class Shuffler:
         Raises:
             RemoteError: see `accept_deposit`; ``descriptor-conflict`` for a second descriptor.
         """
-        known = await self._access.read(partial(store.signed_descriptor, batch_id=batch_id))
+        known = await self._access.read(partial(records.signed_descriptor, batch_id=batch_id))
         if known is not None:
             return _same(known, data), False
         pins = await asyncio.to_thread(pinned, self.settings.analyzer_keys_file)
@@ -147,7 +143,7 @@ class Shuffler:
 
         async def look() -> BatchStatus:
             return await self._endings.settled(
-                partial(store.status, batch_id=batch_id, now=self.now)
+                partial(records.status, batch_id=batch_id, now=self.now)
             )
 
         return await self.changes.poll(
@@ -172,12 +168,12 @@ class Shuffler:
 
     async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
         """Erase a batch whose messages the analyzer has."""
-        await self._access.write(partial(store.acknowledge, batch_id=batch_id, sha256=sha256))
+        await self._access.write(partial(records.acknowledge, batch_id=batch_id, sha256=sha256))
         return await self._end(batch_id)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
         """Give a short batch up; its users stay marked."""
-        await self._access.write(partial(store.abandon, batch_id=batch_id))
+        await self._access.write(partial(records.abandon, batch_id=batch_id))
         return await self._end(batch_id)
 
     # Reports: what nodes do
@@ -188,7 +184,7 @@ class Shuffler:
         Raises:
             RemoteError: ``unknown-batch``.
         """
-        signed = await self._access.read(partial(store.signed_descriptor, batch_id=batch_id))
+        signed = await self._access.read(partial(records.signed_descriptor, batch_id=batch_id))
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
         return signed
@@ -214,13 +210,13 @@ class Shuffler:
         self.metrics.leased(reply)
         return reply
 
-    def upload_limit(self, batch: store.Batch) -> int:
+    def upload_limit(self, batch: records.Batch) -> int:
         """Largest upload to a batch in bytes; one report always fits."""
         frame = LEASE_BYTES + batch.report_bytes
         return max(frame, min(self.settings.max_upload_bytes, MAX_USERS_A_LEASE * frame))
 
     async def upload(
-        self, batch: store.Batch, node_id: str, body: bytes, began: float
+        self, batch: records.Batch, node_id: str, body: bytes, began: float
     ) -> UploadReply:
         """Store reports; what is answered ``accepted`` is durable.
 
@@ -235,7 +231,7 @@ class Shuffler:
         except RemoteError as error:
             dropped = {error.slug: 1}
             await self._access.write(
-                partial(store.count_dropped, batch_id=batch_id, problems=dropped)
+                partial(records.count_dropped, batch_id=batch_id, problems=dropped)
             )
             self.metrics.frames.labels(error.slug).inc()
             raise
@@ -308,7 +304,7 @@ class Shuffler:
         self, connection: Connection, data: bytes, context: Context, signature: str
     ) -> tuple[SignedDescriptor, bool]:
         batch_id = context.descriptor.batch_id
-        known = store.signed_descriptor(connection, batch_id)
+        known = records.signed_descriptor(connection, batch_id)
         if known is not None:
             return _same(known, data), False
         secret = self._vault.put(batch_id, BatchSecret.generate())
@@ -318,7 +314,7 @@ class Shuffler:
             batch_key=secret.outer.public.hex(),
             shuffler_signature=countersign(self._signing_key, context.digest, secret.outer.public),
         )
-        store.insert_batch(connection, data, context, signed)
+        records.insert_batch(connection, data, context, signed)
         return signed, True
 
     async def _lose(self, batch_id: str) -> None:
@@ -326,7 +322,7 @@ class Shuffler:
         self.changes.notify()
 
     async def _checked(
-        self, batch: store.Batch, leases: list[str], sealed: list[memoryview]
+        self, batch: records.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], Stored | None]:
         """Frames out of their outer seals, and how to store them.
 
@@ -339,7 +335,7 @@ class Shuffler:
             return uploads.framed(leases, sealed), None
 
     def _check(
-        self, batch: store.Batch, leases: list[str], sealed: list[memoryview]
+        self, batch: records.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], Stored | None]:
         """Open every outer seal, so that no batch is sealed with a report that does not open."""
         if batch.state != "open":
@@ -350,14 +346,14 @@ class Shuffler:
         self.metrics.opening.inc(time.thread_time() - begun)
         return uploads.framed(leases, sealed, opened), Stored(batch.batch_id, secret)
 
-    async def _read_open(self) -> store.Open:
-        return await self._endings.settled(partial(store.open_batches, now=self.now))
+    async def _read_open(self) -> records.Open:
+        return await self._endings.settled(partial(records.open_batches, now=self.now))
 
     async def _probe(self) -> None:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
             raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
-        await self._access.write(partial(store.touch, now=self.now))
+        await self._access.write(partial(records.touch, now=self.now))
 
 
 def preflight(settings: Settings) -> None:
@@ -378,7 +374,7 @@ def preflight(settings: Settings) -> None:
     engine = open_store(settings.url)
     try:
         with writer(engine).begin() as connection:
-            store.keep_to_vault(connection, vault.identity())
+            records.keep_to_vault(connection, vault.identity())
     except SQLAlchemyError as error:
         raise not_usable("written", error) from error
     finally:

@@ -2,6 +2,11 @@
 
 Counters and histograms are this process's. Gauges that are read from the store (``census``) are the
 same at every replica: take their maximum, not their sum. No label is a node, a user or a batch.
+
+What the shuffler logs; how: `common.process.journal`.
+
+Node, user, lease and slot are not on the list and never will be: a log that says who sent when
+undoes the shuffle for whoever reads it.
 """
 
 import shutil
@@ -14,10 +19,11 @@ import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from sqlalchemy import Connection, func, select
 
-from riffle.common.metrics import SECONDS, RequestMetrics
-from riffle.common.wire import LeaseReply
-from riffle.shuffler.schema import batches, dropped, reports
+from riffle.common.process.journal import Journal
+from riffle.common.protocol.messages import LeaseReply
+from riffle.common.server.monitoring import SECONDS, RequestMetrics
 from riffle.shuffler.states import ORDER
+from riffle.shuffler.store.schema import batches, dropped, reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +145,7 @@ class ShufflerMetrics:
         self._inflight.set(inflight_bytes)
         self._waiting.set(writes_waiting)
         self._free.set(shutil.disk_usage(data_dir).free)
+
+
+JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
+note = JOURNAL.note

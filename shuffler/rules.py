@@ -23,11 +23,11 @@ from fractions import Fraction
 from math import floor
 from typing import Literal
 
-from riffle.common.descriptor import Context, batch_id, key_id, parse, verify_deposit
-from riffle.common.errors import RemoteError
-from riffle.common.noise import Guarantee, Trust
-from riffle.common.verification import check_guarantee, check_trust
-from riffle.common.wire import BatchState, BatchStatus, Lease
+from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.protocol.descriptor import Context, batch_id, key_id, parse, verify_deposit
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import BatchState, BatchStatus, Lease
+from riffle.common.protocol.verification import check_guarantee, check_trust
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]

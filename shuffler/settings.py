@@ -10,14 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.configuration import hex32, hex_file
-from riffle.common.descriptor import Name
-from riffle.common.errors import LocalError
-from riffle.common.limits import Allowance
-from riffle.common.noise import Guarantee, Trust
-from riffle.common.server_settings import ServerSettings
+from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.process.configuration import hex32, hex_file
+from riffle.common.protocol.descriptor import Name
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.limits import Allowance
+from riffle.common.server.settings import ServerSettings
 from riffle.shuffler.rules import Demands
-from riffle.shuffler.schema import sqlite_url
+from riffle.shuffler.store.schema import sqlite_url
 
 PREFIX = "RIFFLE_SHUFFLER_"
 

@@ -18,8 +18,8 @@ nothing.
 
 from typing import Literal
 
-from riffle.common.errors import RemoteError
-from riffle.common.wire import BatchState
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import BatchState
 
 Event = Literal["fill", "expire", "abandon", "lost", "retire", "forward", "acknowledge", "erase"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from riffle.coordinator.schema import open_store as open_coordinator
-from riffle.shuffler.schema import open_store as open_shuffler
+from riffle.coordinator.store.schema import open_store as open_coordinator
+from riffle.shuffler.store.schema import open_store as open_shuffler
 
 DEBIAN = "/usr/lib/postgresql"
 REQUIRED = "RIFFLE_REQUIRE_POSTGRES"

@@ -8,13 +8,11 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from riffle.common.errors import PROBLEMS
-from riffle.coordinator.learning.presets import PAPER
-from riffle.coordinator.registry import BUILT_IN
+from riffle.common.protocol.errors import PROBLEMS
+from riffle.coordinator.learners.registry import BUILT_IN
+from riffle.coordinator.learning.sdp_pe.presets import PAPER
 from riffle.deploy.cli.main import COMMANDS, build
-from riffle.deploy.reference import PAGES, SETTINGS, commands
-from riffle.deploy.reference_learners import option_meanings
-from riffle.deploy.reference_rest import apps
+from riffle.deploy.reference import PAGES, SETTINGS, apps, commands, option_meanings
 from riffle.node_client.environments.registry import BUILDERS
 
 ROOT = Path(__file__).parents[1]

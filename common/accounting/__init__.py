@@ -7,20 +7,25 @@ Read in this order: `losses` (one counter), `composition` (all of them, both dir
 bounded), `overflow` (what padding costs), `account`, `calibrate`, `trusted` (the other workflows).
 """
 
-from riffle.common.accounting.account import Account, account
-from riffle.common.accounting.calibrate import Calibration, CalibrationName, calibrate
-from riffle.common.accounting.events import (
+from riffle.common.accounting.account import (
     NEIGHBOURS,
+    Account,
     BatchEvent,
     LedgerEntry,
+    account,
     account_event,
     repeated_user_guarantee,
     run_guarantee,
 )
-from riffle.common.accounting.gaussian import gaussian_variance
-from riffle.common.accounting.paper import paper_tau
-from riffle.common.accounting.search import CalibrationError
-from riffle.common.accounting.trusted import calibrate_central, calibrate_local
+from riffle.common.accounting.calibrate import (
+    Calibration,
+    CalibrationName,
+    calibrate,
+    calibrate_central,
+    calibrate_local,
+    paper_tau,
+)
+from riffle.common.accounting.search import CalibrationError, gaussian_variance
 
 __all__ = [
     "NEIGHBOURS",

@@ -9,10 +9,16 @@ from functools import lru_cache
 
 import numpy as np
 
+from riffle.common.accounting.binomial import Losses, binomial_losses, step_losses, trim
 from riffle.common.accounting.composition import Bound, Composition, composition
+from riffle.common.accounting.convolution import (
+    Part,
+    choose_tilt,
+    choose_window,
+    cumulants,
+    tilt_at,
+)
 from riffle.common.accounting.curve import Curve
-from riffle.common.accounting.losses import Losses, binomial_losses, step_losses, trim
-from riffle.common.accounting.tilt import Part, choose_tilt, choose_window, cumulants, tilt_at
 
 TRIM_SHARE = 1e-5
 """Share of delta that cut tails may cost in all."""

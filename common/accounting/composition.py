@@ -33,11 +33,18 @@ from typing import Literal
 
 import numpy as np
 
+from riffle.common.accounting.binomial import LOSS_ERROR, UNIT_ROUNDOFF
+from riffle.common.accounting.convolution import (
+    Convolved,
+    GridPart,
+    Part,
+    Window,
+    connect_the_dots,
+    convolve,
+    log_mgf,
+    round_down,
+)
 from riffle.common.accounting.curve import Curve
-from riffle.common.accounting.fourier import Convolved, GridPart, convolve
-from riffle.common.accounting.grid import connect_the_dots, round_down
-from riffle.common.accounting.losses import LOSS_ERROR, UNIT_ROUNDOFF
-from riffle.common.accounting.tilt import Part, Window, log_mgf
 
 Bound = Literal["lower", "estimate", "upper"]
 

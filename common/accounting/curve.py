@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.accounting.losses import FloatArray
-from riffle.common.accounting.overflow import LARGEST_EPSILON, charge
+from riffle.common.accounting.binomial import LARGEST_EPSILON, FloatArray, charge
 
 FAR = 600.0
 """Distance of two losses at which e^-distance is still far from underflow."""

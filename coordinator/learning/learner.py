@@ -10,18 +10,27 @@ same `Problem` reproduces its state exactly; that is how a coordinator recovers.
 
 Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of
 Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
+
+From debiased counters to the counts a learner takes, for every choice of families.
+
+What was not sent is a sum of what was: with `lean`, N(x,a) = sum_x' N(x,a,x'); with `joint`,
+N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add over the terms.
+
+What a learner returns as JSON, for the store and for events. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from riffle.common.counters import CounterLayout, Families, Sizes
-from riffle.common.policy import Mixture
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.policy import Mixture
 
 FloatArray = NDArray[np.float64]
 PolicyArray = NDArray[np.int64]
@@ -80,7 +89,8 @@ class BatchCounts:
     Hs = H for scope "all" and 1 for one layer. The variances are those of the noise on one entry of
     each array. With `lean` and `joint` families visits are sums over x' (and r) of what was sent,
     so visits and transitions are exactly consistent and their noise is shared. `term` is the size
-    of one term of the noise in Bernstein's bound, the same everywhere (`common.noise.BatchNoise`).
+    of one term of the noise in Bernstein's bound, the same everywhere
+    (`common.mechanism.noise.BatchNoise`).
     """
 
     layout: CounterLayout
@@ -164,3 +174,66 @@ class Learner(Protocol):
 
 class LearnerError(ValueError):
     """A learner was asked for something it cannot do; the message says what and what to do."""
+
+
+def batch_counts(
+    layout: CounterLayout, n: int, debiased: FloatArray, variance: float, term: float = 1.0
+) -> BatchCounts:
+    """Counts of a batch of n reports from its debiased counters (C,), each of noise `variance`.
+
+    `term` is the size of the noise's terms.
+
+    Raises ValueError when there are not exactly `layout.counters` of them.
+    """
+    if debiased.shape != (layout.counters,):
+        raise ValueError(f"expected {layout.counters} counters, got shape {debiased.shape}")
+    blocks = layout.split(debiased)
+    if "joint" in blocks:
+        return replace(_from_joint(layout, n, blocks["joint"], variance), term=term)
+    transitions = blocks["transitions"]
+    lean = "visits" not in blocks
+    return BatchCounts(
+        layout=layout,
+        n=n,
+        transitions=transitions,
+        visits=transitions.sum(axis=-1) if lean else blocks["visits"],
+        rewards=blocks.get("rewards"),
+        transition_variance=variance,
+        visit_variance=variance * (layout.sizes.X if lean else 1),
+        reward_variance=variance,
+        term=term,
+    )
+
+
+def _from_joint(layout: CounterLayout, n: int, joint: FloatArray, variance: float) -> BatchCounts:
+    transitions = joint.sum(axis=-1)
+    return BatchCounts(
+        layout=layout,
+        n=n,
+        transitions=transitions,
+        visits=transitions.sum(axis=-1),
+        rewards=joint[..., 1].sum(axis=-1),
+        transition_variance=2 * variance,
+        visit_variance=2 * layout.sizes.X * variance,
+        reward_variance=layout.sizes.X * variance,
+    )
+
+
+def to_json(value: StageResult | LearnerSummary) -> str:
+    """A learner's result as JSON, arrays as nested lists; see `json_float`."""
+    fields = asdict(value).items()
+    plain = {k: json_float(v) if isinstance(v, float) else v for k, v in fields}
+    return json.dumps(plain, default=_plain)
+
+
+def json_float(value: float) -> float | str:
+    """A number as JSON can say it: "Infinity", "-Infinity" and "NaN" are strings."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")

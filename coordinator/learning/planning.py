@@ -8,6 +8,16 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
 P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to the
 absorbing state x-dagger of 000, section III-B, whose value is zero, so it needs no row of its own.
 r has shape (H, X, A). Leading batch dimensions are allowed where a docstring says `...`.
+
+The absorbing MDP of 000, section III-B, estimated from private counts.
+
+Tuples (h, x, a, x') in W lead to x-dagger, where every reward is zero:
+
+    P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
+    r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1),  0 at x-dagger.
+
+`Estimate Transition` and `Estimate Rewards` are not written out in the document; this is them. As
+x-dagger has value zero, P~ is kept as a sub-stochastic array (H, X, A, X) without a row for it.
 """
 
 from __future__ import annotations
@@ -15,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 
@@ -61,3 +72,24 @@ def occupancy(P: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
         d[..., h, :, :] = state[..., None] * chosen[..., h, :, :]
         state = d[..., h, :, :].reshape(*state.shape[:-1], X * A) @ P[h].reshape(X * A, X)
     return d
+
+
+BoolArray = NDArray[np.bool_]
+
+
+def infrequent(transitions: FloatArray, threshold: FloatArray | float) -> BoolArray:
+    """W of Algorithm 2, line 9: tuples whose private count is at most `threshold` (in counts)."""
+    return transitions <= threshold
+
+
+def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
+    """P~ (..., X, A, X) from consistent counts of the same shape; a row without visits is all W."""
+    visits = transitions.sum(axis=-1, keepdims=True)
+    rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
+    return np.where(W, 0.0, rows)
+
+
+def estimate_rewards(rewards: FloatArray, visits: FloatArray) -> FloatArray:
+    """r~ (..., X, A) = R / N clipped to [0, 1], and 0 without visits."""
+    ratio = np.divide(rewards, visits, out=np.zeros_like(rewards), where=visits > 0)
+    return np.clip(ratio, 0.0, 1.0)

@@ -5,7 +5,7 @@ as 004 writes them). Everything a policy is made from passes a Privatizer (`priv
 holds the privacy statement; all here is post-processing. Policy k uses S_{k-1}, so at most K - 1
 contributions are summed and the tree has ceil(log2 K) levels.
 
-    noisy counts -> Eq. 7 (closed form, `coordinator.postprocess`) -> P~, r~, N~ -> UCBVI.
+    noisy counts -> Eq. 7 (closed form, `coordinator.learning.postprocess`) -> P~, r~, N~ -> UCBVI.
 
 Two sets of noise levels, named as in `privatizers`:
 
@@ -36,18 +36,20 @@ from typing import Literal
 
 import numpy as np
 
-from riffle.common.counters import CounterLayout, Episode, Families, Sizes
-from riffle.coordinator.learning.counts import batch_counts
-from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.privatizers.central import BinaryMechanism, central_noise
-from riffle.coordinator.learning.privatizers.interface import (
+from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes
+from riffle.coordinator.learning.learner import FloatArray, batch_counts
+from riffle.coordinator.learning.postprocess import consistent
+from riffle.coordinator.learning.privatizers import (
     AdditiveNoise,
+    BinaryMechanism,
+    LocalPrivatizer,
     NoiseLevels,
     Privatizer,
     Sensitivity,
+    central_noise,
+    local_noise,
     precision,
 )
-from riffle.coordinator.learning.privatizers.local import LocalPrivatizer, local_noise
 from riffle.coordinator.learning.ucbvi import (
     UCBVI,
     Bonus,
@@ -56,7 +58,6 @@ from riffle.coordinator.learning.ucbvi import (
     estimates,
     spread,
 )
-from riffle.coordinator.postprocess import consistent
 
 Trust = Literal["central", "local"]
 FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}

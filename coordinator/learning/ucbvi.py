@@ -19,8 +19,8 @@ Two bonuses by name, the same for every environment, recorded with every result:
 
   iota = log(2 H X A K / delta). Private learners add what their noise can do, see `private_ucbvi`.
 
-This is the readable reference; `experiments.kernels` holds the same arithmetic in the same order,
-compiled, and tests hold the two equal.
+This is the readable reference; `experiments.compiled.ucbvi` holds the same arithmetic in the same
+order, compiled, and tests hold the two equal.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from typing import Literal
 
 import numpy as np
 
-from riffle.common.counters import CounterLayout, Episode, Sizes
-from riffle.coordinator.learning.counts import batch_counts
-from riffle.coordinator.learning.learner import BatchCounts, FloatArray, PolicyArray
-from riffle.coordinator.postprocess import ConsistentCounts
+from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
+from riffle.coordinator.learning.learner import BatchCounts, FloatArray, PolicyArray, batch_counts
+from riffle.coordinator.learning.postprocess import ConsistentCounts
 
 BonusName = Literal["paper", "practical"]
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from riffle.common.accounting import Account, account, calibrate, gaussian_variance
-from riffle.common.counters import CounterLayout, Families, Sizes
-from riffle.common.noise import Noise, Padding
-from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, table
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.noise import Noise, Padding
+from riffle.deploy.output import Format, Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
 CalibrationName = Literal["exact", "paper"]

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from riffle.deploy.cli.output import Exit, Format, Output, emit, one_line_errors, table
-from riffle.deploy.doctor import examine
+from riffle.deploy.network.doctor import examine
+from riffle.deploy.output import Exit, Format, Output, emit, one_line_errors, table
 
 
 @one_line_errors

@@ -4,7 +4,7 @@ import os
 import sys
 
 INTERRUPTED = 130
-"""`deploy.cli.output.Exit.INTERRUPTED`, which is not loaded yet."""
+"""`deploy.output.Exit.INTERRUPTED`, which is not loaded yet."""
 
 
 def main() -> None:

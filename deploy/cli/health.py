@@ -6,9 +6,9 @@ from typing import Annotated
 import httpx
 import typer
 
-from riffle.common.errors import LocalError
-from riffle.deploy.cli.output import Exit, Format, Output, emit, fail, one_line_errors
-from riffle.deploy.probe import get
+from riffle.common.protocol.errors import LocalError
+from riffle.deploy.network.processes import get
+from riffle.deploy.output import Exit, Format, Output, emit, fail, one_line_errors
 
 
 @one_line_errors

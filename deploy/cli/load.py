@@ -1,6 +1,10 @@
-"""``riffle load``: how much a network carries, and what breaks first."""
+"""``riffle load``: how much a network carries, and what breaks first.
+
+``riffle bench``: measurements of Riffle's own speed, each beside what bounds it.
+"""
 
 import os
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +15,14 @@ from rich.live import Live
 from rich.progress import TaskID
 from rich.table import Table
 
-from riffle.deploy.cli.output import (
+from riffle.deploy.cli.options import said
+from riffle.deploy.cli.runs import Force, Out, results
+from riffle.deploy.load.page import write_report
+from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
+from riffle.deploy.load.wire import bench, disturbed, missed
+from riffle.deploy.load.worker import Arrivals, Sample
+from riffle.deploy.network.processes import ended_by_signal
+from riffle.deploy.output import (
     Exit,
     Format,
     Output,
@@ -21,15 +32,10 @@ from riffle.deploy.cli.output import (
     line,
     one_line_errors,
     progress,
+    spread,
     table,
 )
-from riffle.deploy.cli.runs import Force, Out, results
-from riffle.deploy.cli.specs import said
-from riffle.deploy.load.crew import Sample
-from riffle.deploy.load.page import write_report
-from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
-from riffle.deploy.load.schedule import Arrivals
-from riffle.deploy.processes import ended_by_signal
+from riffle.deploy.presets import preset
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
 FOR_ANOTHER = ("shuffler_url", "coordinator_url"), "is of a network that is up: say --network, too"
@@ -221,3 +227,40 @@ def rows(found: dict[str, object]) -> list[tuple[str, object]]:
     said = [("interrupted", "yes")] if found["interrupted"] else []
     said += [("limit", verdict["limit"]), ("why", verdict["why"])]
     return [*counts, *rates, *faults, *latencies, *said]
+
+
+bench_app = typer.Typer(help="Measure Riffle's own speed.", no_args_is_help=True)
+
+
+@bench_app.callback()
+def bench_group() -> None:
+    """Measure Riffle's own speed."""
+
+
+@bench_app.command("wire")
+@one_line_errors
+def wire_command(
+    messages: Annotated[
+        int,
+        typer.Option(
+            min=10_000, max=5_000_000, help="of the batch, n L, at least; 96,600 are the fewest"
+        ),
+    ] = 100_000,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes for cryptography; default: one a core")
+    ] = None,
+    output: Output = Format.text,
+) -> None:
+    """Messages a second through live services, beside the primitive's own rate on the same cores.
+
+    Exit code 1 when the share of the primitive's rate, or the servers' cost, misses its bar.
+    """
+    cores = workers or len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
+        document = bench(messages, Path(folder), cores, preset("paper"))
+    emit(document, output, lambda: table(("quantity", "value"), list(spread(document))))
+    for limit in missed(document):
+        progress.print(f"missed: {limit}", highlight=False)
+    if why := disturbed(document):
+        progress.print(why, highlight=False)
+    raise typer.Exit(Exit.NO if missed(document) else Exit.DONE)

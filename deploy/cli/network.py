@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, progress, steps
-from riffle.deploy.network import enrol, init_network, pin
+from riffle.deploy.network.secrets import enrol, init_network, pin
+from riffle.deploy.output import Format, Output, emit, one_line_errors, progress, steps
 
 network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
 

@@ -13,9 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from riffle.common.errors import LocalError, RiffleError
-from riffle.common.tables import flat
-from riffle.deploy.cli.output import (
+from riffle.common.process.tables import flat
+from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.deploy.cli.options import NETWORK, CoordinatorUrl, Network
+from riffle.deploy.network.folder import held
+from riffle.deploy.operator import FINISHED, Answer, Operator
+from riffle.deploy.output import (
     Exit,
     Format,
     Output,
@@ -30,10 +33,7 @@ from riffle.deploy.cli.output import (
     told,
     utc,
 )
-from riffle.deploy.cli.target import NETWORK, CoordinatorUrl, Network
-from riffle.deploy.folder import held
-from riffle.deploy.operator import FINISHED, Answer, Operator
-from riffle.deploy.tables import rows_of
+from riffle.deploy.report import rows_of
 
 
 def _run_ids(context: typer.Context) -> list[str]:

@@ -1,7 +1,7 @@
 """``riffle shuffler | coordinator | node``: one role as a process.
 
 Everything a role needs is in environment variables, ``RIFFLE_SHUFFLER_*`` and so on. What it
-has to say is in its log, JSON lines on stderr (`common.journal`), its last words too.
+has to say is in its log, JSON lines on stderr (`common.process.journal`), its last words too.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import typer
 
-from riffle.common.errors import LocalError, RiffleError
-from riffle.common.journal import Journal, log_to_stderr
-from riffle.deploy.cli.output import Exit, exit_code
+from riffle.common.process.journal import Journal, log_to_stderr
+from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.deploy.output import Exit, exit_code
 
 
 @contextmanager
@@ -34,8 +34,8 @@ def _as(journal: Journal) -> Iterator[None]:
 
 def shuffler_command() -> None:
     """Run the shuffler. Settings: RIFFLE_SHUFFLER_* variables."""
-    from riffle.shuffler.journal import JOURNAL, note  # noqa: PLC0415  (each process loads its own role)
-    from riffle.shuffler.main import run  # noqa: PLC0415
+    from riffle.shuffler.app import run  # noqa: PLC0415
+    from riffle.shuffler.metrics import JOURNAL, note  # noqa: PLC0415  (each process loads its own role)
     from riffle.shuffler.settings import Settings  # noqa: PLC0415
 
     with _as(JOURNAL):
@@ -44,8 +44,8 @@ def shuffler_command() -> None:
 
 def coordinator_command() -> None:
     """Run the coordinator. Settings: RIFFLE_COORDINATOR_* variables."""
-    from riffle.coordinator.journal import JOURNAL, note  # noqa: PLC0415
-    from riffle.coordinator.main import run  # noqa: PLC0415
+    from riffle.coordinator.app import run  # noqa: PLC0415
+    from riffle.coordinator.metrics import JOURNAL, note  # noqa: PLC0415
     from riffle.coordinator.settings import Settings  # noqa: PLC0415
 
     with _as(JOURNAL):

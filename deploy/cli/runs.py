@@ -1,4 +1,7 @@
-"""``riffle up`` and ``riffle run``: a run from its spec to its results."""
+"""``riffle up`` and ``riffle run``: a run from its spec to its results.
+
+``riffle compare``: what a trust model costs, live.
+"""
 
 import contextlib
 import json
@@ -6,20 +9,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from riffle.deploy.cli import specs
-from riffle.deploy.cli.output import Format, Output, emit, one_line_errors, progress, table
-from riffle.deploy.cli.target import NETWORK, CoordinatorUrl, Network
-from riffle.deploy.folder import claimed
-from riffle.deploy.follow import run_to_end, stop_earlier
-from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.cli import options
+from riffle.deploy.cli.options import NETWORK, CoordinatorUrl, Network
+from riffle.deploy.follow import TRUST_MODELS, compare, run_to_end, stop_earlier
+from riffle.deploy.load.wire import Split
+from riffle.deploy.network.folder import claimed
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.operator import Operator
+from riffle.deploy.output import Format, Output, emit, one_line_errors, progress, table
 from riffle.deploy.presets import Preset
 from riffle.deploy.report import FILES
-from riffle.deploy.wire import Split
 
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
@@ -29,18 +32,18 @@ Force = Annotated[bool, typer.Option("--force", help="replace results that are a
 
 @one_line_errors
 def up_command(
-    preset: specs.PresetName = "demo",
-    learner: specs.Learner = "sdp-pe",
-    env: specs.Environment = None,
-    param: specs.Param = None,
-    horizon: specs.Horizon = None,
-    episodes: specs.Episodes = None,
-    epsilon: specs.Epsilon = None,
-    beta: specs.Beta = None,
-    trust: specs.TrustOption = None,
-    families: specs.FamiliesOption = None,
-    constants: specs.Constants = None,
-    option: specs.Option = None,
+    preset: options.PresetName = "demo",
+    learner: options.Learner = "sdp-pe",
+    env: options.Environment = None,
+    param: options.Param = None,
+    horizon: options.Horizon = None,
+    episodes: options.Episodes = None,
+    epsilon: options.Epsilon = None,
+    beta: options.Beta = None,
+    trust: options.TrustOption = None,
+    families: options.FamiliesOption = None,
+    constants: options.Constants = None,
+    option: options.Option = None,
     test_seed: Annotated[
         int | None,
         typer.Option(help="seed noise and episodes: protects nobody, can be repeated by simulate"),
@@ -61,7 +64,7 @@ def up_command(
     An earlier run of the same folder that was left unfinished is stopped first.
     """
     started = time.monotonic()
-    chosen = specs.resolve(
+    chosen = options.resolve(
         preset,
         env,
         param,
@@ -76,7 +79,7 @@ def up_command(
         preset=constants,
         test_seed=test_seed,
     )
-    specs.check(chosen, chosen.spec)
+    options.check(chosen, chosen.spec)
     config = replace(
         LocalConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
         shuffler_port=shuffler_port,
@@ -117,24 +120,24 @@ def run_command(
     detach: Annotated[
         bool, typer.Option("--detach", help="create the run, print its id, do not follow it")
     ] = False,
-    learner: specs.Learner = "sdp-pe",
-    env: specs.Environment = None,
-    param: specs.Param = None,
-    horizon: specs.Horizon = None,
-    episodes: specs.Episodes = None,
-    epsilon: specs.Epsilon = None,
-    beta: specs.Beta = None,
-    trust: specs.TrustOption = None,
-    families: specs.FamiliesOption = None,
-    constants: specs.Constants = None,
-    option: specs.Option = None,
+    learner: options.Learner = "sdp-pe",
+    env: options.Environment = None,
+    param: options.Param = None,
+    horizon: options.Horizon = None,
+    episodes: options.Episodes = None,
+    epsilon: options.Epsilon = None,
+    beta: options.Beta = None,
+    trust: options.TrustOption = None,
+    families: options.FamiliesOption = None,
+    constants: options.Constants = None,
+    option: options.Option = None,
     out: Out = Path("runs/run"),
     force: Force = False,
     output: Output = Format.text,
 ) -> None:
     """Create a run on a network that is already up, follow it to its end, write the results."""
     started = time.monotonic()
-    chosen = specs.resolve(
+    chosen = options.resolve(
         preset,
         env,
         param,
@@ -200,3 +203,63 @@ def show(document: dict[str, object], output: Format, out: Path) -> None:
         table(("quantity", "value"), rows, title=f"written to {out}")
 
     emit(document, output, text)
+
+
+FILE = "comparison.json"
+WRITTEN = (FILE, *(f"{trust}/{name}" for trust in TRUST_MODELS for name in FILES))
+
+
+@one_line_errors
+def compare_command(
+    preset: options.PresetName = "demo",
+    learner: options.Learner = "sdp-pe",
+    env: options.Environment = None,
+    param: options.Param = None,
+    horizon: options.Horizon = None,
+    episodes: options.Episodes = None,
+    epsilon: options.Epsilon = None,
+    beta: options.Beta = None,
+    families: options.FamiliesOption = None,
+    constants: options.Constants = None,
+    option: options.Option = None,
+    nodes: Nodes = 20,
+    workers: Workers = 2,
+    out: Out = Path("runs/compare"),
+    force: Force = False,
+    output: Output = Format.text,
+) -> None:
+    """Run shuffle, local and central trust on one network of loopback, and print the table.
+
+    The three run one after another, each with users of its own. An earlier run of the same folder
+    that was left unfinished is stopped first.
+    """
+    chosen = options.resolve(
+        preset,
+        env,
+        param,
+        horizon,
+        option,
+        learner=learner,
+        episodes=episodes,
+        epsilon=epsilon,
+        beta=beta,
+        families=families,
+        preset=constants,
+    )
+    for trust in TRUST_MODELS:
+        options.check(chosen, chosen.spec.model_copy(update={"trust": trust}))
+    config = LocalConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
+    with (
+        results(out, force=force, names=WRITTEN) as lock,
+        LocalNetwork(config, lock) as network,
+        Operator.of(network.secrets) as operator,
+    ):
+        stop_earlier(operator)
+        rows = compare(operator, chosen, out)
+        (out / FILE).write_text(json.dumps(rows, indent=2) + "\n")
+    emit({"models": rows}, output, lambda: _show(rows, out))
+
+
+def _show(rows: list[dict[str, Any]], out: Path) -> None:
+    columns = [(quantity, *(row[quantity] for row in rows)) for quantity in rows[0]]
+    table(("quantity", *(row["trust"] for row in rows)), columns[1:], title=f"written to {out}")

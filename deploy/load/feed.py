@@ -2,16 +2,31 @@
 
 Two runs take turns, so that one batch fills while the coordinator opens the other. When opening is
 slower than filling no batch is open for a while, which is what the load is there to show.
+
+Enrolment of a generator's nodes, many at a time, and their revocation when it ends.
 """
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from riffle.common.errors import LocalError, RiffleError
+import httpx
+
+from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.common.protocol.messages import EnrolRequest
 from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from riffle.deploy.network.secrets import (
+    SHUFFLER_TOKEN_FILE,
+    async_operator_client,
+    enrolled,
+    operator_token,
+    refusal,
+)
 from riffle.deploy.operator import LAST_EVENTS, Operator
+from riffle.node_client.settings import Credential
 
 LANES = 2
 READY_SECONDS = 60.0
@@ -121,3 +136,65 @@ def load_spec(base: RunSpec) -> RunSpec:
     """A manual run of the base's environment and guarantee that never ends by itself."""
     fields = {"name": "load", "learner": MANUAL, "episodes": MOST_EPISODES, "options": {}}
     return RunSpec.model_validate(base.model_dump() | fields)
+
+
+AT_ONCE = 16
+USERS = 1 << 40
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+def enrol_members(
+    secrets: Path, url: str, count: int, on_node: Callable[[], None]
+) -> list[Credential]:
+    """Credentials of ``count`` new nodes; they are kept nowhere. ``on_node`` is called after each.
+
+    Raises:
+        RemoteError: the shuffler refused.
+        LocalError: ``unavailable``, it does not answer.
+    """
+
+    async def one(client: httpx.AsyncClient, number: int) -> Credential:
+        request = EnrolRequest(name=f"load-{number + 1}", users=USERS)
+        made = enrolled(await client.post("/v1/nodes", content=request.model_dump_json()))
+        on_node()
+        return Credential(node_id=made.node_id, token=made.token)
+
+    return _each(secrets, url, range(count), one)
+
+
+def revoke_members(secrets: Path, url: str, members: list[Credential]) -> None:
+    """Refuse these nodes from now on. Raises as `enrol_members` does."""
+
+    async def one(client: httpx.AsyncClient, member: Credential) -> None:
+        answer = await client.delete(f"/v1/nodes/{member.node_id}")
+        if answer.is_error:
+            raise refusal(answer, "the shuffler")
+
+    _each(secrets, url, members, one)
+
+
+def _each(
+    secrets: Path,
+    url: str,
+    arguments: Iterable[A],
+    one: Callable[[httpx.AsyncClient, A], Awaitable[T]],
+) -> list[T]:
+    """Ask for each, `AT_ONCE` at a time, as the shuffler's operator."""
+    token = operator_token(secrets, SHUFFLER_TOKEN_FILE)
+
+    async def all_of_them() -> list[T]:
+        room = asyncio.Semaphore(AT_ONCE)
+        async with async_operator_client(secrets, url, token) as client:
+
+            async def in_turn(argument: A) -> T:
+                async with room:
+                    return await one(client, argument)
+
+            return list(await asyncio.gather(*map(in_turn, arguments)))
+
+    try:
+        return asyncio.run(all_of_them())
+    except httpx.HTTPError as error:
+        raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error

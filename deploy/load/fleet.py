@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from riffle.common.counters import Ints
-from riffle.common.descriptor import key_id
-from riffle.common.errors import RiffleError
-from riffle.common.wire import Lease, frame
+from riffle.common.mechanism.counters import Ints
+from riffle.common.protocol.descriptor import key_id
+from riffle.common.protocol.errors import RiffleError
+from riffle.common.protocol.messages import Lease, frame
 from riffle.deploy.load.tally import Tally
-from riffle.node_client.environments.environment import Environment
+from riffle.node_client.environments.tabular import Environment
+from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Job, Seal
-from riffle.node_client.report import slot_report
 from riffle.node_client.settings import Credential
-from riffle.node_client.shuffler_api import ShufflerApi
+from riffle.node_client.shuffler_client import ShufflerApi
 from riffle.node_client.trust import Demands, accept
 
 POLL_SECONDS = 20

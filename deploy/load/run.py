@@ -11,17 +11,14 @@ import numpy as np
 
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_earlier
-from riffle.deploy.load.crew import Crew, Sample
 from riffle.deploy.load.document import document
-from riffle.deploy.load.feed import Feeder, load_spec
-from riffle.deploy.load.members import enrol_members, revoke_members
-from riffle.deploy.load.schedule import Arrivals, schedule
-from riffle.deploy.load.worker import Share
-from riffle.deploy.local import LocalConfig, LocalNetwork
-from riffle.deploy.network import SHUFFLER_ID
+from riffle.deploy.load.feed import Feeder, enrol_members, load_spec, revoke_members
+from riffle.deploy.load.worker import Arrivals, Crew, Sample, Share, schedule
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.processes import noted_signals
+from riffle.deploy.network.secrets import SHUFFLER_ID
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import preset
-from riffle.deploy.processes import noted_signals
 from riffle.node_client.settings import Credential, Settings
 
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from riffle.common.counters import Ints
+from riffle.common.mechanism.counters import Ints
 from riffle.experiments.audit import evidence
 from riffle.experiments.audit.evidence import Bounds, FloatArray, Scores
-from riffle.experiments.audit.pipeline import Views, views, views_of_the_analyzer
-from riffle.experiments.audit.seals import identity_seals
+from riffle.experiments.audit.pipeline import Views, identity_seals, views, views_of_the_analyzer
 from riffle.experiments.audit.world import Setting, World
 
 CERTAIN = 1e3

@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from riffle.common.counters import CounterLayout, Episode, Ints, Sizes
-from riffle.common.mechanism import noise_messages
-from riffle.common.noise import Noise, Padding
-from riffle.common.randomness import Randomness
-from riffle.common.wire import frame
+from riffle.common.mechanism.counters import CounterLayout, Episode, Ints, Sizes
+from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.randomness import Randomness
+from riffle.common.mechanism.shuffle import noise_messages
+from riffle.common.protocol.messages import frame
 from riffle.experiments.audit.evidence import FloatArray
 from riffle.experiments.audit.world import Scripted, Setting, World, build, calibrated_noise
-from riffle.node_client import report as node_report
+from riffle.node_client import episode as node_report
 from riffle.node_client.sealing import pack, seal_reports
 
 LEVEL = 1e-6
@@ -105,7 +105,7 @@ def unpadded(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """`common.mechanism.encode` without its last step: data and noise, no dummies."""
+    """`common.mechanism.shuffle.encode` without its last step: data and noise, no dummies."""
     del padding
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     return np.concatenate([data, noise_messages(layout.counters, noise, randomness)])

@@ -1,30 +1,40 @@
 """One trial: the product's code from a user's slot to the analyzer's count.
 
-Episode and encoding (`node_client.report.slot_report`), seals and frames (`node_client.sealing`,
-`common.wire`), the shuffle (`shuffler.permute.shuffle`) and the count (`open_histogram`, or the
-whole `coordinator.analyzer.Analyzer`) are called as they are deployed. Noise and permutation come
-from the system's CSPRNG unless the setting is seeded.
+Episode and encoding (`node_client.episode.slot_report`), seals and frames (`node_client.sealing`,
+`common.protocol.messages`), the shuffle (`shuffler.permutation.shuffle`) and the count
+(`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as they are
+deployed. Noise and permutation come from the system's CSPRNG unless the setting is seeded.
+
+Sealing that hides nothing and costs nothing, so that an audit can afford 1e5 trials.
+
+Encryption has no part in the guarantee against the analyzer, who opens every message. Only the
+HPKE suite behind `common.protocol.hpke` is replaced; sizes, framing, batching and opening stay the
+product's. Trials with real sealing must agree (`attack.agreement`).
 """
 
 import asyncio
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
-from riffle.common.counters import Ints
-from riffle.common.hpke import open_each, open_histogram
-from riffle.common.randomness import SeededRandomness
-from riffle.common.wire import frame, frames
-from riffle.coordinator.analyzer import Analyzer
-from riffle.coordinator.keys import OneKey
+from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.randomness import SeededRandomness
+from riffle.common.protocol import hpke
+from riffle.common.protocol.hpke import open_each, open_histogram
+from riffle.common.protocol.messages import frame, frames
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import OneKey
 from riffle.experiments.audit.world import World
-from riffle.node_client.report import slot_report
+from riffle.node_client.episode import slot_report
 from riffle.node_client.sealing import pack, seal_reports
-from riffle.shuffler.permute import shuffle
-from riffle.shuffler.vault import KEY_BYTES
+from riffle.shuffler.permutation import shuffle
+from riffle.shuffler.store.vault import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +141,27 @@ def _count(world: World, messages: bytes) -> npt.NDArray[np.int64]:
     if failed:
         raise AssertionError("a message of the audit did not open")
     return histogram[:-1]
+
+
+_TAG = bytes(hpke.OVERHEAD)
+
+
+class IdentitySuite:
+    """Stands for an HPKE suite: the plaintext, and as many zero bytes as a seal adds."""
+
+    def encrypt(self, plaintext: bytes, key: object, info: bytes) -> bytes:
+        """The plaintext and OVERHEAD zero bytes."""
+        del key, info
+        return plaintext + _TAG
+
+    def decrypt(self, ciphertext: bytes, key: object, info: bytes) -> bytes:
+        """The plaintext back."""
+        del key, info
+        return ciphertext[: -hpke.OVERHEAD]
+
+
+@contextmanager
+def identity_seals() -> Iterator[None]:
+    """Within this context nothing is encrypted. Never within a process that serves."""
+    with patch.object(hpke, "_SUITE", IdentitySuite()):
+        yield

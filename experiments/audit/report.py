@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from riffle.experiments.audit import observer, one_envelope, paper_sums
+from riffle.experiments.audit import broken, observer
 from riffle.experiments.audit.attack import TUNING_SHARE, Attack, agreement, audit
 from riffle.experiments.audit.world import Setting, World, build
 
@@ -73,9 +73,9 @@ def run(
     elif encoding == "one-envelope":
         setting = replace(setting, n=ENVELOPES)
         world = replace(build(setting), on_trial=on_trial)
-        document = _headline([one_envelope.attack(world, effort.trials, ERROR)]) | _batch(world)
+        document = _headline([broken.attack(world, effort.trials, ERROR)]) | _batch(world)
     else:
-        document = _headline(paper_sums.attacks(setting, effort.trials, ERROR))
+        document = _headline(broken.attacks(setting, effort.trials, ERROR))
     document = {"encoding": encoding} | document
     document["verdict"] = "violated" if document["violated"] else "not refuted"
     randomness = "the system's" if setting.seed is None else f"seeded ({setting.seed}), for tests"

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from riffle.common.accounting import Account, calibrate
-from riffle.common.accounting.overflow import fewest_slots
+from riffle.common.accounting.binomial import fewest_slots
 from riffle.common.accounting.search import needed_bits
-from riffle.common.counters import CounterLayout, Episode, Families, Ints, Sizes
-from riffle.common.descriptor import (
+from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Ints, Sizes
+from riffle.common.mechanism.noise import Guarantee, Noise, Padding
+from riffle.common.mechanism.policy import TOTAL_WEIGHT
+from riffle.common.mechanism.randomness import Randomness
+from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,
     GuaranteeDocument,
@@ -27,13 +30,10 @@ from riffle.common.descriptor import (
     parse,
     serialize,
 )
-from riffle.common.hpke import KeyPair
-from riffle.common.noise import Guarantee, Noise, Padding
-from riffle.common.policy import TOTAL_WEIGHT
-from riffle.common.randomness import Randomness
-from riffle.common.verification import check_guarantee
-from riffle.node_client.environments.environment import Step
-from riffle.node_client.report import BatchPlan
+from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.verification import check_guarantee
+from riffle.node_client.environments.tabular import Step
+from riffle.node_client.episode import BatchPlan
 from riffle.node_client.sealing import SealKeys
 
 RUN_ID = "00" * 16

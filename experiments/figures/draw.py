@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from riffle.experiments.figures.bands import told
+from riffle.experiments.bands import told
 from riffle.experiments.figures.catalogue import Figure
 from riffle.experiments.figures.series import Series
 

@@ -1,6 +1,8 @@
 """What a figure leaves behind: NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg,
 NAME.md (the table, with every constant) and NAME.json (the manifest), which is written last: where
 it is, the figure is finished, and is not written over.
+
+From names of figures to files: check, sweep, gather, write.
 """
 
 from __future__ import annotations
@@ -8,18 +10,20 @@ from __future__ import annotations
 import csv
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from riffle.common.errors import LocalError
-from riffle.experiments.figures.bands import METHOD
-from riffle.experiments.figures.catalogue import Figure
+from riffle.common.process.plugins import no_such
+from riffle.common.protocol.errors import LocalError
+from riffle.experiments.bands import METHOD
+from riffle.experiments.figures.catalogue import Figure, figures
 from riffle.experiments.figures.draw import X_LABELS, draw
-from riffle.experiments.figures.rows import code_digest
-from riffle.experiments.figures.series import Point, Series
+from riffle.experiments.figures.series import Point, Row, Rows, Series, code_digest, gather
+from riffle.experiments.figures.sweep import Backend, Job, sweep
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 
@@ -174,3 +178,68 @@ def _csv(file: Path, rows: Iterable[dict[str, Any]]) -> None:
         writer = csv.DictWriter(stream, list(known[0]) if known else ["curve"])
         writer.writeheader()
         writer.writerows(known)
+
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to make: figures, seeds 0..seeds-1, where to, on what; force: compute it all again."""
+
+    figures: tuple[Figure, ...]
+    seeds: int
+    folder: Path
+    backend: Backend
+    force: bool = False
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every (run, seed) once: figures share runs."""
+        runs = dict.fromkeys(run for figure in self.figures for run in figure.runs)
+        return [(run, seed) for run in runs for seed in range(self.seeds)]
+
+
+def chosen(name: str, *, quick: bool) -> tuple[Figure, ...]:
+    """The figure of a name, or those that `all` stands for.
+
+    Raises:
+        ValueError: there is none; the message lists the names.
+    """
+    known = figures(quick=quick)
+    if name == ALL:
+        return tuple(figure for figure in known.values() if figure.in_all)
+    if name not in known:
+        raise ValueError(no_such("figure", name, (*known, ALL)))
+    return (known[name],)
+
+
+def make(
+    order: Order, on_row: Callable[[Row], None], on_start: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """Compute and write an order's figures; `on_start` is told how many jobs are left.
+
+    Raises:
+        LocalError: ``wrong-state``, finished figures or other code's results are in the folder.
+    """
+    if not order.force:
+        refuse_finished((figure.name for figure in order.figures), order.folder)
+    order.folder.mkdir(parents=True, exist_ok=True)
+    rows = Rows(order.folder / "rows.jsonl")
+    wanted = {(run.key, seed) for run, seed in order.jobs}
+    if order.force:
+        rows.forget(wanted)
+    on_start(sum(rows.get(identity) is None for identity in wanted))
+    started = time.perf_counter()
+    sweep(order.jobs, rows, order.backend, on_row)
+    about = {"backend": asdict(order.backend), "sweep_seconds": time.perf_counter() - started}
+    return _written(order.figures, rows, order, about)
+
+
+def _written(
+    asked: Sequence[Figure], rows: Rows, order: Order, about: dict[str, Any]
+) -> list[dict[str, Any]]:
+    return [
+        write(figure, gather(figure, rows, order.seeds), order.seeds, order.folder, about)
+        for figure in asked
+    ]

@@ -8,15 +8,26 @@ at the right end. For X=4, H=6 the optimal value is 0.475791, always-left has 0.
 
 `TabularEnvironment` runs any such MDP one user at a time. A step's reward is the mean r_h(x, a);
 the node draws the reward bit.
+
+The interface of a node's environment, and of one whose MDP is known exactly.
+
+An environment has X states, A actions and a horizon H. It reports real rewards in a range that it
+declares; the node maps the range to [0, 1] and draws a bit with that mean (`node_client.episode`).
+An environment that can end early declares one absorbing state of its own, the last of its X
+states; the node goes there, with zero reward, for the rest of the horizon.
+
+All chance comes from the randomness given, so that one environment serves deployed nodes (the
+system's CSPRNG), the test entry point and the simulator (a keyed stream).
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from riffle.common.counters import Sizes
-from riffle.common.randomness import Randomness, categorical
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.randomness import Randomness, categorical
 
 Floats = npt.NDArray[np.float64]
 
@@ -112,3 +123,40 @@ class TabularEnvironment:
         h, x = self._h, self._x
         self._h, self._x = h + 1, categorical(randomness, self._next[h, x, action])
         return self._x, float(self.mdp.r[h, x, action]), False
+
+
+Step = tuple[int, float, bool]
+
+
+class Environment(Protocol):
+    """One user's world at a time: `reset` begins another user's episode.
+
+    Calls come one after another, but not always from the same thread.
+    """
+
+    @property
+    def sizes(self) -> Sizes:
+        """X (with the absorbing state, if there is one), A, H."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Least and greatest reward a step can give."""
+
+    @property
+    def absorbing(self) -> int | None:
+        """The state after an early end, X - 1; None when episodes never end early."""
+
+    def reset(self, randomness: Randomness) -> int:
+        """Begin an episode: its first state."""
+
+    def step(self, action: int, randomness: Randomness) -> Step:
+        """Act: next state, reward, and whether the episode ended early."""
+
+
+@runtime_checkable
+class Modelled(Protocol):
+    """An environment whose population-level MDP is known: simulators and exact values use it."""
+
+    @property
+    def mdp(self) -> TabularMDP:
+        """P, r, d1 of a user drawn at random from the population."""

@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from riffle.common.accounting import account as account
     from riffle.common.accounting import calibrate as calibrate
-    from riffle.common.policy import Mixture as Mixture
+    from riffle.common.mechanism.policy import Mixture as Mixture
+    from riffle.coordinator.learners.own import OwnLearner as OwnLearner
+    from riffle.coordinator.learners.own import estimate as estimate
     from riffle.coordinator.learning.learner import BatchCounts as BatchCounts
     from riffle.coordinator.learning.learner import Deployment as Deployment
     from riffle.coordinator.learning.learner import Learner as Learner
     from riffle.coordinator.learning.learner import LearnerSummary as LearnerSummary
     from riffle.coordinator.learning.learner import Problem as Problem
     from riffle.coordinator.learning.learner import StageResult as StageResult
-    from riffle.coordinator.learning.own import OwnLearner as OwnLearner
-    from riffle.coordinator.learning.own import estimate as estimate
     from riffle.deploy.operator import Operator as Operator
-    from riffle.node_client.environments.environment import Environment as Environment
-    from riffle.node_client.environments.environment import Modelled as Modelled
-    from riffle.node_client.environments.gymnasium_adapter import (
+    from riffle.node_client.environments.gymnasium import (
         GymnasiumEnvironment as GymnasiumEnvironment,
     )
     from riffle.node_client.environments.registry import make as make
+    from riffle.node_client.environments.tabular import Environment as Environment
+    from riffle.node_client.environments.tabular import Modelled as Modelled
     from riffle.node_client.environments.tabular import TabularEnvironment as TabularEnvironment
     from riffle.node_client.environments.tabular import TabularMDP as TabularMDP
     from riffle.node_client.environments.tabular import stationary as stationary
 
 _MODULES = {
     "riffle.common.accounting": ("account", "calibrate"),
-    "riffle.common.policy": ("Mixture",),
+    "riffle.common.mechanism.policy": ("Mixture",),
     "riffle.coordinator.learning.learner": (
         "BatchCounts",
         "Deployment",
@@ -41,12 +41,17 @@ _MODULES = {
         "Problem",
         "StageResult",
     ),
-    "riffle.coordinator.learning.own": ("OwnLearner", "estimate"),
+    "riffle.coordinator.learners.own": ("OwnLearner", "estimate"),
     "riffle.deploy.operator": ("Operator",),
-    "riffle.node_client.environments.environment": ("Environment", "Modelled"),
-    "riffle.node_client.environments.gymnasium_adapter": ("GymnasiumEnvironment",),
+    "riffle.node_client.environments.gymnasium": ("GymnasiumEnvironment",),
     "riffle.node_client.environments.registry": ("make",),
-    "riffle.node_client.environments.tabular": ("TabularEnvironment", "TabularMDP", "stationary"),
+    "riffle.node_client.environments.tabular": (
+        "Environment",
+        "Modelled",
+        "TabularEnvironment",
+        "TabularMDP",
+        "stationary",
+    ),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

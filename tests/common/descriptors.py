@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from riffle.common.descriptor import BatchDescriptor, batch_id
+from riffle.common.protocol.descriptor import BatchDescriptor, batch_id
 
 RUN_ID = "00112233445566778899aabbccddeeff"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordinator.api import Api
+from tests.coordinator.calls import Api
 from tests.coordinator.faults import outcome
 from tests.coordinator.world import FakeShuffler, desk, run_to_end, spec
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from riffle.common.policy import Mixture
+from riffle.common.mechanism.policy import Mixture
+from riffle.coordinator.learners.registry import Options
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -12,7 +13,6 @@ from riffle.coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from riffle.coordinator.registry import Options
 
 
 class Tiny:

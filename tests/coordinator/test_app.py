@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from riffle.common.doors import Doors, Key, Strangers
-from riffle.common.endpoint import hash_token
-from riffle.common.errors import LocalError
-from riffle.common.hpke import KeyPair
-from riffle.common.limits import Allowance
-from riffle.coordinator.analyzer import Analyzer
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import KeyPair
+from riffle.common.server.limits import Allowance, Doors, Key, Strangers
 from riffle.coordinator.app import create_app
-from riffle.coordinator.keys import OneKey
-from tests.coordinator.api import Api, problem
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import OneKey
+from tests.coordinator.calls import Api, problem
 from tests.coordinator.world import RUN, SHUFFLER_ID, SMALL, TOKEN, settings
 
 OK = {"store": "ok", "analyzer": "ok", "clock": "ok", "disk": "ok"}
@@ -45,7 +44,7 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.shuffler.skew = -45.0
-    monkeypatch.setattr("riffle.coordinator.health.disk_trouble", lambda _: "1 MiB free")
+    monkeypatch.setattr("riffle.coordinator.api.operations.disk_trouble", lambda _: "1 MiB free")
     ready = api.client.get("/readyz")
     told = ready.json()
     assert (ready.status_code, told["disk"], told["store"]) == (503, "1 MiB free", "ok")

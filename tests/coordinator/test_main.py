@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from riffle.common.errors import LocalError
-from riffle.common.service import GRACE_SECONDS
-from riffle.coordinator.main import run
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.service import GRACE_SECONDS
+from riffle.coordinator.app import run
 from tests.asking import taken_up
 from tests.coordinator.world import RUN, SMALL, TOKEN, settings
 
 PROGRAM = """
-from riffle.coordinator.main import run
+from riffle.coordinator.app import run
 from riffle.coordinator.settings import Settings
 run(Settings.load())
 """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from riffle.common.endpoint import hash_token
-from tests.coordinator.api import Api
+from riffle.common.process.endpoint import hash_token
+from tests.coordinator.calls import Api
 from tests.coordinator.world import RUN, SMALL, TOKEN
 from tests.shuffler.test_metrics import sample
 

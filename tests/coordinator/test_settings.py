@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.app import create_app
-from riffle.coordinator.runs import prepare_directory
+from riffle.coordinator.runs.coordinator import prepare_directory
 from riffle.coordinator.settings import ALONE_SECONDS, PREFIX, Settings
 from tests.coordinator.world import settings
 

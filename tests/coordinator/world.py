@@ -18,26 +18,32 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from riffle.common.at_rest import AtRest
-from riffle.common.counters import Episode
-from riffle.common.descriptor import Context, SignedDescriptor, key_id, parse, verify_deposit
-from riffle.common.endpoint import hash_token
-from riffle.common.errors import LocalError, RemoteError
-from riffle.common.hpke import KeyPair, seal_indices
-from riffle.common.randomness import SeededRandomness, word
-from riffle.common.wire import BatchState, BatchStatus, Conservation, MessageFlow
-from riffle.common.workflow import encode
-from riffle.coordinator.analyzer import Analyzer
-from riffle.coordinator.desk import Desk
-from riffle.coordinator.events import Bell
-from riffle.coordinator.keys import KeyRing, OneKey
-from riffle.coordinator.leases import Replica
-from riffle.coordinator.registry import Registry
-from riffle.coordinator.runs import Coordinator
+from riffle.common.mechanism.counters import Episode
+from riffle.common.mechanism.randomness import SeededRandomness, word
+from riffle.common.mechanism.workflow import encode
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.descriptor import (
+    Context,
+    SignedDescriptor,
+    key_id,
+    parse,
+    verify_deposit,
+)
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.hpke import KeyPair, seal_indices
+from riffle.common.protocol.messages import BatchState, BatchStatus, Conservation, MessageFlow
+from riffle.common.server.at_rest import AtRest
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import KeyRing, OneKey
+from riffle.coordinator.batches.shuffler_client import Messages
+from riffle.coordinator.learners.registry import Registry
+from riffle.coordinator.runs.coordinator import Coordinator
+from riffle.coordinator.runs.desk import Desk
 from riffle.coordinator.settings import Settings
-from riffle.coordinator.shuffler_api import Messages
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.store import Store
+from riffle.coordinator.store.events import Bell
+from riffle.coordinator.store.leases import Replica
+from riffle.coordinator.store.store import Store
 from tests.coordinator.learner import tiny
 
 SHUFFLER_ID = "shuffler-1"

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from riffle.coordinator.app import create_app, release_waiting
-from riffle.deploy.network import TOKEN_FILE, URL_FILE, init_network
+from riffle.deploy.network.secrets import TOKEN_FILE, URL_FILE, init_network
 from tests.coordinator.world import TOKEN, FakeShuffler, analyzer, registry, settings
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from riffle.coordinator.registry import Registry
+from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.cli.main import build
-from riffle.deploy.comparison import SEES, TRUST_MODELS
-from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.follow import SEES, TRUST_MODELS
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset, preset
 
@@ -75,7 +75,7 @@ def test_a_run_that_was_left_unfinished_is_stopped_before_the_first_begins(
     left = left_unfinished(tmp_path)
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "stages.csv").write_text("of an earlier one")
-    monkeypatch.setattr("riffle.deploy.cli.compare.compare", begin)
+    monkeypatch.setattr("riffle.deploy.cli.runs.compare", begin)
     code, _, err = compare(*SMALL, "--out", str(tmp_path), "--force", "--format", "json")
     assert code == 0, err
     assert seen == [(left, "stopped")]

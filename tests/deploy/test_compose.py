@@ -13,12 +13,12 @@ from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_cer
 from sqlalchemy import make_url
 from typer.testing import CliRunner
 
-from riffle.common.failover import split_urls
-from riffle.coordinator.keys import KeyRing
+from riffle.common.process.endpoint import split_urls
+from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.cli.main import build
-from riffle.deploy.local import MEMORY
-from riffle.deploy.network import ROLES, SHUFFLER_ID, init_network
+from riffle.deploy.network.local import MEMORY
+from riffle.deploy.network.secrets import ROLES, SHUFFLER_ID, init_network
 from riffle.deploy.presets import preset
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.rules import share_slots

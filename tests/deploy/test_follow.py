@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from riffle.common.errors import LocalError, RemoteError
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import Truth
 from riffle.deploy.follow import TrueValues, stop_earlier
 from riffle.deploy.operator import Operator

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from riffle.deploy.load.feed import Feeder, load_spec
 from riffle.deploy.load.run import Target
-from riffle.deploy.local import LocalConfig, LocalNetwork
-from riffle.deploy.network import enrol
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.secrets import enrol
 from riffle.deploy.presets import riverswim_run
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.common.counters import Sizes
+from riffle.common.mechanism.counters import Sizes
 from riffle.deploy.report import Finished, manifest, plot_regret, summary, write
-from riffle.node_client.environments.random_mdp import random_mdp
-from tests.coordinator.api import Api
+from riffle.node_client.environments.builtin import random_mdp
+from tests.coordinator.calls import Api
 from tests.coordinator.world import RUN, SMALL
 
 MDP = random_mdp(Sizes(2, 2, 2), seed=3)

@@ -7,12 +7,11 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TimeLimit
 
-from riffle.common.policy import Mixture
-from riffle.common.randomness import Randomness
-from riffle.coordinator.learning.own import BatchCounts, Deployment, OwnLearner, Problem
-from riffle.node_client.environments.environment import Environment
-from riffle.node_client.environments.gymnasium_adapter import GymnasiumEnvironment
-from riffle.node_client.environments.tabular import TabularEnvironment, riverswim
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import Randomness
+from riffle.coordinator.learners.own import BatchCounts, Deployment, OwnLearner, Problem
+from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
+from riffle.node_client.environments.tabular import Environment, TabularEnvironment, riverswim
 
 Whatever = Any  # what a type checker would have found
 

@@ -10,24 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.common.plugins import from_file
-from riffle.common.policy import Mixture
-from riffle.coordinator.counts import private_counts
-from riffle.coordinator.estimate import value_estimate
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.process.plugins import from_file
+from riffle.coordinator.batches.counts import private_counts, value_estimate
+from riffle.coordinator.batches.issue import issue
+from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import Deployment
-from riffle.coordinator.planning import issue
-from riffle.coordinator.registry import Registry
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.cli.specs import resolve
+from riffle.deploy.cli.options import resolve
 from riffle.deploy.follow import run_to_end
-from riffle.deploy.local import LocalConfig, LocalNetwork
-from riffle.deploy.network import operator_client
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset
 from riffle.experiments.per_user import NEVER, NOBODY, Users, batch_histogram
 from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
-from tests.deploy.cli import riffle
+from tests.deploy.cli.calls import riffle
 from tests.deploy.live import live_coordinator
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator
 

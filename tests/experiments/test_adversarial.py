@@ -10,9 +10,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from riffle.common.errors import LocalError
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.occupancy import state_action, uniform_policy
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.learning.adversarial.layered import Layers, state_action, uniform_policy
 from riffle.experiments.adversarial import (
     Adversary,
     Algorithm,

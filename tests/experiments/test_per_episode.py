@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from riffle.common.counters import Sizes
-from riffle.common.errors import LocalError
-from riffle.coordinator.learning.privatizers.interface import NoiseLevels
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.learning.ucbvi import Bonus, BonusName
 from riffle.experiments.per_episode import (
     BATCHED,
@@ -24,7 +24,7 @@ from riffle.experiments.per_episode import (
     sample_episode,
 )
 from riffle.experiments.regret import optimal_value, policy_value
-from riffle.node_client.environments.random_mdp import random_mdp
+from riffle.node_client.environments.builtin import random_mdp
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
 compiled = pytest.mark.skipif(
@@ -176,8 +176,8 @@ def test_wrong_requests_are_refused_with_the_reason(
 
 
 def test_a_missing_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.kernels", None)
-    monkeypatch.delattr("riffle.experiments.kernels", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.compiled.ucbvi", None)
+    monkeypatch.delattr("riffle.experiments.compiled.ucbvi", raising=False)
     with pytest.raises(LocalError, match=r"riffle-rl\[experiments\]"):
         run("ucbvi", riverswim(), 10)
 

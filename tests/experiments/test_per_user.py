@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from riffle.deploy.cli import output
-from tests.deploy.cli import document, riffle
+from riffle.deploy import output
+from tests.deploy.cli.calls import document, riffle
 from tests.examples.marks import MISTAKES, line_after
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from riffle.common.policy import Mixture
+from riffle.common.mechanism.policy import Mixture
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.learning.planning import plan
 from riffle.experiments.regret import (

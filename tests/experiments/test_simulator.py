@@ -9,16 +9,24 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from riffle.common import central, local
-from riffle.common.counters import CounterLayout, Episode, Sizes
-from riffle.common.noise import BatchNoise, CentralNoise, FairBits, Flips, Laplace, Noise, Padding
-from riffle.common.policy import Mixture
-from riffle.common.randomness import SeededRandomness
-from riffle.common.workflow import debias
+from riffle.common.mechanism import central, local
+from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
+from riffle.common.mechanism.noise import (
+    BatchNoise,
+    CentralNoise,
+    FairBits,
+    Flips,
+    Laplace,
+    Noise,
+    Padding,
+)
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import SeededRandomness
+from riffle.common.mechanism.workflow import debias
 from riffle.coordinator.learning.learner import Deployment, Problem
 from riffle.coordinator.learning.planning import occupancy
-from riffle.coordinator.learning.presets import PRACTICAL
-from riffle.coordinator.learning.sdp_pe import SDPPE
+from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
+from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL
 from riffle.experiments.simulator import (
     Mechanism,
     counters,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from riffle.coordinator.registry import Registry
+from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments import per_episode
 from riffle.experiments.study import (

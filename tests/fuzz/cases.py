@@ -14,10 +14,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common import wire
-from riffle.common.at_rest import AtRest
-from riffle.common.counters import CounterLayout, Sizes
-from riffle.common.descriptor import (
+from riffle.common.mechanism.counters import CounterLayout, Sizes
+from riffle.common.mechanism.noise import Padding, Trust
+from riffle.common.mechanism.randomness import SeededRandomness
+from riffle.common.mechanism.workflow import Symbols, encode
+from riffle.common.protocol import messages
+from riffle.common.protocol.descriptor import (
     Document,
     SignedDescriptor,
     parse,
@@ -25,24 +27,29 @@ from riffle.common.descriptor import (
     sign_deposit,
     verify_deposit,
 )
-from riffle.common.errors import LocalError, RemoteError, retry_after
-from riffle.common.hpke import KeyPair, SealBroken, open_histogram, open_sealed, seal, seal_indices
-from riffle.common.noise import Padding, Trust
-from riffle.common.pins import pinned
-from riffle.common.randomness import SeededRandomness
-from riffle.common.workflow import Symbols, encode
-from riffle.coordinator import shuffler_api as coordinators
-from riffle.coordinator.analyzer import open_messages
-from riffle.coordinator.keys import KeyRing
-from riffle.coordinator.records import pack, unpack
-from riffle.coordinator.runs_api import _known_index, follow_events
+from riffle.common.protocol.errors import LocalError, RemoteError, retry_after
+from riffle.common.protocol.hpke import (
+    KeyPair,
+    SealBroken,
+    open_histogram,
+    open_sealed,
+    seal,
+    seal_indices,
+)
+from riffle.common.protocol.verification import pinned
+from riffle.common.server.at_rest import AtRest
+from riffle.coordinator.api.runs import _known_index, follow_events
+from riffle.coordinator.batches import shuffler_client as coordinators
+from riffle.coordinator.batches.analyzer import open_messages
+from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.specs import ManualDeployment, RunSpec, Truth, read_document
+from riffle.coordinator.store.records import pack, unpack
 from riffle.deploy.operator import Operator
-from riffle.experiments.figures.rows import Row, Rows
-from riffle.node_client import shuffler_api as nodes
-from riffle.node_client.environments.file import load
+from riffle.experiments.figures.series import Row, Rows
+from riffle.node_client import shuffler_client as nodes
+from riffle.node_client.environments.builtin import load
 from riffle.node_client.settings import Settings as NodeSettings
-from riffle.shuffler.vault import BatchSecret, Vault
+from riffle.shuffler.store.vault import BatchSecret, Vault
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.world import SMALL
 
@@ -248,7 +255,7 @@ def documents() -> dict[str, Case]:
         "descriptor": Case(
             parse, (serialize(descriptor()), serialize(descriptor(layer=1, data_slots=1)))
         ),
-        "frames": Case(lambda body: wire.frames(body, 300), (bytes(316), bytes(632))),
+        "frames": Case(lambda body: messages.frames(body, 300), (bytes(316), bytes(632))),
         "run spec": Case(lambda body: read_document(RunSpec, body), (document(**SMALL),)),
         "manual deployment": Case(
             lambda body: read_document(ManualDeployment, body),
@@ -258,20 +265,20 @@ def documents() -> dict[str, Case]:
             ),
         ),
         "lease request": Case(
-            lambda body: read_document(wire.LeaseRequest, body), (document(users=[ID]),)
+            lambda body: read_document(messages.LeaseRequest, body), (document(users=[ID]),)
         ),
         "enrolment": Case(
-            lambda body: read_document(wire.EnrolRequest, body), (document(name="n", users=3),)
+            lambda body: read_document(messages.EnrolRequest, body), (document(name="n", users=3),)
         ),
         "acknowledgement": Case(
-            lambda body: read_document(wire.Acknowledgement, body),
+            lambda body: read_document(messages.Acknowledgement, body),
             (document(messages_sha256=KEY_HEX),),
         ),
     }
 
 
 def sealed() -> dict[str, Case]:
-    """What is encrypted on the wire, opened."""
+    """What is encrypted on the messages, opened."""
     return {
         "local report": one_message("local"),
         "central report": one_message("central"),
@@ -287,21 +294,21 @@ def sealed() -> dict[str, Case]:
 
 
 def answers() -> dict[str, Case]:
-    """What services answer to nodes, coordinator and operator."""
+    """What services answer to shuffler_client, coordinator and operator."""
     either = (RemoteError, LocalError)
     return {
         "coordinator: conservation": Case(
-            answered_to_the_coordinator(wire.Conservation), (CONSERVATION,), either
+            answered_to_the_coordinator(messages.Conservation), (CONSERVATION,), either
         ),
         "coordinator: status": Case(
-            answered_to_the_coordinator(wire.BatchStatus), (STATUS,), either
+            answered_to_the_coordinator(messages.BatchStatus), (STATUS,), either
         ),
         "node: descriptor": Case(
             answered_to_a_node(SignedDescriptor, SIGNED), (SIGNED,), AT_A_NODE
         ),
-        "node: leases": Case(answered_to_a_node(wire.LeaseReply, LEASES), (LEASES,), AT_A_NODE),
+        "node: leases": Case(answered_to_a_node(messages.LeaseReply, LEASES), (LEASES,), AT_A_NODE),
         "node: uploaded": Case(
-            answered_to_a_node(wire.UploadReply, UPLOADED), (UPLOADED,), AT_A_NODE
+            answered_to_a_node(messages.UploadReply, UPLOADED), (UPLOADED,), AT_A_NODE
         ),
         "operator: events": Case(
             answered_to_the_operator(200, lambda operator: list(operator.events(ID, follow=False))),

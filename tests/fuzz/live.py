@@ -17,11 +17,11 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI
 
-from riffle.common.descriptor import Context, SignedDescriptor, batch_id, parse
-from riffle.common.workers import SPAWN
+from riffle.common.process.workers import SPAWN
+from riffle.common.protocol.descriptor import Context, SignedDescriptor, batch_id, parse
 from riffle.coordinator.app import create_app as coordinator_app
 from riffle.coordinator.app import release_waiting
-from riffle.node_client.report import BatchPlan, slot_report
+from riffle.node_client.episode import BatchPlan, slot_report
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.shuffler.app import create_app as shuffler_app
 from riffle.shuffler.app import release_polls

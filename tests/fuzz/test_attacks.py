@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
-from riffle.common import service
-from riffle.common.descriptor import batch_id, serialize, sign_deposit
-from riffle.common.hpke import KeyPair, seal, seal_indices
-from riffle.common.verification import achieved
+from riffle.common.protocol.descriptor import batch_id, serialize, sign_deposit
+from riffle.common.protocol.hpke import KeyPair, seal, seal_indices
+from riffle.common.protocol.verification import achieved
+from riffle.common.server import service
 from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SIGNING
 from tests.fuzz.live import Batch, Network, network

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from riffle.common.descriptor import SignedDescriptor, first_fault
-from riffle.common.errors import MOST_DETAIL, RiffleError
+from riffle.common.protocol.descriptor import SignedDescriptor, first_fault
+from riffle.common.protocol.errors import MOST_DETAIL, RiffleError
 from tests.fuzz.cases import cases
 from tests.fuzz.mutator import mutate
 

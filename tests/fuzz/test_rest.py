@@ -26,8 +26,8 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from riffle.common.errors import MEDIA_TYPE, problem_document, slug_of
-from riffle.deploy.processes import read_usage
+from riffle.common.protocol.errors import MEDIA_TYPE, problem_document, slug_of
+from riffle.deploy.network.processes import read_usage
 from tests.fuzz.live import TOKENS, Batch, Network, network_apart
 from tests.shuffler.test_callers import ID, ROUTES
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN

@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from riffle.common.descriptor import Context
-from riffle.common.hpke import seal, seal_indices
-from riffle.common.mechanism import permutation
-from riffle.common.randomness import ByteSource
-from riffle.coordinator.analyzer import Analyzer, Opening
-from riffle.shuffler import permute
+from riffle.common.mechanism.randomness import ByteSource
+from riffle.common.mechanism.shuffle import permutation
+from riffle.common.protocol.descriptor import Context
+from riffle.common.protocol.hpke import seal, seal_indices
+from riffle.coordinator.batches.analyzer import Analyzer, Opening
+from riffle.shuffler import permutation as shuffler_permutation
 from tests.fuzz.live import TOKENS, Batch, Network, network
 from tests.shuffler.world import COORDINATOR_TOKEN
 
@@ -127,7 +127,7 @@ def test_a_lesser_shuffle_is_found(
     stream: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(permute, "permutation", fault)
+    monkeypatch.setattr(shuffler_permutation, "permutation", fault)
     sent = Sent(live, np.random.default_rng())
     assert surprise(sent, *stream) < LEVEL
 

@@ -18,10 +18,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from riffle.common.descriptor import BatchDescriptor, Context, SignedDescriptor, key_id, parse
-from riffle.common.errors import MEDIA_TYPE, RemoteError
-from riffle.common.hpke import KeyPair, SealBroken, open_histogram, open_sealed
-from riffle.common.wire import BATCH_KEY_HEADER, frames
+from riffle.common.protocol.descriptor import (
+    BatchDescriptor,
+    Context,
+    SignedDescriptor,
+    key_id,
+    parse,
+)
+from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
+from riffle.common.protocol.hpke import KeyPair, SealBroken, open_histogram, open_sealed
+from riffle.common.protocol.messages import BATCH_KEY_HEADER, frames
 from tests.node_client import world
 
 

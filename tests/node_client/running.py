@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from riffle.common.counters import Ints
+from riffle.common.mechanism.counters import Ints
 from riffle.node_client.environments.registry import make
-from riffle.node_client.pace import Pace
-from riffle.node_client.pipeline import Pipeline, Totals
+from riffle.node_client.pipeline import Pace, Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.node_client.settings import Credential
-from riffle.node_client.shuffler_api import Backoff, ShufflerApi
+from riffle.node_client.shuffler_client import Backoff, ShufflerApi
 from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler

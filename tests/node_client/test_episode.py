@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle import node_client
-from riffle.common.counters import CounterLayout, Sizes
-from riffle.common.randomness import SeededRandomness, SystemRandomness
+from riffle.common.mechanism.counters import CounterLayout, Sizes
+from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 from riffle.node_client.environments.registry import make
 from riffle.node_client.episode import EpisodeFailed, reward_mean, run_episode
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 from riffle.node_client.main import run
 from tests.node_client.test_settings import load, variables
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from riffle import node_client
-from riffle.common import noise
-from riffle.common.descriptor import parse, serialize
-from riffle.common.wire import Lease
+from riffle.common.mechanism import noise
+from riffle.common.protocol.descriptor import parse, serialize
+from riffle.common.protocol.messages import Lease
 from riffle.node_client.environments.registry import make
+from riffle.node_client.episode import BatchPlan, slot_report
 from riffle.node_client.pipeline import Job, Pipeline, Totals
-from riffle.node_client.report import BatchPlan, slot_report
 from riffle.node_client.sealing import SealKeys
 from tests.node_client import world
 
 PACKAGE = Path(node_client.__file__).parent
-COMMON = Path(noise.__file__).parent
+COMMON = Path(noise.__file__).parents[1]
 SEEDED_NAMES = {"SeededRandomness", "generator_for"}
-MAY_NAME_THEM = {"report.py"}
+MAY_NAME_THEM = {"episode.py"}
 GENERATORS = ("random.", "np.random.", "numpy.random.")
 
 
@@ -105,12 +105,12 @@ def test_only_the_report_names_a_seeded_generator() -> None:
     """Environments may seed the making of an MDP (`random_mdp`), never a person's draws."""
     for path in PACKAGE.glob("*.py"):
         assert path.name in MAY_NAME_THEM or not seeded(path), path
-    assert seeded(PACKAGE / "report.py") >= {"SeededRandomness"}
+    assert seeded(PACKAGE / "episode.py") >= {"SeededRandomness"}
 
 
 def test_the_mechanism_names_no_seeded_generator() -> None:
-    for name in ("mechanism.py", "noise.py", "counters.py", "hpke.py"):
-        assert not seeded(COMMON / name), name
+    for name in ("mechanism/shuffle", "mechanism/noise", "mechanism/counters", "protocol/hpke"):
+        assert not seeded((COMMON / name).with_suffix(".py")), name
 
 
 def test_the_scan_sees_what_it_looks_for(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.wire import Lease
-from riffle.node_client.pace import Pace
+from riffle.common.protocol.messages import Lease
+from riffle.node_client.pipeline import Pace
 
 NOW = 1_000.0
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from riffle.common import mechanism, randomness
-from riffle.common.errors import LocalError, RemoteError
-from riffle.common.randomness import SeededRandomness, SystemRandomness
-from riffle.node_client import report as module
+from riffle.common.mechanism import randomness, shuffle
+from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.node_client import episode as module
 from riffle.node_client.environments.registry import make
-from riffle.node_client.report import BatchPlan, slot_randomness, slot_report
+from riffle.node_client.episode import BatchPlan, slot_randomness, slot_report
 from riffle.node_client.trust import accept
 from tests.node_client import world
 from tests.node_client.running import Failing
@@ -111,7 +111,7 @@ def test_no_seeded_generator_reaches_a_deployed_node(monkeypatch: pytest.MonkeyP
         raise AssertionError("a seeded generator was used")
 
     seen: list[object] = []
-    real = mechanism.encode
+    real = shuffle.encode
 
     def watch(*arguments: Any) -> Any:
         seen.append(arguments[-1])

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.common.counters import Ints
-from riffle.common.errors import LocalError
-from riffle.common.pins import pinned
+from riffle.common.mechanism.counters import Ints
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import pinned
 from riffle.node_client.environments.registry import make
+from riffle.node_client.episode import BatchPlan, slot_report
 from riffle.node_client.pipeline import Totals
-from riffle.node_client.report import BatchPlan, slot_report
 from riffle.node_client.runner import portion
 from riffle.node_client.sealing import SealKeys
 from riffle.node_client.users import Users

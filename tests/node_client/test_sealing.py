@@ -8,9 +8,9 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 import pytest
 
-from riffle.common.descriptor import parse, serialize
-from riffle.common.errors import LocalError
-from riffle.common.hpke import SealBroken, open_histogram, open_sealed
+from riffle.common.protocol.descriptor import parse, serialize
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import SealBroken, open_histogram, open_sealed
 from riffle.node_client.sealing import (
     TASK_MESSAGES,
     SealingPool,

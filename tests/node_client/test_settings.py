@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from riffle.common.counters import Sizes
-from riffle.common.errors import LocalError
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.protocol.errors import LocalError
 from riffle.node_client.settings import Settings
 from tests.node_client import world
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from riffle.common.counters import Sizes
-from riffle.common.descriptor import SignedDescriptor, serialize, sign_deposit
-from riffle.common.errors import RemoteError
-from riffle.common.noise import Guarantee
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.noise import Guarantee
+from riffle.common.protocol.descriptor import SignedDescriptor, serialize, sign_deposit
+from riffle.common.protocol.errors import RemoteError
 from riffle.node_client.trust import accept, check_expiry
 from tests.node_client import world
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 from riffle.node_client.users import FILE_NAME, Users
 
 NODE, OTHER = "aa" * 16, "bb" * 16

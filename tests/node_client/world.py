@@ -4,8 +4,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from riffle.common.counters import Sizes
-from riffle.common.descriptor import (
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.noise import Guarantee
+from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     SignedDescriptor,
     batch_id,
@@ -14,8 +15,7 @@ from riffle.common.descriptor import (
     serialize,
     sign_deposit,
 )
-from riffle.common.hpke import KeyPair
-from riffle.common.noise import Guarantee
+from riffle.common.protocol.hpke import KeyPair
 from riffle.node_client.trust import Demands
 
 RUN_ID = "00112233445566778899aabbccddeeff"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from riffle.coordinator.runs import prepare_directory
+from riffle.coordinator.runs.coordinator import prepare_directory
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import TrueValues, follow
-from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.registry import Parameter
 from riffle.node_client.environments.tabular import riverswim

@@ -13,10 +13,10 @@ from typing import Self
 import httpx
 import numpy as np
 
-from riffle.common.descriptor import SignedDescriptor, parse
-from riffle.common.hpke import OVERHEAD, seal
-from riffle.common.wire import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
-from riffle.deploy.local import LocalNetwork
+from riffle.common.protocol.descriptor import SignedDescriptor, parse
+from riffle.common.protocol.hpke import OVERHEAD, seal
+from riffle.common.protocol.messages import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
+from riffle.deploy.network.local import LocalNetwork
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Table, insert
 
-from riffle.common.descriptor import parse
-from riffle.common.policy import Mixture
-from riffle.coordinator import schema
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.protocol.descriptor import parse
+from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import Deployment
-from riffle.coordinator.planning import Party, issue
-from riffle.coordinator.registry import problem
 from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.store import schema
 
 EPOCH = 1_750_000_000.0
 STAGE = 25

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from riffle.coordinator.specs import ManualDeployment, RunSpec
 from riffle.deploy.follow import TrueValues, follow
-from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import riverswim_run
 from riffle.node_client.environments.tabular import riverswim

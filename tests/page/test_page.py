@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network.local import LocalNetwork
 from riffle.deploy.operator import Operator
 from tests.page.conftest import LONG, RUNS, Open, Watch
 from tests.page.seed import seeded_id

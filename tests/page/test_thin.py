@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network.local import LocalNetwork
 
 POINTS, LIMIT = 2000, 1000
 THINNED = "async ([lines, dots]) => (await import('/page/thin.js')).thinned(lines, dots)"

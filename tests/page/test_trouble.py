@@ -7,7 +7,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from riffle.coordinator.specs import ManualDeployment, RunSpec
-from riffle.deploy.local import LocalNetwork
+from riffle.deploy.network.local import LocalNetwork
 from riffle.deploy.operator import Operator
 from tests.page.conftest import SMALL, Open
 from tests.page.node import HandNode

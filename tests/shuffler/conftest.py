@@ -11,8 +11,8 @@ import httpx2 as httpx  # what starlette's test client answers with
 import pytest
 from fastapi.testclient import TestClient
 
-from riffle.common.descriptor import SignedDescriptor
-from riffle.common.wire import DIGEST_HEADER, Lease
+from riffle.common.protocol.descriptor import SignedDescriptor
+from riffle.common.protocol.messages import DIGEST_HEADER, Lease
 from riffle.shuffler.app import create_app
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings
@@ -164,7 +164,7 @@ def until(condition: Callable[[], bool]) -> None:
 def only_news_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits does not look again by himself."""
     for pause in ("RECHECK_SECONDS", "STILL_SECONDS"):
-        monkeypatch.setattr(f"riffle.shuffler.waiting.{pause}", 3_600.0)
+        monkeypatch.setattr(f"riffle.shuffler.admission.{pause}", 3_600.0)
 
 
 both_engines = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)

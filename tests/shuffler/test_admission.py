@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.endpoint import hash_token
-from riffle.common.errors import RemoteError
-from riffle.common.wire import EnrolRequest
-from riffle.shuffler import admission, nodes
-from riffle.shuffler.access import Access
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import EnrolRequest
+from riffle.shuffler import admission
 from riffle.shuffler.admission import REMEMBERED_SECONDS, Admission, Memory
+from riffle.shuffler.store import users
+from riffle.shuffler.store.committer import Access
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import user
 
@@ -66,11 +67,11 @@ def test_a_node_revoked_elsewhere_is_served_for_a_while_at_most(tmp_path: Path) 
             deaf = Admission(access, lambda: 0, lambda: world.now)
             heard = Admission(access, lambda: world.times, lambda: world.now)
             node = await access.write(
-                lambda store: nodes.enrol(store, EnrolRequest(name="a", users=9))
+                lambda store: users.enrol(store, EnrolRequest(name="a", users=9))
             )
             for one in (deaf, heard):
                 assert await one.node(node.token) == node.node_id
-            await access.write(lambda store: nodes.revoke(store, node.node_id))
+            await access.write(lambda store: users.revoke(store, node.node_id))
             world.times += 1
             assert await deaf.node(node.token) == node.node_id
             with pytest.raises(RemoteError, match="not that of an enrolled node"):

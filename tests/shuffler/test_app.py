@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from riffle.common.descriptor import SignedDescriptor, key_id, parse, verify_countersign
-from riffle.common.wire import BATCH_KEY_HEADER, DIGEST_HEADER
+from riffle.common.protocol.descriptor import SignedDescriptor, key_id, parse, verify_countersign
+from riffle.common.protocol.messages import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.test_callers import ID
 from tests.shuffler.world import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from riffle.common.limits import Allowance, Bucket, Callers
+from riffle.common.server.limits import Allowance, Bucket, Callers
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, user
 

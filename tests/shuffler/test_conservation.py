@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import create_engine, update
 
-from riffle.shuffler.access import Access
 from riffle.shuffler.conservation import BUCKETS, KEPT, Books, bucket, edge, quantiles
-from riffle.shuffler.schema import batches
+from riffle.shuffler.store.committer import Access
+from riffle.shuffler.store.schema import batches
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, Batch, user
 

@@ -2,7 +2,7 @@
 
 import re
 
-from riffle.common.endpoint import hash_token
+from riffle.common.process.endpoint import hash_token
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, user
 

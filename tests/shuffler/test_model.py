@@ -1,4 +1,4 @@
-"""Random operations over the real store, vault and committer, against a small model.
+"""Random operations over the real batches, vault and committer, against a small model.
 
 Leases, uploads with faults, replays, clock jumps, restarts and crashes between the steps of
 erasure, on three batches that share users. Every message sent is unique, so a report counted twice
@@ -25,12 +25,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from riffle.common import hpke
-from riffle.common.errors import RemoteError
-from riffle.common.wire import EnrolRequest, Lease
-from riffle.shuffler import store
+from riffle.common.protocol import hpke
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import EnrolRequest, Lease
 from riffle.shuffler.core import Shuffler
-from riffle.shuffler.vault import Vault
+from riffle.shuffler.store import records
+from riffle.shuffler.store.vault import Vault
 from tests.shuffler import world
 from tests.shuffler.model import EXAMPLES, MEMORY, Killed, ModelBatch, Sent, bounded
 from tests.shuffler.world import NOW, Batch, FakeClock, descriptor_bytes, signature, user
@@ -144,7 +144,7 @@ class Shuffling(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(0, BATCHES - 1),
-        crash=st.sampled_from([None, (Vault, "destroy"), (store, "delete_reports")]),
+        crash=st.sampled_from([None, (Vault, "destroy"), (records, "delete_reports")]),
         right=st.booleans(),
     )
     def acknowledge(self, number: int, crash: tuple[Any, str] | None, right: bool) -> None:

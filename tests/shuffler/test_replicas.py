@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.database import claimed
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.database import claimed
 from riffle.shuffler.core import preflight
 from tests.shuffler.conftest import Api, problem, until
 from tests.shuffler.world import OPERATOR_TOKEN, Batch, descriptor_bytes, multiset, user

@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy import select
 
-from riffle.common import hpke
-from riffle.common.wire import Lease
-from riffle.shuffler.schema import grants
-from riffle.shuffler.store import open_batches
+from riffle.common.protocol import hpke
+from riffle.common.protocol.messages import Lease
+from riffle.shuffler.store.records import open_batches
+from riffle.shuffler.store.schema import grants
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.descriptor import sign_deposit
-from riffle.common.errors import RemoteError
-from riffle.common.noise import Guarantee
-from riffle.common.wire import Lease
+from riffle.common.mechanism.noise import Guarantee
+from riffle.common.protocol.descriptor import sign_deposit
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import Lease
 from riffle.shuffler.rules import (
     STRANGER,
     Demands,

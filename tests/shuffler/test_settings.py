@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from riffle.common.endpoint import hash_token
-from riffle.common.errors import LocalError
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.errors import LocalError
+from riffle.shuffler.app import run
 from riffle.shuffler.core import preflight
-from riffle.shuffler.main import run
 from riffle.shuffler.settings import PREFIX, Settings
 from tests.shuffler.world import COORDINATOR_KEY, SHUFFLER_KEY, public, settings
 

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from riffle.common.errors import RemoteError
-from riffle.common.wire import BatchState
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.messages import BatchState
 from riffle.shuffler.states import ORDER, TRANSITIONS, Event, after, reached
 
 STATES: tuple[BatchState, ...] = get_args(BatchState)

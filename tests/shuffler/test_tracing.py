@@ -4,7 +4,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from riffle.common.tracing import ALLOWED, using
+from riffle.common.process.tracing import ALLOWED, using
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import user
 

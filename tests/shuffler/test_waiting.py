@@ -8,10 +8,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from riffle.common.errors import LocalError
-from riffle.common.service import read_body
-from riffle.shuffler.store import Open
-from riffle.shuffler.waiting import Budget, Changes, metered
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.service import read_body
+from riffle.shuffler.admission import Budget, Changes, metered
+from riffle.shuffler.store.records import Open
 from tests.system.simulation import machine
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
 
 
 def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riffle.shuffler.waiting.LOOKS_A_SECOND", 1)
+    monkeypatch.setattr("riffle.shuffler.admission.LOOKS_A_SECOND", 1)
 
     async def scenario() -> list[float]:
         changes, looks = Changes(shared=True), 0

@@ -8,9 +8,11 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from riffle.common import hpke
-from riffle.common.counters import CounterLayout, Sizes
-from riffle.common.descriptor import (
+from riffle.common.mechanism.counters import CounterLayout, Sizes
+from riffle.common.mechanism.noise import Padding
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol import hpke
+from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,
     NoiseDocument,
@@ -19,8 +21,6 @@ from riffle.common.descriptor import (
     serialize,
     sign_deposit,
 )
-from riffle.common.endpoint import hash_token
-from riffle.common.noise import Padding
 from riffle.shuffler.settings import Settings
 
 COORDINATOR_KEY = bytes(range(32))

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from riffle.common.noise import Trust
-from riffle.coordinator.registry import Registry
+from riffle.common.mechanism.noise import Trust
+from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.local import LocalConfig
+from riffle.deploy.network.local import LocalConfig
 from riffle.deploy.operator import Operator
 from riffle.experiments.per_user import Users, run_per_user
-from riffle.node_client.environments.environment import Environment
 from riffle.node_client.environments.registry import Parameter, make
+from riffle.node_client.environments.tabular import Environment
 
 RUN_ID = "5e" * 16
 PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}

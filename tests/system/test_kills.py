@@ -12,9 +12,9 @@ import random
 import time
 from pathlib import Path
 
-from riffle.common.errors import LocalError
-from riffle.deploy.local import LocalNetwork
-from riffle.deploy.network import operator_client
+from riffle.common.protocol.errors import LocalError
+from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 

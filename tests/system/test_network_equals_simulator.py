@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.noise import Trust
+from riffle.common.mechanism.noise import Trust
 from riffle.deploy.follow import run_to_end
-from riffle.deploy.local import LocalNetwork
-from riffle.deploy.network import operator_client
+from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset
-from tests.deploy.cli import riffle
+from tests.deploy.cli.calls import riffle
 from tests.system.agreement import (
     PARAMETERS,
     RUN_ID,

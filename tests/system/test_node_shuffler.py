@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import uvicorn
 
-from riffle.common.descriptor import SignedDescriptor, parse, serialize, sign_deposit
-from riffle.common.endpoint import hash_token
-from riffle.common.hpke import open_histogram
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.descriptor import SignedDescriptor, parse, serialize, sign_deposit
+from riffle.common.protocol.hpke import open_histogram
 from riffle.node_client.environments.registry import make
+from riffle.node_client.episode import BatchPlan, slot_report
 from riffle.node_client.main import serve
 from riffle.node_client.pipeline import Totals
-from riffle.node_client.report import BatchPlan, slot_report
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.app import create_app
 from riffle.shuffler.settings import Settings as ShufflerSettings

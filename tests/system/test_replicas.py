@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, select
 
-from riffle.coordinator.schema import deployments, runs
-from riffle.deploy.local import LocalNetwork
-from riffle.deploy.network import operator_client
+from riffle.coordinator.store.schema import deployments, runs
+from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
-from riffle.shuffler.schema import batches
+from riffle.shuffler.store.schema import batches
 from tests.postgres import Cluster
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
 

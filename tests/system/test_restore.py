@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from riffle.deploy.local import LocalNetwork
-from riffle.deploy.network import operator_client
+from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from riffle.common.pins import pinned
+from riffle.common.protocol.verification import pinned
 from riffle.deploy.cli.main import build
-from riffle.deploy.local import LocalNetwork
-from riffle.deploy.network import operator_client
+from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
 

@@ -1,7 +1,7 @@
 """Private counts and the confidence set of Eq. 3.1 of 004.
 
 Counts: the noisy N(x,a,x'), N(x,a) of a Privatizer of precision E (every noise within E / 4) become
-N~ by Eq. 5.1 (closed form, `coordinator.postprocess.nearest`) and the add-on Eq. 5.2. Then
+N~ by Eq. 5.1 (closed form, `coordinator.learning.postprocess.nearest`) and the add-on Eq. 5.2. Then
 
     P~(x'|x,a) = N~(x,a,x') / N~(x,a)  (uniform where N~(x,a) = 0),
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
@@ -21,6 +21,15 @@ so that it is not empty and has an interior, which the log-barrier needs; s is r
 zero where nothing was done). It is continuous in the data, and s is by how much the bounds
 contradict each other. No upper bound is below MARGIN. A row with one successor is [0, 1]: that it
 sums to one determines it.
+
+Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
+
+    u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
+
+Reaching one state is a reward, and rows of the set are boxes of their own, so the maximum is
+reached by backward induction: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f', and the best p of a
+box puts the mass left over by the lower bounds on the successors of largest f' first. All target
+states are done at once. u >= q_k, because the transitions that q_k induces are in the set.
 """
 
 from __future__ import annotations
@@ -33,7 +42,7 @@ import numpy as np
 
 from riffle.coordinator.learning.adversarial.layered import BoolArray, Layers
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.postprocess import nearest
+from riffle.coordinator.learning.postprocess import nearest
 
 MARGIN = 1e-6
 _NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
@@ -128,3 +137,30 @@ def _structure(layers: Layers) -> tuple[FloatArray, BoolArray]:
     exists = np.broadcast_to(after, layers.cells.shape).astype(np.float64)
     free = (layers.successors[..., None] == 1) | ~layers.pairs[..., None]
     return exists, np.broadcast_to(free, layers.cells.shape)
+
+
+def upper_occupancy(layers: Layers, box: Box, policy: FloatArray) -> FloatArray:
+    """u(x, a) (H, W, A) for policy (H, W, A)."""
+    H, W = layers.H, layers.W
+    reached = np.empty((H, W))
+    targets = np.zeros((0, W))  # of later layers: f at the layer that the loop is at
+    for h in reversed(range(H)):
+        targets = np.concatenate((np.eye(W), targets))
+        if h > 0:
+            best = largest(box.lower[h - 1], box.upper[h - 1], targets)
+            targets = (policy[h - 1] * best).sum(axis=-1)
+        else:
+            reached = targets[:, 0].reshape(H, W)
+    return np.asarray(reached[..., None] * policy)
+
+
+def largest(lower: FloatArray, upper: FloatArray, f: FloatArray) -> FloatArray:
+    """max of p . f over the box, for targets f (T, W) and rows (W, A, W): (T, W, A)."""
+    order = np.argsort(-f, axis=-1)
+    ranked = np.take_along_axis(f, order, axis=-1)[:, None, None, :]
+    low = np.moveaxis(lower[..., order], -2, 0)
+    room = np.moveaxis(upper[..., order], -2, 0) - low
+    left = 1 - lower.sum(axis=-1)[..., None]
+    before = np.cumsum(room, axis=-1) - room
+    p = low + np.clip(left - before, 0.0, room)
+    return np.asarray((p * ranked).sum(axis=-1))

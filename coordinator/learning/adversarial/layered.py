@@ -8,6 +8,14 @@ transitions lead from one layer to the next. A state is (h, x) with x < X_h. Wit
 say which entries of arrays of these shapes exist: every array of this package is padded to one of
 them, and padding is zero unless a docstring says otherwise. The paper's X counts every state of
 every layer; pairs (x, a) end at layer H - 1, since nothing is done in x_H.
+
+Occupancy measures (004, section 2.1.1) of layered MDPs.
+
+    q^{P,pi}(x, a, x') = Pr[x_h = x, a_h = a, x_{h+1} = x' | P, pi],   h = h(x),
+
+are the q >= 0 with (i) sum over each layer 1 and (ii) inflow = outflow at every inner state. A q
+induces P^q(x'|x,a) = q(x,a,x') / q(x,a) and pi^q(a|x) = q(x,a) / q(x)  (Eq. 2.3), and the expected
+loss of an episode is <q, l>. P (H, W, A, W), policy (..., H, W, A); x_0 is state 0 of layer 0.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 
 BoolArray = NDArray[np.bool_]
 
@@ -85,3 +93,65 @@ class Layers:
     def cell_count(self) -> int:
         """Number of tuples (x, a, x')."""
         return int(self.cells.sum())
+
+
+def uniform(layers: Layers) -> FloatArray:
+    """q_1 of Algorithms 1 and 3: 1 / (X_h A X_{h+1}) on every cell."""
+    cells = layers.cells
+    return np.asarray(cells / cells.sum(axis=(1, 2, 3), keepdims=True))
+
+
+def uniform_policy(layers: Layers) -> FloatArray:
+    """pi(a|x) = 1 / A at every state (H, W, A)."""
+    return np.asarray(layers.pairs / layers.A)
+
+
+def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
+    """q(x, a) of policies (..., H, W, A) under P: same shape."""
+    q = np.empty(policy.shape)
+    state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
+    state[..., 0] = 1.0
+    for h, rows in enumerate(P):
+        q[..., h, :, :] = state[..., None] * policy[..., h, :, :]
+        state = q[..., h, :, :].reshape(*state.shape[:-1], -1) @ rows.reshape(-1, rows.shape[-1])
+    return q
+
+
+def occupancy(P: FloatArray, policy: FloatArray) -> FloatArray:
+    """q^{P,pi}(x, a, x'): (H, W, A, W)."""
+    return state_action(P, policy)[..., None] * P
+
+
+def induced_policy(layers: Layers, q: FloatArray) -> FloatArray:
+    """pi^q (H, W, A); uniform at states that q never visits."""
+    pairs = q.sum(axis=-1)
+    visits = pairs.sum(axis=-1, keepdims=True)
+    ratio = np.divide(pairs, visits, out=np.full_like(pairs, 1 / layers.A), where=visits > 0)
+    return np.asarray(ratio * layers.pairs)
+
+
+def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
+    """P^q (H, W, A, W); uniform at pairs that q never visits."""
+    pairs = q.sum(axis=-1, keepdims=True)
+    unknown = np.broadcast_to(1 / layers.successors[..., None], q.shape)
+    ratio = np.divide(q, pairs, out=unknown.copy(), where=pairs > 0)
+    return np.asarray(ratio * layers.cells)
+
+
+def violation(layers: Layers, q: FloatArray) -> float:
+    """Largest violation of (i), (ii), q >= 0 and zero padding."""
+    inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
+    flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
+    mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()
+    return float(max(flow, mass, -q.min(), np.abs(q[~layers.cells]).max(initial=0.0)))
+
+
+def best_policy(layers: Layers, P: FloatArray, loss: FloatArray) -> tuple[PolicyArray, float]:
+    """Deterministic policy (H, W) of least <q, loss>, by backward induction, and that value."""
+    policy = np.zeros((layers.H, layers.W), dtype=np.int64)
+    V = np.zeros(layers.W)
+    for h in reversed(range(layers.H)):
+        Q = loss[h] + P[h] @ V
+        policy[h] = Q.argmin(axis=-1)
+        V = Q.min(axis=-1) * layers.states[h]
+    return policy, float(V[0])

@@ -31,8 +31,9 @@ from functools import lru_cache
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import Box
-from riffle.coordinator.learning.adversarial.layered import BoolArray, Layers
-from riffle.coordinator.learning.adversarial.occupancy import (
+from riffle.coordinator.learning.adversarial.layered import (
+    BoolArray,
+    Layers,
     induced_policy,
     induced_transitions,
     occupancy,

@@ -38,8 +38,7 @@ from functools import lru_cache
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import Box
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.occupancy import occupancy
+from riffle.coordinator.learning.adversarial.layered import Layers, occupancy
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 TOLERANCE = 1e-7  # of the flow residual, in probability

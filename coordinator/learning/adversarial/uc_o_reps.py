@@ -24,8 +24,7 @@ from riffle.coordinator.learning.adversarial.confidence import (
     log_iota,
     post_process,
 )
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.occupancy import induced_policy, uniform
+from riffle.coordinator.learning.adversarial.layered import Layers, induced_policy, uniform
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
 

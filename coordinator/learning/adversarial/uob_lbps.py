@@ -22,13 +22,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from riffle.coordinator.learning.adversarial.confidence import everything
-from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.adversarial.confidence import everything, upper_occupancy
+from riffle.coordinator.learning.adversarial.layered import Layers, induced_policy, uniform
 from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
-from riffle.coordinator.learning.adversarial.occupancy import induced_policy, uniform
 from riffle.coordinator.learning.adversarial.omd import Step
 from riffle.coordinator.learning.adversarial.uc_o_reps import Settings, confidence_delta
-from riffle.coordinator.learning.adversarial.upper_occupancy import upper_occupancy
 from riffle.coordinator.learning.learner import FloatArray
 
 

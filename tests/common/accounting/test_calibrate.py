@@ -16,9 +16,9 @@ from riffle.common.accounting import (
     gaussian_variance,
     paper_tau,
 )
-from riffle.common.accounting.paper import paper_noise
-from riffle.common.counters import CounterLayout, Families, Sizes
-from riffle.common.noise import MAX_DRAWS, Noise
+from riffle.common.accounting.calibrate import paper_noise
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.noise import MAX_DRAWS, Noise
 
 SIZES = Sizes(X=4, A=2, H=6)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from riffle.common.accounting import bounds
+from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.bounds import Moves
 from riffle.common.accounting.composition import Bound, composition
+from riffle.common.accounting.convolution import Part, choose_window
 from riffle.common.accounting.curve import Curve
-from riffle.common.accounting.losses import binomial_losses
 from riffle.common.accounting.search import needed_bits
-from riffle.common.accounting.tilt import Part, choose_window
 from tests.common.accounting.exact import float_pair, product_delta
 
 CASES = [(12, 0.5, 2), (40, 0.25, 2), (300, 0.5, 1), (700, 1 / 64, 1), (9, 0.5, 3), (60, 0.125, 2)]

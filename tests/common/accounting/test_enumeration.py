@@ -8,9 +8,9 @@ from itertools import permutations, product
 import pytest
 
 from riffle.common.accounting import account, bounds
+from riffle.common.accounting.binomial import charge, overflow_probability
 from riffle.common.accounting.bounds import Moves
-from riffle.common.accounting.overflow import charge, overflow_probability
-from riffle.common.noise import Noise, Padding
+from riffle.common.mechanism.noise import Noise, Padding
 from tests.common.accounting.exact import Distribution, Outcome, hockey_stick, noisy_counts
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)

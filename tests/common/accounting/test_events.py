@@ -15,7 +15,7 @@ from riffle.common.accounting import (
     run_guarantee,
 )
 from riffle.common.accounting.bounds import Moves
-from riffle.common.noise import Guarantee, Noise, Padding
+from riffle.common.mechanism.noise import Guarantee, Noise, Padding
 from tests.common.accounting.exact import float_pair, product_delta
 
 FINE = BatchEvent(Noise(126, 1, 10), Padding(18, 90), 4096, 0.0, 18, 288)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle.common.accounting import Account, account
+from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.bounds import Moves, epsilon
-from riffle.common.accounting.losses import binomial_losses
-from riffle.common.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
+from riffle.common.mechanism.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from tests.common.accounting.exact import steps_delta
 
 ROUNDING = 1e-12

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.accounting.overflow import charge, fewest_slots, overflow_probability, tail
+from riffle.common.accounting.binomial import charge, fewest_slots, overflow_probability, tail
 from tests.common.accounting.exact import binomial
 
 

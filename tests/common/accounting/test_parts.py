@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from riffle.common.accounting.binomial import Losses, binomial_losses, trim
+from riffle.common.accounting.convolution import (
+    GridLosses,
+    choose_tilt,
+    choose_window,
+    connect_the_dots,
+    convolve,
+    cumulants,
+    log_mgf,
+    round_down,
+)
 from riffle.common.accounting.curve import Curve
-from riffle.common.accounting.fourier import convolve
-from riffle.common.accounting.grid import GridLosses, connect_the_dots, round_down
-from riffle.common.accounting.losses import Losses, binomial_losses, trim
-from riffle.common.accounting.tilt import choose_tilt, choose_window, cumulants, log_mgf
 from tests.common.accounting.exact import binomial
 
 PROBABILITIES = st.sampled_from([(1, 1), (1, 3), (1, 10), (3, 2), (12345, 20)])

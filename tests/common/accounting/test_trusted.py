@@ -17,8 +17,8 @@ from riffle.common.accounting import (
     repeated_user_guarantee,
 )
 from riffle.common.accounting.bounds import Moves, Steps
-from riffle.common.accounting.trusted import SCALE
-from riffle.common.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Padding
+from riffle.common.accounting.calibrate import SCALE
+from riffle.common.mechanism.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Padding
 from tests.common.accounting.exact import Distribution, hockey_stick, steps_delta
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)

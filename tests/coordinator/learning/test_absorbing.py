@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from riffle.coordinator.learning.absorbing import estimate_rewards, estimate_transition, infrequent
-from riffle.coordinator.learning.planning import value
+from riffle.coordinator.learning.planning import (
+    estimate_rewards,
+    estimate_transition,
+    infrequent,
+    value,
+)
 
 
 def test_rare_tuples_go_to_the_absorbing_state() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from riffle.common.counters import CounterLayout, Families, Sizes
-from riffle.coordinator.learning.counts import batch_counts
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.coordinator.learning.learner import batch_counts
 
 SIZES = Sizes(X=3, A=2, H=4)
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from riffle.common.counters import Sizes
+from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.planning import occupancy, plan, value
 from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.worlds import random_model

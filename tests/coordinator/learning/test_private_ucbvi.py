@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from riffle.common.counters import CounterLayout, Episode, Sizes
+from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
 from riffle.coordinator.learning.private_ucbvi import (
     PrivateUCBVI,
     Trust,
@@ -15,9 +15,13 @@ from riffle.coordinator.learning.private_ucbvi import (
     noise_of,
     privatizer_of,
 )
-from riffle.coordinator.learning.privatizers.central import BinaryMechanism
-from riffle.coordinator.learning.privatizers.interface import NO_NOISE, AdditiveNoise, NoiseLevels
-from riffle.coordinator.learning.privatizers.local import LocalPrivatizer
+from riffle.coordinator.learning.privatizers import (
+    NO_NOISE,
+    AdditiveNoise,
+    BinaryMechanism,
+    LocalPrivatizer,
+    NoiseLevels,
+)
 from riffle.coordinator.learning.ucbvi import UCBVI, Bonus, Estimates, expectation
 
 SIZES = Sizes(X=2, A=2, H=3)

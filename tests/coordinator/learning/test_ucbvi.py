@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from riffle.common.counters import Episode, Sizes
+from riffle.common.mechanism.counters import Episode, Sizes
 from riffle.coordinator.learning.planning import plan
 from riffle.coordinator.learning.ucbvi import (
     UCBVI,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from riffle.common.counters import Sizes
-from riffle.coordinator.learning.enumeration import Model
+from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.sdp_pe.enumeration import Model
 
 
 def random_model(sizes: Sizes, seed: int, mass: float = 1.0) -> tuple[Model, FloatArray]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from riffle.deploy.load.crew import Sample
 from riffle.deploy.load.document import document, slope
 from riffle.deploy.load.page import page
 from riffle.deploy.load.tally import Tally
-from riffle.deploy.processes import Usage
+from riffle.deploy.load.worker import Sample
+from riffle.deploy.network.processes import Usage
 
 PARAMETERS: dict[str, Any] = {
     "seconds": 4.0,

@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from riffle.deploy.cli.output import Exit
-from riffle.deploy.folder import claimed
-from riffle.deploy.load import crew
-from riffle.deploy.load.crew import Crew
+from riffle.deploy.load import worker
 from riffle.deploy.load.feed import Feeder, load_spec
 from riffle.deploy.load.run import LoadConfig, own_network
-from riffle.deploy.load.worker import Share, Worker
-from riffle.deploy.local import LocalConfig, LocalNetwork
+from riffle.deploy.load.worker import Crew, Share, Worker
+from riffle.deploy.network.folder import claimed
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.operator import Operator
+from riffle.deploy.output import Exit
 from riffle.deploy.presets import preset
 
 
@@ -46,7 +45,7 @@ class Interrupted:
 def test_processes_that_were_started_are_told_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [Interrupted(), Interrupted()]
     workers = iter([Worker(cast("Any", one), cast("Any", one)) for one in made])
-    monkeypatch.setattr(crew, "start", lambda _: next(workers))
+    monkeypatch.setattr(worker, "start", lambda _: next(workers))
     with pytest.raises(KeyboardInterrupt), Crew(cast("list[Share]", [None, None])):
         pass
     assert [(one.told, one.joined) for one in made] == [([None], True)] * 2
@@ -83,7 +82,7 @@ class Ending:
 
 def test_an_interrupt_in_the_last_moment_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Ending()
-    monkeypatch.setattr(crew, "start", lambda _: Worker(cast("Any", one), cast("Any", one)))
+    monkeypatch.setattr(worker, "start", lambda _: Worker(cast("Any", one), cast("Any", one)))
     with Crew(cast("list[Share]", [None])) as made:
         samples, interrupted = made.watch(600, {}, lambda *_: None)
     assert interrupted

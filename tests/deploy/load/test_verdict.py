@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from riffle.deploy.load.document import BUSY, SATURATED, Evidence, judge
 from riffle.deploy.load.tally import STAGES
-from riffle.deploy.load.verdict import BUSY, SATURATED, Evidence, judge
 
 
 def seen(stage: str, **changes: object) -> Evidence:

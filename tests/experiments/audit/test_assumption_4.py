@@ -1,9 +1,10 @@
 """Assumption 4 (`000`, section III-C) with the real noise law, over 1e4 batches of each kind.
 
-E is `coordinator.postprocess.precision` at delta over all noisy counters that enter. In a batch the
-assumption holds when, for every cell, the visits are the sums of the transitions, not below the
-true visits, and both are within E of the truth. At most delta of all batches may fail: more than
-the 1e-6 quantile of Binomial(1e4, delta) has probability below 1e-6 at a failure rate of delta.
+E is `coordinator.learning.postprocess.precision` at delta over all noisy counters that enter. In a
+batch the assumption holds when, for every cell, the visits are the sums of the transitions, not
+below the true visits, and both are within E of the truth. At most delta of all batches may fail:
+more than the 1e-6 quantile of Binomial(1e4, delta) has probability below 1e-6 at a failure rate of
+delta.
 """
 
 import numpy as np
@@ -12,11 +13,11 @@ import pytest
 from scipy import stats
 
 from riffle.common.accounting import calibrate
-from riffle.common.counters import CounterLayout, Sizes
-from riffle.common.mechanism import debias, noise_messages
-from riffle.common.noise import Noise
-from riffle.common.randomness import SystemRandomness
-from riffle.coordinator.postprocess import consistent, precision
+from riffle.common.mechanism.counters import CounterLayout, Sizes
+from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.randomness import SystemRandomness
+from riffle.common.mechanism.shuffle import debias, noise_messages
+from riffle.coordinator.learning.postprocess import consistent, precision
 
 BATCHES, ALPHA = 10_000, 1e-6
 Floats = npt.NDArray[np.float64]

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from riffle.common.noise import Noise
+from riffle.common.mechanism.noise import Noise
 from riffle.experiments.audit import attack
 from riffle.experiments.audit.attack import Attack, Pair, audit
 from riffle.experiments.audit.world import Setting, World, build
-from riffle.shuffler import permute
+from riffle.shuffler import permutation
 
 ERROR, ALPHA = 1e-3, 1e-6
 TRIALS, SEALED = 20_000, 500
@@ -67,7 +67,7 @@ def test_noise_that_is_too_weak_is_found() -> None:
 
 def test_a_shuffle_that_does_not_permute_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     identity: Callable[..., object] = lambda size, _: np.arange(size)  # noqa: E731
-    monkeypatch.setattr(permute, "permutation", identity)
+    monkeypatch.setattr(permutation, "permutation", identity)
     found, _ = audit(build(SETTING), 500, ALPHA)
     assert found.bounds.beta > 0.5
     assert found.bounds.beta_event.distinguisher == "head"

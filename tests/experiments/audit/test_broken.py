@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from riffle.common.accounting.paper import paper_noise
-from riffle.experiments.audit import one_envelope, paper_sums
+from riffle.common.accounting.calibrate import paper_noise
+from riffle.experiments.audit import broken
 from riffle.experiments.audit.attack import Attack
-from riffle.experiments.audit.paper_sums import LiteralBatch
+from riffle.experiments.audit.broken import LiteralBatch
 from riffle.experiments.audit.world import Setting, build
 
 ERROR = 1e-6
@@ -23,7 +23,7 @@ def shown_broken(found: Attack) -> bool:
 
 @pytest.mark.parametrize("beta", [1e-3, 1e-5])
 def test_sums_sent_as_numbers_are_broken_in_both_regimes(beta: float) -> None:
-    found = paper_sums.attacks(Setting(1.0, beta), 20_000, ERROR)
+    found = broken.attacks(Setting(1.0, beta), 20_000, ERROR)
     assert len(found) == 2
     for attack in found:
         assert shown_broken(attack), attack.document()
@@ -32,7 +32,7 @@ def test_sums_sent_as_numbers_are_broken_in_both_regimes(beta: float) -> None:
 
 
 def test_one_envelope_a_report_is_broken() -> None:
-    found = one_envelope.attack(build(Setting(1.0, 1e-2, n=16)), 500, ERROR)
+    found = broken.attack(build(Setting(1.0, 1e-2, n=16)), 500, ERROR)
     assert shown_broken(found), found.document()
     assert found.bounds.beta > 10 * found.beta
 
@@ -42,14 +42,14 @@ def test_literal_numbers_follow_their_law(n: int, bits: int) -> None:
     """Share of trials with a number m + 1: n = 2 tau gives tau / 2n, n = tau / 2 gives 2^-m."""
     batch = LiteralBatch(n, paper_noise(n, 1_000), cells=1)
     assert batch.noise.bits == bits
-    scores = paper_sums._cells(batch, 20_000, 1, np.random.default_rng(1))
+    scores = broken._cells(batch, 20_000, 1, np.random.default_rng(1))
     given_away = int((scores >= 1e3).sum())
     assert stats.binomtest(given_away, 20_000, 0.25).pvalue > ERROR
-    assert (paper_sums._cells(batch, 20_000, 0, np.random.default_rng(2)) < 1e3).all()
+    assert (broken._cells(batch, 20_000, 0, np.random.default_rng(2)) < 1e3).all()
 
 
 def test_envelopes_do_not_depend_on_their_order() -> None:
     world = build(Setting(n=5, seed=3))
-    v = one_envelope.vectors(world, 20, first=True, start=0)
-    turned = one_envelope._log_mean(world, v[:, ::-1])
-    assert one_envelope._log_mean(world, v) == pytest.approx(turned)
+    v = broken.vectors(world, 20, first=True, start=0)
+    turned = broken._log_mean(world, v[:, ::-1])
+    assert broken._log_mean(world, v) == pytest.approx(turned)

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.common import hpke
-from riffle.common.counters import Families, Sizes
-from riffle.common.errors import RemoteError
-from riffle.common.mechanism import count
-from riffle.common.noise import Noise
+from riffle.common.mechanism.counters import Families, Sizes
+from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.shuffle import count
+from riffle.common.protocol import hpke
+from riffle.common.protocol.errors import RemoteError
 from riffle.experiments.audit import pipeline, world
-from riffle.experiments.audit.seals import identity_seals
+from riffle.experiments.audit.pipeline import identity_seals
 from riffle.experiments.audit.world import SMALLEST, Setting
 
 SEEDED = Setting(epsilon=2.0, families="lean", seed=11)

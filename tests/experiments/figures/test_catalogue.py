@@ -14,7 +14,7 @@ from riffle.experiments.figures.catalogue import (
     Run,
     figures,
 )
-from riffle.experiments.figures.make import chosen
+from riffle.experiments.figures.write import chosen
 
 FIGURES = figures()
 NAMES = {"fig6a", "fig6b", "fig6c", "fig7", "fig8"}

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.errors import LocalError
-from riffle.experiments.figures import rows as rows_module
+from riffle.common.protocol.errors import LocalError
+from riffle.experiments.figures import series as rows_module
 from riffle.experiments.figures import sweep as sweep_module
-from riffle.experiments.figures.adapter import compute
 from riffle.experiments.figures.catalogue import figures
-from riffle.experiments.figures.make import make
-from riffle.experiments.figures.rows import Row, Rows, code_digest
-from riffle.experiments.figures.sweep import Backend, execute, sweep
+from riffle.experiments.figures.series import Row, Rows, code_digest
+from riffle.experiments.figures.sweep import Backend, compute, execute, sweep
+from riffle.experiments.figures.write import make
 from tests.experiments.figures.worlds import HERE, LINE, order, run_of, small_figure
 
 JOBS = [(run, seed) for run in small_figure().runs for seed in range(2)]

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind
 from riffle.experiments.figures.draw import beside, draw
-from riffle.experiments.figures.make import make
-from riffle.experiments.figures.rows import Row, Rows
-from riffle.experiments.figures.series import Series, gather, merged
-from riffle.experiments.figures.write import table
+from riffle.experiments.figures.series import Row, Rows, Series, gather, merged
+from riffle.experiments.figures.write import make, table
 from tests.experiments.figures.worlds import LINE, SHOWN, again, order, run_of, small_figure
 
 PNG_LIMIT = 100_000

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from riffle.experiments.figures.catalogue import LINES, RIVERSWIM, Curve, Figure, Line, Run
-from riffle.experiments.figures.make import Order
 from riffle.experiments.figures.sweep import Backend
+from riffle.experiments.figures.write import Order
 
 K = 300
 HERE = Backend("loky", workers=1)

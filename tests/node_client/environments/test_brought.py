@@ -2,7 +2,7 @@
 
 import pytest
 
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.registry import make
 from tests.examples.marks import MISTAKES, line_after
 

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from riffle.common.randomness import SystemRandomness
-from riffle.node_client.environments.bandit import BanditEnvironment, clipped_mean, global_means
+from riffle.common.mechanism.randomness import SystemRandomness
+from riffle.node_client.environments.builtin import (
+    BanditEnvironment,
+    clipped_mean,
+    global_means,
+    spectrum_access,
+)
 from riffle.node_client.environments.registry import exact_mdp, make
-from riffle.node_client.environments.spectrum import spectrum_access
 from riffle.node_client.environments.tabular import riverswim
 
 ALPHA = 1e-6

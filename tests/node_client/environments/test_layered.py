@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from riffle.node_client.environments.layered import layered_mdp
+from riffle.node_client.environments.builtin import layered_mdp
 from riffle.node_client.environments.tabular import TabularEnvironment
 
 WIDTHS = (1, 3, 2, 1)

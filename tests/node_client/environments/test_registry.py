@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.common.counters import Sizes
-from riffle.common.errors import LocalError
-from riffle.common.randomness import SeededRandomness, SystemRandomness
-from riffle.node_client.environments.gymnasium_adapter import GymnasiumEnvironment
-from riffle.node_client.environments.layered import layered_mdp
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
+from riffle.common.protocol.errors import LocalError
+from riffle.node_client.environments.builtin import layered_mdp
+from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.registry import exact_mdp, make, names
 from riffle.node_client.environments.tabular import riverswim
 from riffle.node_client.episode import run_episode
@@ -206,7 +206,7 @@ def test_another_packages_environment_is_found_by_its_entry_point(
 ) -> None:
     value = "riffle.node_client.environments.registry:_riverswim"
     offered = EntryPoint("Mine-v0", value, "riffle.environments")
-    monkeypatch.setattr("riffle.common.plugins.entry_points", lambda group: [offered])
+    monkeypatch.setattr("riffle.common.process.plugins.entry_points", lambda group: [offered])
     assert make("Mine-v0", states=5).sizes.X == 5
     with pytest.raises(LocalError, match=r"did you mean 'Mine-v0'\? known are Bandit-v0"):
         make("Mime-v0")

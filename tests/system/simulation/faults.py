@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from riffle.coordinator import leases
-from riffle.coordinator.driver import Driver
-from riffle.coordinator.records import DeploymentRecord, RunRecord
-from riffle.coordinator.store import Store
+from riffle.coordinator.runs.driver import Driver
+from riffle.coordinator.store import leases
+from riffle.coordinator.store.records import DeploymentRecord, RunRecord
+from riffle.coordinator.store.store import Store
 from riffle.node_client.users import Users
-from riffle.shuffler import store, uploads
-from riffle.shuffler.committer import Committer, Job
-from riffle.shuffler.permute import shuffle
-from riffle.shuffler.schema import batches
-from riffle.shuffler.vault import BatchSecret
+from riffle.shuffler.permutation import shuffle
+from riffle.shuffler.store import records, uploads
+from riffle.shuffler.store.committer import Committer, Job
+from riffle.shuffler.store.schema import batches
+from riffle.shuffler.store.vault import BatchSecret
 from tests.system.simulation.machine import Killed
 
 
@@ -57,13 +57,13 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
     def counting(connection: Connection, batch_id: str, *rest: Any) -> uploads.Done:
         done = upload(connection, batch_id, *rest)
         again = sum(result.outcome == "replayed" for result in done.reply.results)
-        batch = store.find(connection, batch_id, lock=True)
+        batch = records.find(connection, batch_id, lock=True)
         if again and batch.state == "open":
             row = batches.c.batch_id == batch_id
             reports = batch.reports + again
             connection.execute(update(batches).where(row).values(reports=reports))
             if reports >= batch.n:
-                store.transition(connection, batch, "fill")
+                records.transition(connection, batch, "fill")
         return done
 
     patch.setattr(uploads, "upload", counting)
@@ -77,13 +77,13 @@ def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
     def unchecked(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
         row = batches.c.batch_id == batch_id
-        store.transition(connection, store.find(connection, batch_id, lock=True), "forward")
+        records.transition(connection, records.find(connection, batch_id, lock=True), "forward")
         values = {"messages_sha256": sha256, "forwarded": messages}
         connection.execute(update(batches).where(row).values(values))
 
     patch.setattr("riffle.shuffler.releases.shuffle", anew)
     patch.setattr("riffle.shuffler.releases.Releases._keep", lambda *_: None)
-    patch.setattr(store, "mark_forwarded", unchecked)
+    patch.setattr(records, "mark_forwarded", unchecked)
 
 
 def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,11 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import Pool
 
-from riffle.common.database import writer
-from riffle.common.errors import LocalError
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.database import writer
 from riffle.node_client.users import Users
-from riffle.shuffler import access
-from riffle.shuffler.committer import Committer, Job
+from riffle.shuffler.store import committer
+from riffle.shuffler.store.committer import Committer, Job
 
 T = TypeVar("T")
 CURRENT: ContextVar["Process | None"] = ContextVar("process", default=None)
@@ -259,7 +259,7 @@ def one_thread() -> Iterator[None]:
         patch.setattr(os, "fsync", _stepping(lambda _: None, _no_sync))
         patch.setattr(Users, "_all", _stepping(Users._all, _no_users))
         patch.setattr(asyncio.Handle, "_run", _unless_paused(vars(asyncio.Handle)["_run"]))
-        patch.setattr(access, "Committer", GroupCommitter)
+        patch.setattr(committer, "Committer", GroupCommitter)
         patch.setattr("fastapi.routing.run_in_threadpool", here)
         patch.setattr("fastapi.dependencies.utils.run_in_threadpool", here)
         patch.setattr("starlette.responses.iterate_in_threadpool", each_here)

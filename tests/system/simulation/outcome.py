@@ -11,15 +11,15 @@ from itertools import groupby
 
 from sqlalchemy import select
 
-from riffle.common.descriptor import BatchDescriptor
-from riffle.coordinator.counts import private_counts
-from riffle.coordinator.planning import same_deployment
-from riffle.coordinator.records import DeploymentRecord, RunRecord
+from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.coordinator.batches.counts import private_counts
+from riffle.coordinator.batches.issue import same_deployment
 from riffle.coordinator.states import TO_ACKNOWLEDGE
-from riffle.coordinator.store import Store
+from riffle.coordinator.store.records import DeploymentRecord, RunRecord
+from riffle.coordinator.store.store import Store
 from riffle.experiments.per_user import Users, batch_histogram
 from riffle.node_client.environments.registry import make
-from riffle.shuffler import schema
+from riffle.shuffler.store import schema
 from tests.system.simulation.watch import OVER
 from tests.system.simulation.world import ENVIRONMENT, World, learners
 

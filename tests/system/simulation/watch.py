@@ -16,11 +16,11 @@ import httpx
 import pytest
 from sqlalchemy import Connection, select
 
-from riffle.common import hpke
-from riffle.common.wire import LEASE_BYTES, Conservation, UploadReply
+from riffle.common.protocol import hpke
+from riffle.common.protocol.messages import LEASE_BYTES, Conservation, UploadReply
 from riffle.node_client.pipeline import Pipeline
 from riffle.shuffler.conservation import conservation
-from riffle.shuffler.schema import batches
+from riffle.shuffler.store.schema import batches
 from tests.system.simulation.network import Sent
 
 OVER = ("erased", "abandoned")

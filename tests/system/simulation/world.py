@@ -21,29 +21,29 @@ import httpx
 from fastapi import FastAPI
 from sqlalchemy import select
 
-from riffle.common.endpoint import hash_token
-from riffle.common.pins import pinned
-from riffle.common.wire import DIGEST_HEADER, Enrolment, EnrolRequest
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.messages import DIGEST_HEADER, Enrolment, EnrolRequest
+from riffle.common.protocol.verification import pinned
 from riffle.coordinator import app as coordinator_app
-from riffle.coordinator.analyzer import Analyzer
-from riffle.coordinator.keys import KeyRing
-from riffle.coordinator.registry import Registry
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.shuffler_client import Messages
+from riffle.coordinator.batches.shuffler_client import ShufflerApi as CoordinatorsShuffler
+from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
-from riffle.coordinator.shuffler_api import Messages
-from riffle.coordinator.shuffler_api import ShufflerApi as CoordinatorsShuffler
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.store import Store
+from riffle.coordinator.store.store import Store
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import pack, seal_reports
 from riffle.node_client.settings import Settings as NodeSettings
-from riffle.node_client.shuffler_api import Backoff
-from riffle.node_client.shuffler_api import ShufflerApi as NodesShuffler
+from riffle.node_client.shuffler_client import Backoff
+from riffle.node_client.shuffler_client import ShufflerApi as NodesShuffler
 from riffle.node_client.users import Users
 from riffle.shuffler import app as shuffler_app
-from riffle.shuffler import schema
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings as ShufflerSettings
+from riffle.shuffler.store import schema
 from tests.coordinator import world as coordinator_world
 from tests.node_client import world as keys
 from tests.system.simulation.learner import N, steps

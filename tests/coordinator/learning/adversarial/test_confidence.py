@@ -18,11 +18,10 @@ from riffle.coordinator.learning.adversarial.confidence import (
     everything,
     log_iota,
     post_process,
+    upper_occupancy,
 )
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.occupancy import occupancy
+from riffle.coordinator.learning.adversarial.layered import Layers, occupancy
 from riffle.coordinator.learning.adversarial.omd import ftrl_step
-from riffle.coordinator.learning.adversarial.upper_occupancy import upper_occupancy
 from tests.coordinator.learning.adversarial.worlds import (
     SHAPES,
     random_box,

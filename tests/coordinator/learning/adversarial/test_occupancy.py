@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.occupancy import (
+from riffle.coordinator.learning.adversarial.layered import (
+    Layers,
     best_policy,
     induced_policy,
     induced_transitions,

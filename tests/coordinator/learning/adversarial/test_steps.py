@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.coordinator.learning.adversarial.confidence import everything
-from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
-from riffle.coordinator.learning.adversarial.occupancy import (
+from riffle.coordinator.learning.adversarial.layered import (
+    Layers,
     induced_policy,
     occupancy,
     uniform,
     violation,
 )
+from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
 from riffle.coordinator.learning.adversarial.omd import ftrl_step
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
 from tests.coordinator.learning.adversarial.convex import solve

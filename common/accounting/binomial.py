@@ -1,0 +1,207 @@
+"""Privacy losses of binomial noise on one counter that one user moves by one.
+
+A counter leaves the shuffler as c + Z, Z ~ Binomial(N, p), with b(z) = Pr[Z = z]. Let P be the
+output on one input, Q on its neighbour, and L(y) = log P(y) / Q(y) the loss of outcome y, drawn
+from P. Delta of the pair is E_P[(1 - exp(epsilon - L))_+], an impossible outcome under Q having
+L = +infinity. With r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
+
+* up (P is one higher, P = 1 + Z, Q = Z): at y = z + 1 the mass is b(z), the loss is -r(z + 1) for
+  z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
+* down (Q is one higher, P = Z, Q = 1 + Z): at y the mass is b(y), the loss is r(y) for y > 0;
+  y = 0 cannot happen under Q: infinite loss with mass b(0) = (1 - p)^N.
+
+b is built from the r(y) alone (b(y) / b(y - 1) = exp r(y), then normalised), so that no gamma
+function of N is ever subtracted from another. Each of at most K sums of logarithms is rounded once:
+the relative error of a mass is at most `mass_error`. Outcomes farther than
+w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) from N p are left out; by Bernstein's inequality each
+side has at most exp(-D) of mass, which upper bounds count as infinite loss and lower bounds drop.
+
+This is the protocol of paper 000, section V and appendix D, with the Chernoff bounds and the
+constant 96 replaced by the distribution itself.
+
+What padding costs: the noise that finds no slot.
+
+A report has `noise_slots` slots for its 1-bits of noise, S ~ Binomial(bits * counters, p) of them
+before any is cut. Let M be the mechanism without a limit, (epsilon, beta_c)-DP, and M' the real
+one, which drops what does not fit. Draw both from the same noise: they give the same output unless
+some user's S exceeds noise_slots. That event depends on noise alone, so on *every* input its
+probability is at most eta = n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
+
+    Pr[M'(D) in E] <= Pr[M(D) in E] + eta
+                   <= e^epsilon Pr[M(D') in E] + beta_c + eta
+                   <= e^epsilon (Pr[M'(D') in E] + eta) + beta_c + eta,
+
+so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Slots reserved for data keep the event
+independent of the data; without them a long episode would push noise out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+FloatArray = NDArray[np.float64]
+
+TAIL_EXPONENT = 60.0
+"""D: outcomes left out have probability at most exp(-60), about 9e-27, on each side."""
+
+UNIT_ROUNDOFF = 2.0**-53
+
+LOSS_ERROR = 2.0**-46
+"""Bound on the rounding error of one loss: at most five roundings and |logarithm| below 100."""
+
+
+EXACT = 2**53
+"""Counts are exact in doubles up to here."""
+
+SMALLEST_MASS = 1e-300
+"""Masses below this may have underflowed, and are nothing beside any mass dropped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """Losses of one move: `mass[i]` (probability under P) at the finite loss `loss[i]`.
+
+    `infinite` is mass at infinite loss, `dropped` bounds the mass left out, `mass_error` bounds the
+    relative error of `mass` and `infinite`. Arrays have shape (atoms,).
+    """
+
+    mass: FloatArray
+    loss: FloatArray
+    infinite: float
+    dropped: float
+    mass_error: float
+
+
+def support(N: int, p: float) -> tuple[int, int]:
+    """First and last outcome of Binomial(N, p) that is kept (inclusive)."""
+    D, mean = TAIL_EXPONENT, N * p
+    width = D / 3.0 + math.sqrt(D * D / 9.0 + 2.0 * mean * (1.0 - p) * D)
+    return max(0, math.floor(mean - width)), min(N, math.ceil(mean + width))
+
+
+@lru_cache(maxsize=16)
+def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
+    """Losses (up, down) of a counter with Binomial(N, p) noise that moves by one."""
+    if N < 1 or not 0.0 < p < 1.0:
+        raise ValueError(f"binomial noise needs N >= 1 and 0 < p < 1, got N={N}, p={p}")
+    if N > EXACT and p > 0.5:  # The counter's zeros have the numbers that are exact: up is down.
+        up, down = binomial_losses(N, 1.0 - p)
+        return down, up
+    first, last = support(N, p)
+    y = np.arange(first + 1, last + 2, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        r = np.log((N - y + 1.0) * p / (y * (1.0 - p)))
+    mass, error = _masses(r[:-1])
+    dropped = math.exp(-TAIL_EXPONENT) * ((first > 0) + (last < N))
+    up_end = -1 if last == N else len(mass)
+    up = Losses(mass[:up_end], -r[:up_end], float(mass[-1]) if last == N else 0.0, dropped, error)
+    down_start = 1 if first == 0 else 0
+    r_before = np.concatenate(([_ratio(N, p, first)], r[:-1]))
+    down = Losses(
+        mass[down_start:],
+        r_before[down_start:],
+        float(mass[0]) if first == 0 else 0.0,
+        dropped,
+        error,
+    )
+    return up, down
+
+
+@lru_cache(maxsize=16)
+def step_losses(q: float) -> Losses:
+    """Losses of a counter with Pr[Z = z] ~ q**|z| that moves by one, up or down alike.
+
+    With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
+    is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped
+    with probability f has the same two losses at q = f / (1 - f): `local` and `central` share them.
+    """
+    if not 0.0 < q < 1.0:
+        raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
+    a = -math.log(q)
+    mass = np.array([q / (1.0 + q), 1.0 / (1.0 + q)])
+    return Losses(mass, np.array([-a, a]), 0.0, 0.0, 8.0 * UNIT_ROUNDOFF)
+
+
+def trim(losses: Losses, budget: float) -> Losses:
+    """The same losses without the tails, on each side the longest of mass at most `budget`.
+
+    A tail of tiny mass at huge loss adds nothing to delta, but would rule the moment generating
+    function by which errors are bounded. What is cut is added to `dropped`.
+    """
+    below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])
+    start = int(np.searchsorted(below, budget, side="right"))
+    stop = len(losses.mass) - int(np.searchsorted(above, budget, side="right"))
+    if start >= stop:  # Nothing would be left: only outcomes whose mass underflowed go.
+        return losses if budget <= SMALLEST_MASS else trim(losses, SMALLEST_MASS)
+    if stop - start == len(losses.mass):
+        return losses
+    cut = float(losses.mass[:start].sum() + losses.mass[stop:].sum()) * (1.0 + losses.mass_error)
+    return replace(
+        losses,
+        mass=losses.mass[start:stop],
+        loss=losses.loss[start:stop],
+        dropped=losses.dropped + cut,
+    )
+
+
+def _ratio(N: int, p: float, y: int) -> float:
+    return math.inf if y == 0 else math.log((N - y + 1) * p / (y * (1.0 - p)))
+
+
+def _masses(r: FloatArray) -> tuple[FloatArray, float]:
+    """Probabilities from their log ratios r(first + 1) ... r(last), and their relative error."""
+    log_mass = np.concatenate(([0.0], np.cumsum(r)))
+    spread = float(np.abs(log_mass).max()) + 16.0
+    log_mass -= log_mass.max()
+    mass = np.exp(log_mass)
+    error = 8.0 * len(mass) * spread * UNIT_ROUNDOFF
+    return mass / mass.sum(), error
+
+
+TAIL_SAFETY = 1.0 + 1e-6
+"""Binomial tails are raised by this, far above the rounding error of the incomplete beta."""
+
+SMALLEST_TAIL = 2.0**-1022
+"""Tails below this are accounted as this: they underflow, and e^epsilon may be as large."""
+
+LARGEST_EPSILON = 700.0
+"""Where e^epsilon nears a double's end: beyond, every eta costs all of beta."""
+
+
+def tail(trials: int, p: float, slots: int) -> float:
+    """Upper bound on Pr[Binomial(trials, p) > slots]."""
+    if slots >= trials:
+        return 0.0
+    found = float(special.betainc(slots + 1.0, float(trials - slots), p))
+    return min(1.0, TAIL_SAFETY * max(found, SMALLEST_TAIL))
+
+
+def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
+    """eta = n Pr[S > slots], capped at one, for S ~ Binomial(trials, p)."""
+    return min(1.0, n * tail(trials, p, slots))
+
+
+def charge(epsilon: float, eta: float) -> float:
+    """(1 + e^epsilon) eta, what overflow adds to beta; beyond LARGEST_EPSILON infinity."""
+    if eta == 0.0:
+        return eta
+    return (1.0 + math.exp(epsilon) if epsilon <= LARGEST_EPSILON else math.inf) * eta
+
+
+def fewest_slots(n: int, trials: int, p: float, epsilon: float, beta: float) -> int:
+    """Smallest noise_slots whose charge at epsilon is at most beta (> 0)."""
+    low, high = -1, math.ceil(trials * p) + 16
+    while high < trials and charge(epsilon, overflow_probability(n, trials, p, high)) > beta:
+        low, high = high, 2 * high
+    high = min(high, trials)
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = charge(epsilon, overflow_probability(n, trials, p, middle)) <= beta
+        low, high = (low, middle) if fits else (middle, high)
+    return high

@@ -1,0 +1,228 @@
+"""What a user's node adds to a report before it leaves: noise bits, and padding.
+
+Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle Privatizer, paper 000,
+section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and p = tau / (2 n)). A bit that
+is 1 becomes one message, the index of its counter; a bit that is 0 is not sent. Only the multiset
+of messages reaches the analyzer, so a counter that N bits fed carries Binomial(N, p) noise.
+
+p is an integer over a power of two, so that every node draws exactly the same distribution from
+its random bits and no accountant has to trust a rounding of p.
+
+That is the workflow of the shuffle model. In the two others of 000, Fig. 2, noise is `Flips`
+(local: every user flips bits of the own report, `common.mechanism.local`), or `Laplace` or
+`FairBits` (central: the coordinator adds one draw to every counter, `common.mechanism.central`).
+
+Padding fixes the number of messages of a report, because the number of 1-bits would otherwise tell
+whoever sees the upload about the user's data. Slots for data and slots for noise are apart: only
+noise is ever cut off, so a failure never depends on the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+Trust = Literal["shuffle", "local", "central"]
+"""Who is trusted: the shuffle and a share of the users; nobody; the coordinator."""
+
+MAX_P_LOG2 = 32
+MAX_BITS = 2**53
+MAX_REPORTS = 2**53
+MAX_DRAWS = 1 << 28
+"""Most noise bits, over all counters, that one report may take: seconds of a node's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Bernoulli noise of one user: `bits` bits a counter, each 1 with p = p_numerator / 2**p_log2.
+
+    Raises ValueError unless 1 <= bits <= 2**53, 0 < p < 1 and 1 <= p_log2 <= 32.
+    """
+
+    bits: int
+    p_numerator: int
+    p_log2: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"noise bits a counter must be 1 to 2**53, got {self.bits}")
+        if not 1 <= self.p_log2 <= MAX_P_LOG2:
+            raise ValueError(f"p_log2 must be 1 to {MAX_P_LOG2}, got {self.p_log2}")
+        if not 0 < self.p_numerator < 2**self.p_log2:
+            raise ValueError(
+                f"p must lie strictly between 0 and 1, got {self.p_numerator}/2**{self.p_log2}"
+            )
+
+    @property
+    def p(self) -> float:
+        """Probability of a 1, exact in a double because p_log2 <= 32."""
+        return math.ldexp(self.p_numerator, -self.p_log2)
+
+    @property
+    def term(self) -> float:
+        """Bits are terms of size at most one (`BatchNoise`)."""
+        return 1.0
+
+    def mean(self, n: int) -> float:
+        """Expected noise of one counter when all n reports are honest: n bits p."""
+        return n * self.bits * self.p
+
+    def variance(self, n: int) -> float:
+        """Variance of one counter's noise when all n reports are honest: n bits p (1 - p)."""
+        return n * self.bits * self.p * (1.0 - self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """Randomised response of one user: every bit is flipped with f = numerator / 2**32 < 1/2.
+
+    Raises ValueError unless 0 < numerator < 2**31.
+    """
+
+    numerator: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.numerator < 2 ** (MAX_P_LOG2 - 1):
+            raise ValueError(f"bits flip with f between 0 and 1/2, got {self.numerator}/2**32")
+
+    @property
+    def f(self) -> float:
+        """Probability of a flip, exact in a double."""
+        return math.ldexp(self.numerator, -MAX_P_LOG2)
+
+    @property
+    def term(self) -> float:
+        """Largest size of one user's debiased and centred bit (`BatchNoise`)."""
+        return (1.0 - self.f) / (1.0 - 2.0 * self.f)
+
+    def mean(self, n: int) -> float:
+        """Expected 1-bits of n users whose bits are 0: n f."""
+        return n * self.f
+
+    def variance(self, n: int) -> float:
+        """Variance of the debiased count, n f (1 - f) / (1 - 2 f)**2, whatever the data."""
+        return n * self.f * (1.0 - self.f) / (1.0 - 2.0 * self.f) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class Laplace:
+    """Discrete Laplace noise of a batch: Pr[Z = z] ~ q**|z|, q = numerator / 2**32.
+
+    Raises ValueError unless 0 < numerator < 2**32.
+    """
+
+    numerator: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.numerator < 2**MAX_P_LOG2:
+            raise ValueError(f"q must lie strictly between 0 and 1, got {self.numerator}/2**32")
+
+    @property
+    def q(self) -> float:
+        """Ratio of two neighbouring probabilities, exact in a double."""
+        return math.ldexp(self.numerator, -MAX_P_LOG2)
+
+    @property
+    def term(self) -> float:
+        """3 c, as log E exp(x Z) <= V x**2 / (2 - 2 c x) for c = 1 / (1 - q) (`BatchNoise`)."""
+        return 3.0 / (1.0 - self.q)
+
+    def mean(self, n: int) -> float:
+        """Zero."""
+        del n
+        return 0.0
+
+    def variance(self, n: int) -> float:
+        """2 q / (1 - q)**2, whatever n is."""
+        del n
+        return 2.0 * self.q / (1.0 - self.q) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class FairBits:
+    """Binomial(bits, 1/2) noise of a batch. Raises ValueError unless 1 <= bits <= 2**53."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"fair bits a counter must be 1 to 2**53, got {self.bits}")
+
+    @property
+    def term(self) -> float:
+        """Bits are terms of size at most one (`BatchNoise`)."""
+        return 1.0
+
+    def mean(self, n: int) -> float:
+        """bits / 2, whatever n is."""
+        del n
+        return self.bits / 2.0
+
+    def variance(self, n: int) -> float:
+        """bits / 4, whatever n is."""
+        del n
+        return self.bits / 4.0
+
+
+CentralNoise = Laplace | FairBits
+BatchNoise = Noise | Flips | CentralNoise
+"""Noise of a batch. With V its variance and b its ``term``, it exceeds s on a counter, either way,
+with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein), and sums likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Slots of a report: the most data messages, and room for noise (both non-negative)."""
+
+    data_slots: int
+    noise_slots: int
+
+    def __post_init__(self) -> None:
+        if self.data_slots < 0 or self.noise_slots < 0:
+            raise ValueError(
+                "padding slots must not be negative, got "
+                f"data_slots={self.data_slots}, noise_slots={self.noise_slots}"
+            )
+
+    @property
+    def messages(self) -> int:
+        """Messages of every report, L = data_slots + noise_slots."""
+        return self.data_slots + self.noise_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """(epsilon, beta)-DP for each user while at most this fraction of the reports is dishonest."""
+
+    epsilon: float
+    beta: float
+    dishonest_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0.0:
+            raise ValueError(f"epsilon must not be negative, got {self.epsilon}")
+        if not 0.0 <= self.beta <= 1.0:
+            raise ValueError(f"beta must lie in [0, 1], got {self.beta}")
+        check_fraction(self.dishonest_fraction)
+
+
+def check_fraction(dishonest_fraction: float) -> None:
+    """Raise ValueError unless 0 <= dishonest_fraction < 1."""
+    if not 0.0 <= dishonest_fraction < 1.0:
+        raise ValueError(f"dishonest_fraction must lie in [0, 1), got {dishonest_fraction}")
+
+
+def honest_reports(n: int, dishonest_fraction: float) -> int:
+    """Reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
+
+    The fraction is the shortest decimal that names the double, and the product exact: three tenths
+    of 10 are 3 although the double 0.3 is less, and all roles agree on every platform.
+    """
+    if n < 1:
+        raise ValueError(f"a batch needs n >= 1 reports, got {n}")
+    if n > MAX_REPORTS:
+        raise ValueError("a batch has at most 2**53 reports")
+    check_fraction(dishonest_fraction)
+    return n - math.floor(Fraction(str(dishonest_fraction)) * n)

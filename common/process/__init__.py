@@ -1,0 +1,1 @@
+"""What every process needs: settings, addresses, logs, traces, workers. No server code."""

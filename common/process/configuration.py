@@ -1,0 +1,122 @@
+"""Settings of a role: environment variables under its prefix, all checked before it starts.
+
+They may also stand in the file that ``..._SETTINGS_FILE`` names, line by line as ``NAME=value``
+(dotenv). What is in the environment wins over the file.
+"""
+
+import difflib
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from dotenv.parser import Binding, parse_stream
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsError
+
+from riffle.common.protocol.descriptor import first_fault
+from riffle.common.protocol.errors import LocalError
+
+ALIKE = 0.85
+"""How alike a name must be to a setting's to be taken for it misspelt."""
+
+
+class RoleSettings(BaseSettings):
+    """Base of the roles' settings. Build one with `load`, which explains what is wrong."""
+
+    settings_file: Path | None = Field(
+        default=None, description="file of lines NAME=value with these variables; they win over it"
+    )
+
+    @classmethod
+    def prefix(cls) -> str:
+        """What the names of the role's variables begin with."""
+        return str(cls.model_config.get("env_prefix", ""))
+
+    @classmethod
+    def variables(cls) -> list[str]:
+        """Names of the role's variables."""
+        return [cls.prefix() + name.upper() for name in cls.model_fields]
+
+    @classmethod
+    def load(cls) -> Self:
+        """Settings from the environment, and from the file that it names.
+
+        Raises:
+            LocalError: ``invalid-spec``, naming the variable that is missing or wrong, or the line
+                of the file.
+        """
+        prefix = cls.prefix()
+        # As all names here, this one has no case.
+        named = {name.upper(): value for name, value in os.environ.items()}
+        file = named.get(f"{prefix}SETTINGS_FILE")
+        if file is not None:
+            _check(Path(file), cls.variables())
+        try:
+            return cls(_env_file=file)
+        except SettingsError as error:  # a list or an object that is not JSON
+            raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
+        except ValidationError as error:
+            raise LocalError("invalid-spec", f"{prefix}*: {first_fault(error)}") from error
+
+
+def file_bytes(variable: str, file: Path) -> bytes:
+    """What is in the file that a variable names.
+
+    Raises:
+        LocalError: ``invalid-spec``: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        detail = f"{variable}: cannot read {file}: {error.strerror}"
+        raise LocalError("invalid-spec", detail) from error
+
+
+def hex32(variable: str, text: bytes) -> bytes:
+    """A key or a hash, 32 bytes, from hexadecimal text with blanks around it.
+
+    Raises:
+        LocalError: ``invalid-spec``: it is none; the text, which may be secret, is not told.
+    """
+    try:
+        value = bytes.fromhex(text.decode("ascii").strip())
+    except ValueError:
+        value = b""
+    if len(value) != 32:
+        raise LocalError("invalid-spec", f"{variable} must be 32 bytes as 64 hex digits")
+    return value
+
+
+def hex_file(variable: str, file: Path) -> bytes:
+    """`hex32` of what is in the file that a variable names; raises as the two do."""
+    return hex32(variable, file_bytes(variable, file))
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The variable that a misspelt name is for, if one is near; names have no case."""
+    near = difflib.get_close_matches(name.upper(), list(known), 1, ALIKE)
+    return near[0] if near else None
+
+
+def _check(file: Path, variables: list[str]) -> None:
+    """Raise LocalError at the first line that sets no variable of the role."""
+    try:
+        lines = list(parse_stream(io.StringIO(file.read_text("utf-8"))))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError("invalid-spec", f"cannot read settings file {file}: {error}") from error
+    known = [name for name in variables if not name.endswith("_SETTINGS_FILE")]
+    for line in lines:
+        if (fault := _fault(line, known)) is not None:
+            number = line.original.line + line.original.string.count("\n", 0, -1)
+            raise LocalError("invalid-spec", f"settings file {file}, line {number}: {fault}")
+
+
+def _fault(line: Binding, known: list[str]) -> str | None:
+    if line.error or (line.key is not None and line.value is None):
+        return "not understood; give NAME=value"
+    if line.key is None or line.key.upper() in known:
+        return None
+    near = meant(line.key, known)
+    return f"there is no setting {line.key}" + (f"; did you mean {near}?" if near else "")

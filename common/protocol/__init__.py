@@ -1,0 +1,1 @@
+"""What two roles must agree on, byte by byte: documents, frames, seals, errors. No I/O."""

@@ -1,0 +1,344 @@
+"""The batch descriptor: what a batch is, in one immutable signed document.
+
+The coordinator writes it, signs its bytes (Ed25519) and deposits it at the shuffler, which checks
+it, adds a fresh per-batch public key and countersigns. Nodes take it from the shuffler. The digest
+is SHA-256 over a protocol label and the descriptor's bytes as received; every seal of the batch is
+bound to it, so that a report made under another descriptor does not open.
+
+Parsing is strict: unknown fields, wrong types and sizes that disagree are refused.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.noise import (
+    MAX_DRAWS,
+    BatchNoise,
+    FairBits,
+    Flips,
+    Guarantee,
+    Laplace,
+    Noise,
+    Padding,
+    Trust,
+)
+from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
+from riffle.common.mechanism.workflow import Symbols
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
+
+LABEL_DIGEST = b"riffle v1 descriptor\x00"
+LABEL_DEPOSIT = b"riffle v1 deposit\x00"
+LABEL_COUNTERSIGN = b"riffle v1 countersign\x00"
+LABEL_KEY_ID = b"riffle v1 key id\x00"
+LABEL_BATCH_ID = b"riffle v1 batch id\x00"
+
+MAX_STATES, MAX_ACTIONS, MAX_HORIZON = 10_000, 1_000, 1_000
+MAX_POLICIES = 4_096
+MAX_COUNTERS = 1 << 24
+MAX_MESSAGES = 1 << 16
+MAX_DESCRIPTOR_BYTES = 16 << 20
+MAX_EXACT = (1 << 53) - 1
+"""Largest integer that every reader of JSON takes as it is; it fits a column of 64 bits too."""
+
+HEX16 = "[0-9a-f]{32}"
+Hex16 = Annotated[str, StringConstraints(pattern=f"^{HEX16}$")]
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
+Weight = Annotated[int, Field(ge=-TOTAL_WEIGHT, le=TOTAL_WEIGHT)]
+Action = Annotated[int, Field(ge=-MAX_ACTIONS, le=MAX_ACTIONS)]
+"""Bounds that keep arrays and sums from overflowing; `Mixture` says what is right."""
+Policy = tuple[tuple[Action, ...], ...]
+
+
+class Document(BaseModel):
+    """Base of every wire document: frozen, strict, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+def key_id(public: bytes) -> str:
+    """Id of a public key, hex: 16 bytes of SHA-256 over a label and the key."""
+    return hashlib.sha256(LABEL_KEY_ID + public).hexdigest()[:32]
+
+
+NoiseKind = Literal["bernoulli", "flips", "laplace", "binomial"]
+
+KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
+    "shuffle": ("bernoulli",),
+    "local": ("flips",),
+    "central": ("laplace", "binomial"),
+}
+"""Which noise each workflow has."""
+
+
+class NoiseDocument(Document):
+    """Noise on the wire: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
+
+    For `Flips` and `Laplace` p_numerator / 2**32 is f and q, and bits is 1.
+    """
+
+    kind: NoiseKind = "bernoulli"
+    bits: int = Field(ge=1, le=1 << 32)
+    p_numerator: int = Field(ge=1)
+    p_log2: int = Field(ge=1, le=32)
+
+    @classmethod
+    def of(cls, noise: BatchNoise) -> "NoiseDocument":
+        """The document of a noise."""
+        match noise:
+            case Noise(bits, p_numerator, p_log2):
+                return cls(bits=bits, p_numerator=p_numerator, p_log2=p_log2)
+            case FairBits(bits):
+                return cls(kind="binomial", bits=bits, p_numerator=1, p_log2=1)
+            case Flips(numerator):
+                return cls(kind="flips", bits=1, p_numerator=numerator, p_log2=32)
+            case Laplace(numerator):
+                return cls(kind="laplace", bits=1, p_numerator=numerator, p_log2=32)
+
+    def noise(self) -> BatchNoise:
+        """The noise; ValueError when the numbers are not what its kind takes."""
+        found = self._of_kind()
+        # One noise has one document, so that nothing in it is without a meaning.
+        if NoiseDocument.of(found) != self:
+            raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
+        return found
+
+    def _of_kind(self) -> BatchNoise:
+        match self.kind:
+            case "bernoulli":
+                return Noise(self.bits, self.p_numerator, self.p_log2)
+            case "binomial":
+                return FairBits(self.bits)
+            case "flips":
+                return Flips(self.p_numerator)
+            case "laplace":
+                return Laplace(self.p_numerator)
+
+
+class GuaranteeDocument(Document):
+    """`Guarantee` on the wire."""
+
+    epsilon: float = Field(gt=0, le=100)
+    beta: float = Field(gt=0, lt=1)
+    dishonest_fraction: float = Field(ge=0, lt=1)
+
+
+class BatchDescriptor(Document):
+    """One batch. ``test_seed`` is set by the test entry point only: it seeds noise and draws."""
+
+    version: Literal[1] = 1
+    run_id: Hex16
+    batch_id: Hex16
+    shuffler_id: Name
+    deployment: int = Field(ge=0, le=MAX_EXACT)
+    trust: Trust = "shuffle"
+    environment: Name
+    n: int = Field(ge=1, le=1 << 32)
+    expires_at: int = Field(ge=0, le=MAX_EXACT, description="seconds since 1970, UTC")
+    states: int = Field(ge=1, le=MAX_STATES)
+    actions: int = Field(ge=1, le=MAX_ACTIONS)
+    horizon: int = Field(ge=1, le=MAX_HORIZON)
+    reward_low: float = Field(allow_inf_nan=False)
+    reward_high: float = Field(allow_inf_nan=False)
+    families: Families
+    layer: int | None = Field(default=None, ge=0)
+    policies: tuple[Policy, ...] = Field(min_length=1, max_length=MAX_POLICIES)
+    weights: tuple[Weight, ...]
+    noise: NoiseDocument
+    data_slots: int = Field(ge=1)
+    noise_slots: int = Field(ge=0)
+    guarantee: GuaranteeDocument
+    analyzer_key: Hex32
+    test_seed: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.mixture.check(self.sizes)
+        layout = self.layout
+        _ = self.to_noise()
+        if self.noise.kind not in KINDS[self.trust]:
+            raise ValueError(f"trust {self.trust} takes no noise of kind {self.noise.kind}")
+        if self.reward_low >= self.reward_high:
+            raise ValueError("reward_low must be below reward_high")
+        if layout.counters > MAX_COUNTERS:
+            raise ValueError(f"{layout.counters} counters exceed {MAX_COUNTERS}")
+        if (draws := self.noise.bits * layout.counters) > MAX_DRAWS:
+            raise ValueError(f"{draws} noise bits a report exceed {MAX_DRAWS}")
+        data_slots = layout.data_slots if self.trust == "shuffle" else 1
+        if self.data_slots != data_slots:
+            raise ValueError(f"data_slots must be {data_slots} for these counters")
+        if self.trust != "shuffle" and self.noise_slots:
+            raise ValueError(f"a report is one message under trust {self.trust}: no noise_slots")
+        if self.padding.messages > MAX_MESSAGES:
+            raise ValueError(f"{self.padding.messages} messages a report exceed {MAX_MESSAGES}")
+        return self
+
+    @property
+    def analyzer_key_id(self) -> str:
+        """Id of the analyzer's key that messages are sealed to."""
+        return key_id(bytes.fromhex(self.analyzer_key))
+
+    @property
+    def sizes(self) -> Sizes:
+        """X, A, H."""
+        return Sizes(X=self.states, A=self.actions, H=self.horizon)
+
+    @property
+    def layout(self) -> CounterLayout:
+        """Counters that the batch feeds."""
+        return CounterLayout(self.sizes, self.families, self.layer)
+
+    @property
+    def mixture(self) -> Mixture:
+        """Policies and weights."""
+        shape = (len(self.policies), self.horizon, self.states)
+        flat = [a for policy in self.policies for row in policy for a in row]
+        if len(flat) != int(np.prod(shape)) or any(
+            len(policy) != self.horizon or any(len(row) != self.states for row in policy)
+            for policy in self.policies
+        ):
+            raise ValueError(f"every policy must have shape ({self.horizon}, {self.states})")
+        policies = np.array(flat, dtype=np.int64).reshape(shape)
+        return Mixture(policies, np.array(self.weights, dtype=np.int64))
+
+    @property
+    def padding(self) -> Padding:
+        """Slots of a report."""
+        return Padding(self.data_slots, self.noise_slots)
+
+    @property
+    def symbols(self) -> Symbols:
+        """What a message's plaintext is made of."""
+        return Symbols.of(self.trust, self.layout)
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a sealed message."""
+        return OVERHEAD + self.symbols.size
+
+    @property
+    def report_bytes(self) -> int:
+        """Bytes of a report under its outer seal, as uploaded."""
+        return self.padding.messages * self.message_bytes + OVERHEAD
+
+    def to_noise(self) -> BatchNoise:
+        """The noise every user adds, or the coordinator (trust ``central``)."""
+        return self.noise.noise()
+
+    def to_guarantee(self) -> Guarantee:
+        """The promise."""
+        g = self.guarantee
+        return Guarantee(g.epsilon, g.beta, g.dishonest_fraction)
+
+
+class SignedDescriptor(Document):
+    """What the shuffler serves to nodes: the descriptor's exact bytes with both signatures."""
+
+    descriptor: str = Field(description="the descriptor's bytes, UTF-8 JSON, as deposited")
+    coordinator_signature: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+    batch_key: Hex32
+    shuffler_signature: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A descriptor with the digest of the bytes it came in, and the seals' ``info`` strings."""
+
+    descriptor: BatchDescriptor
+    digest: bytes
+
+    @property
+    def message_info(self) -> bytes:
+        """HPKE ``info`` of a message (inner seal)."""
+        return LABEL_MESSAGE + self.digest
+
+    @property
+    def report_info(self) -> bytes:
+        """HPKE ``info`` of a report (outer seal)."""
+        return LABEL_REPORT + self.digest
+
+
+def batch_id(run_id: str, deployment: int) -> str:
+    """The batch id of a run's deployment: deterministic, so that a retry cannot make a second."""
+    data = LABEL_BATCH_ID + bytes.fromhex(run_id) + deployment.to_bytes(8, "big")
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def serialize(descriptor: BatchDescriptor) -> bytes:
+    """The descriptor's bytes, as signed and deposited."""
+    return descriptor.model_dump_json().encode()
+
+
+def parse(data: bytes) -> Context:
+    """Read a descriptor's bytes.
+
+    Raises:
+        RemoteError: ``malformed``, naming the first field that is wrong.
+    """
+    if len(data) > MAX_DESCRIPTOR_BYTES:
+        raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
+    try:
+        descriptor = BatchDescriptor.model_validate_json(data)
+    except ValidationError as error:
+        raise RemoteError("malformed", f"descriptor: {first_fault(error)}") from error
+    return Context(descriptor, hashlib.sha256(LABEL_DIGEST + data).digest())
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a pydantic error in one line: field, what is wrong."""
+    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "document"
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def sign_deposit(private_key: bytes, data: bytes) -> str:
+    """The coordinator's signature over a descriptor's bytes, hex."""
+    return Ed25519PrivateKey.from_private_bytes(private_key).sign(LABEL_DEPOSIT + data).hex()
+
+
+def countersign(private_key: bytes, digest: bytes, batch_key: bytes) -> str:
+    """The shuffler's signature over digest and per-batch key, hex."""
+    message = LABEL_COUNTERSIGN + digest + batch_key
+    return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
+
+
+def verify_deposit(public_key: bytes, data: bytes, signature: str) -> None:
+    """Raise RemoteError ``bad-signature`` unless the coordinator signed ``data``."""
+    _verify(public_key, LABEL_DEPOSIT + data, signature, "the coordinator's")
+
+
+def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signature: str) -> None:
+    """Raise RemoteError ``bad-signature`` unless the shuffler signed digest and batch key."""
+    _verify(public_key, LABEL_COUNTERSIGN + digest + batch_key, signature, "the shuffler's")
+
+
+def _verify(public_key: bytes, message: bytes, signature: str, whose: str) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(_digits(signature), message)
+    except (InvalidSignature, ValueError) as error:
+        raise RemoteError(
+            "bad-signature", f"{whose} signature of the descriptor does not verify"
+        ) from error
+
+
+def _digits(signature: str) -> bytes:
+    """Of lower-case digits only, as in `SignedDescriptor`; `bytes.fromhex` takes blanks as well."""
+    data = bytes.fromhex(signature)
+    if data.hex() != signature:
+        raise ValueError(signature)
+    return data

@@ -1,0 +1,178 @@
+"""Private keys at rest: AES-256-GCM under a storage key that is kept somewhere else.
+
+A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Its key is HKDF-SHA256 of the storage
+key's 32 random bytes with the file's name as ``info``, so that no nonce meets another file's, and
+the name is authenticated: one file cannot be put in another's place. Without a storage key files
+are as they are; that is for a demonstration on one machine.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import SecretStr
+
+from riffle.common.process.endpoint import is_loopback
+from riffle.common.protocol.errors import LocalError
+
+MAGIC = b"riffle at rest 1\n"
+LABEL = b"riffle v1 at rest\x00"
+KEY_BYTES = 32
+NONCE_BYTES = 12
+OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
+
+
+class AtRest:
+    """Seals and opens what is written to a disk. ``key``: 32 random bytes, or None."""
+
+    def __init__(self, key: bytes | None) -> None:
+        if key is not None and len(key) != KEY_BYTES:
+            raise LocalError(
+                "invalid-spec", "the storage key must be 32 bytes as 64 hexadecimal digits"
+            )
+        self._key = key
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether there is a storage key."""
+        return self._key is not None
+
+    def seal(self, data: bytes, name: str) -> bytes:
+        """What to write for ``data`` in the file called ``name``."""
+        if self._key is None:
+            return data
+        nonce = os.urandom(NONCE_BYTES)
+        return MAGIC + nonce + self._cipher(name).encrypt(nonce, data, MAGIC + name.encode())
+
+    def open(self, data: bytes, name: str) -> bytes:
+        """The data of a file.
+
+        Raises:
+            LocalError: ``invalid-spec``: it is encrypted and there is no key, or it is not and
+                there is one (nobody may slip in a key in clear), or the key is not its key.
+        """
+        if is_sealed(data) != self.encrypts:
+            how = (
+                "is encrypted: give the storage key"
+                if is_sealed(data)
+                else "is not encrypted, but a storage key is given: was the file replaced?"
+            )
+            raise LocalError("invalid-spec", f"the {name} {how}")
+        if self._key is None:
+            return data
+        nonce, sealed = data[len(MAGIC) :][:NONCE_BYTES], data[len(MAGIC) + NONCE_BYTES :]
+        try:
+            return self._cipher(name).decrypt(nonce, sealed, MAGIC + name.encode())
+        except (InvalidTag, ValueError) as error:
+            raise LocalError(
+                "invalid-spec",
+                f"the {name} does not open with this storage key: the key is another one, or the "
+                "file is damaged or was made for something else",
+            ) from error
+
+    def _cipher(self, name: str) -> AESGCM:
+        if self._key is None:
+            raise LocalError("internal", "there is no storage key")
+        derive = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=LABEL + name.encode())
+        return AESGCM(derive.derive(self._key))
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Write aside, sync and rename: readable by the owner only, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; what was there before is as it was.
+    """
+    aside = file.with_name(file.name + ".new")
+    _write(aside, data)
+    aside.replace(file)
+    sync_directory(file.parent)
+
+
+def add_file(file: Path, data: bytes) -> bool:
+    """Write a file like `replace_file` unless it is there, whoever made it; False: it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # A name that no other replica writes to at the same time.
+    aside = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
+    _write(aside, data)
+    try:
+        file.hardlink_to(aside)
+    except FileExistsError:
+        return False
+    finally:
+        aside.unlink()
+    sync_directory(file.parent)
+    return True
+
+
+def _write(file: Path, data: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def erase_file(file: Path) -> None:
+    """Overwrite and remove a file; nothing happens if it is gone: a retry after a crash.
+
+    Overwriting helps where a file system writes in place; elsewhere the medium should be encrypted.
+    """
+    with suppress(FileNotFoundError):  # another replica may be faster
+        with file.open("r+b") as stream:
+            stream.write(os.urandom(file.stat().st_size))
+            stream.flush()
+            os.fsync(stream.fileno())
+        file.unlink()
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether a file's bytes are encrypted."""
+    return data.startswith(MAGIC)
+
+
+def storage(key: SecretStr | None, file: Path | None, host: str, prefix: str) -> AtRest:
+    """A service's storage key from its environment or a file.
+
+    Raises:
+        LocalError: ``invalid-spec``: both are given, one is no key, or there is none and ``host``
+            is not loopback: private keys may lie in clear in a demonstration only.
+    """
+    name = f"{prefix}STORAGE_KEY"
+    if key is not None and file is not None:
+        raise LocalError("invalid-spec", f"set one of {name} and {name}_FILE")
+    if key is None and file is None:
+        if not is_loopback(host):
+            raise LocalError(
+                "invalid-spec",
+                f"private keys must be encrypted where others can connect: set {name}_FILE",
+            )
+        return AtRest(None)
+    try:
+        text = key.get_secret_value() if key is not None else _read(file)
+        return AtRest(bytes.fromhex(text.strip()))
+    except ValueError as error:
+        raise LocalError("invalid-spec", f"{name}: must be 64 hexadecimal digits") from error
+
+
+def _read(file: Path | None) -> str:
+    try:
+        return file.read_text(encoding="ascii") if file is not None else ""
+    except OSError as error:
+        raise LocalError("invalid-spec", f"cannot read {file}: {error.strerror}") from error

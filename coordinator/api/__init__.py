@@ -1,0 +1,1 @@
+"""The coordinator's REST routes, their models, and what turns records into answers."""

@@ -1,0 +1,109 @@
+"""The privacy ledger: what each batch spent, and what a run may spend. Pure.
+
+Unit: one user, who is in one batch of all runs (the shuffler refuses a second report). Neighbours:
+one user's episode replaced. Batches have disjoint users, also when later ones depend on earlier
+ones, so spends compose in parallel: a run's epsilon is the largest of its batches'
+(`common.accounting.run_guarantee`).
+
+The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. With L
+messages a report, f messages that do not open mean at least ceil(f / L) reports were dishonest and
+their noise cannot be relied on. Up to floor(gamma n) of them are within the promise; past it the
+weaker guarantee of the remaining reports is recorded and the counts are not used.
+"""
+
+import math
+from dataclasses import dataclass
+
+from riffle.common.accounting import Account, BatchEvent, LedgerEntry
+from riffle.common.mechanism.noise import Guarantee, honest_reports
+from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import achieved
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What a batch spends: bounds of epsilon at beta, if at most ``dishonest`` reports lie."""
+
+    epsilon_lower: float
+    epsilon_upper: float
+    beta: float
+    dishonest: int
+    within_promise: bool
+
+
+def planned(descriptor: BatchDescriptor) -> Spend:
+    """Spend of a batch in which no more reports are dishonest than promised."""
+    return _spend(descriptor, _allowed(descriptor), within_promise=True)
+
+
+def spent(descriptor: BatchDescriptor, failed: int) -> Spend:
+    """Spend of a batch of which ``failed`` messages did not open."""
+    dishonest, allowed = dishonest_at_least(descriptor, failed), _allowed(descriptor)
+    return _spend(descriptor, max(dishonest, allowed), within_promise=dishonest <= allowed)
+
+
+def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
+    """ceil(f / L): fewest reports that can hold f messages that do not open."""
+    return -(-failed // descriptor.padding.messages)
+
+
+def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
+    """Refuse a deployment that would spend more than the run's budget on its users.
+
+    A seeded batch of the test entry is let through: its users are synthetic and the ledger says
+    epsilon = infinity.
+
+    Raises:
+        LocalError: ``budget-exceeded``.
+    """
+    if seeded:
+        return
+    if not (spend.epsilon_upper <= budget.epsilon and spend.beta <= budget.beta):
+        raise LocalError(
+            "budget-exceeded",
+            f"the batch would spend epsilon {spend.epsilon_upper:.6g} at beta {spend.beta:g}; the "
+            f"run's budget is {budget.epsilon:g} at {budget.beta:g}; nothing was issued",
+        )
+
+
+def entry(descriptor: BatchDescriptor, spend: Spend) -> LedgerEntry:
+    """A batch's spend as the accountant's ledger entry."""
+    layout, fraction = descriptor.layout, spend.dishonest / descriptor.n
+    event = BatchEvent(
+        noise=descriptor.to_noise(),
+        padding=descriptor.padding,
+        n=descriptor.n,
+        dishonest_fraction=descriptor.guarantee.dishonest_fraction,
+        cells=layout.cells,
+        counters=layout.counters,
+    )
+    guarantee = Guarantee(spend.epsilon_upper, spend.beta, min(fraction, math.nextafter(1.0, 0.0)))
+    return LedgerEntry(descriptor.run_id, descriptor.batch_id, event, guarantee)
+
+
+def _allowed(descriptor: BatchDescriptor) -> int:
+    n = descriptor.n
+    return n - honest_reports(n, descriptor.guarantee.dishonest_fraction)
+
+
+def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool) -> Spend:
+    beta = descriptor.guarantee.beta
+    if descriptor.test_seed is not None:
+        return Spend(math.inf, math.inf, beta, dishonest, within_promise)
+    if descriptor.trust == "shuffle" and dishonest >= descriptor.n:
+        return Spend(math.inf, math.inf, beta, dishonest, within_promise)
+    account = _account(descriptor, dishonest)
+    return Spend(
+        account.epsilon_lower, account.epsilon_upper, account.beta, dishonest, within_promise
+    )
+
+
+def _account(descriptor: BatchDescriptor, dishonest: int) -> Account:
+    # Without the shuffle nobody's privacy rests on the others' noise.
+    fraction = dishonest / descriptor.n if descriptor.trust == "shuffle" else 0.0
+    dishonest = dishonest if descriptor.trust == "shuffle" else 0
+    # The quotient may round below dishonest / n, which would count one lying report as honest.
+    while descriptor.n - honest_reports(descriptor.n, fraction) < dishonest:
+        fraction = math.nextafter(fraction, 1.0)
+    return achieved(descriptor, beta=descriptor.guarantee.beta, dishonest_fraction=fraction)

@@ -1,0 +1,280 @@
+"""What a learner of one's own is built from: a base class, a few first policies, a plain model.
+
+`OwnLearner` keeps the books that every `Learner` must keep (which episodes are left, whether counts
+are those that were asked for, the answer so far). What is left to write is the idea:
+
+    class Mine(OwnLearner):
+        def next_deployment(self): ...      # what to deploy in this state, or None at the end
+        def observe(self, counts): ...      # super().observe(counts), then learn from them
+
+`next_deployment` must depend on nothing but what `observe` has seen: it is asked more than once,
+and after a crash a fresh learner is given the same counts again and must ask for the same
+deployments. Draws are keyed by `problem.seed`. Counts are private already: whatever is done with
+them costs no privacy (post-processing).
+
+A learner that somebody brought, asked so that each of its mistakes is told in one line.
+
+What it raises becomes a `LearnerError` that names the line of its file, and what it returns is
+looked at before anything is made of it. Its own LearnerErrors, and Riffle's answers to what it
+asked for, as that a batch is too small, are told in their own words.
+
+The first deployment is asked for at once, as asking changes nothing
+(`coordinator.learning.learner.Learner`): so most mistakes are found before a run is made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.process.plugins import Maker, file_of, no_such, parameters, where
+from riffle.common.protocol.errors import RiffleError
+from riffle.coordinator.learning.learner import (
+    BatchCounts,
+    Deployment,
+    FloatArray,
+    Learner,
+    LearnerError,
+    LearnerSummary,
+    PolicyArray,
+    Problem,
+    Purpose,
+    StageResult,
+    to_json,
+)
+from riffle.coordinator.learning.planning import estimate_rewards, plan
+from riffle.coordinator.learning.postprocess import consistent
+
+__all__ = ["BatchCounts", "Deployment", "OwnLearner", "Problem", "StageResult", "estimate", "plan"]
+
+Constant = str | int | float | bool
+
+
+class OwnLearner(ABC):
+    """Base of a learner that writes `next_deployment` and `observe` itself.
+
+    ``left`` counts the episodes that are not observed yet and ``batches`` those that are;
+    ``policy`` (H, X) and ``value`` are the answer so far. Constants given by name are recorded in
+    every result.
+    """
+
+    def __init__(self, problem: Problem, **constants: Constant) -> None:
+        self.problem = problem
+        self.left = problem.K
+        self.batches = 0
+        self.policy: PolicyArray = np.zeros((problem.sizes.H, problem.sizes.X), dtype=np.int64)
+        self.value = 0.0
+        self._constants = constants
+
+    @abstractmethod
+    def next_deployment(self) -> Deployment | None:
+        """What to deploy now, or None when the run is over; `deploy` makes one."""
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        """Check counts and count their episodes: call it first, then learn from them.
+
+        Raises:
+            LearnerError: they are not those of the present deployment.
+        """
+        asked = self.next_deployment()
+        if asked is None or (asked.n, asked.layer) != (counts.n, counts.layout.layer):
+            raise LearnerError(f"asked for {asked}, got counts of {counts.n} of {counts.layout}")
+        self.left -= counts.n
+        self.batches += 1
+        return None
+
+    def summary(self) -> LearnerSummary:
+        """The answer so far."""
+        return LearnerSummary(
+            policy=self.policy,
+            value_estimate=self.value,
+            active=0,
+            stage=self.batches,
+            episodes_used=self.problem.K - self.left,
+            episodes_total=self.problem.K,
+            finished=self.next_deployment() is None,
+            constants=self._constants,
+        )
+
+    def deploy(
+        self,
+        policies: ArrayLike,
+        n: int,
+        probabilities: ArrayLike | None = None,
+        layer: int | None = None,
+    ) -> Deployment:
+        """A deployment of a policy (H, X), or of policies (M, H, X), alike or with probabilities.
+
+        Raises:
+            LearnerError: n is not in 1..left, or these are no policies of this problem.
+        """
+        if not 1 <= n <= self.left:
+            raise LearnerError(f"cannot deploy {n} episodes; {self.left} of K are left")
+        stacked = np.asarray(policies, dtype=np.int64)
+        stacked = stacked[None] if stacked.ndim == 2 else stacked
+        chances = np.ones(len(stacked)) if probabilities is None else probabilities
+        try:
+            mixture = Mixture.from_probabilities(stacked, chances)
+            mixture.check(self.problem.sizes)
+        except ValueError as error:
+            raise LearnerError(f"deployment {self.batches}: {error}") from error
+        return Deployment(self.batches + 1, "fine", mixture, n, layer)
+
+    def explorers(self, count: int = 64) -> PolicyArray:
+        """First policies (M, H, X): every action always, and ``count`` random ones."""
+        sizes = self.problem.sizes
+        generator = generator_for(self.problem.seed, "explorers")
+        random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
+        always = np.arange(sizes.A)[:, None, None] * np.ones_like(random[:1])
+        return np.concatenate([always, random])
+
+    def improve(self, counts: BatchCounts) -> None:
+        """Make the best policy of the counts' model, and its value there, the answer."""
+        found = plan(*estimate(counts), self.problem.d1)
+        self.policy, self.value = found.policy, float(found.value)
+
+
+def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
+    """A model P (H, X, A, X), r (H, X, A) of a batch that counted everything (Eq. 7, then ratios).
+
+    Visits count as at least one standard deviation of their noise, so that noise on a pair that is
+    hardly visited does not look like a reward; what is missing from a row of P then leads nowhere.
+
+    Raises:
+        LearnerError: the batch counted one layer only, without rewards.
+    """
+    if counts.rewards is None:
+        raise LearnerError("a model needs counts of all layers: deploy with layer=None")
+    N = consistent(counts.transitions, counts.visits, 0.0, add_on=False)
+    visits = np.maximum(N.visits, max(1.0, counts.visit_variance**0.5))
+    return N.transitions / visits[..., None], estimate_rewards(counts.rewards, visits)
+
+
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+METHODS = ("next_deployment", "observe", "summary")
+TOLD = (LearnerError, RiffleError, MemoryError)
+"""Errors that say what is wrong themselves."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Brought:
+    """A `Learner` around ``learner``, which ``maker`` made of the problem and the options.
+
+    Raises:
+        LearnerError: there is no such option, or it made no learner, or one whose first deployment
+            is none.
+    """
+
+    def __init__(self, maker: Maker, problem: Problem, options: Mapping[str, object]) -> None:
+        self._problem = problem
+        self._left = problem.K
+        self.learner: Learner = _made(maker, problem, options)
+        self.next_deployment()
+
+    def next_deployment(self) -> Deployment | None:
+        """What it asks for, if that can be deployed."""
+        asked = _told(self.learner, self.learner.next_deployment)
+        if asked is None:
+            return None
+        _check_kind("next_deployment", asked, Deployment, "a Deployment, or None at the end")
+        _check_deployment(asked, self._problem.sizes)
+        if asked.n > self._left:
+            raise LearnerError(
+                f"next_deployment asks for {asked.n} episodes where {self._left} of K are left: "
+                "does observe count them, as super().observe(counts) does?"
+            )
+        return asked
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        """Show it the counts."""
+        stage = _told(self.learner, self.learner.observe, counts)
+        self._left -= counts.n
+        if stage is not None:
+            _check_kind("observe", stage, StageResult, "a StageResult at a stage's end, or None")
+            _check_answer("observe", stage, self._problem.sizes)
+        return stage
+
+    def summary(self) -> LearnerSummary:
+        """Its answer, if that is a policy of the problem's."""
+        found = _told(self.learner, self.learner.summary)
+        _check_kind("summary", found, LearnerSummary, "a LearnerSummary")
+        _check_answer("summary", found, self._problem.sizes)
+        return found
+
+
+def _made(maker: Maker, problem: Problem, options: Mapping[str, object]) -> Learner:
+    settable = _told(maker, parameters, maker)[1:]
+    for name in sorted(set(options) - set(settable)):
+        raise LearnerError(no_such("option", name, settable))
+    learner: Learner = _told(maker, maker, problem, **options)
+    missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
+    if missing:
+        kind = type(learner).__name__
+        raise LearnerError(f"a {kind} is no learner, it has no {', no '.join(missing)}")
+    return learner
+
+
+def _told(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call somebody's code, told of its mistakes by the line in the file of ``code``."""
+    try:
+        return call(*args, **kwargs)
+    except TOLD:
+        raise
+    except Exception as error:
+        raise LearnerError(where(error, file_of(code))) from error
+
+
+def _check_kind(method: str, what: object, kind: type, wanted: str) -> None:
+    if not isinstance(what, kind):
+        raise LearnerError(f"{method} returned {type(what).__name__}, which is not {wanted}")
+
+
+def _check_deployment(asked: Deployment, sizes: Sizes) -> None:
+    """Refuse a deployment that has something else in it than it says."""
+    _check_kind("next_deployment", asked.mixture, Mixture, "a Mixture, as Deployment.mixture")
+    _check_policies("next_deployment", asked.mixture.policies, sizes)
+    for name, value, fits, wanted in (
+        ("n", asked.n, _whole(asked.n) and asked.n > 0, "a positive int"),
+        ("stage", asked.stage, _whole(asked.stage), "an int"),
+        ("purpose", asked.purpose, asked.purpose in PURPOSES, f"one of {', '.join(PURPOSES)}"),
+        ("layer", asked.layer, asked.layer is None or _whole(asked.layer, sizes.H),
+         f"None, or an int in 0..{sizes.H - 1}"),
+    ):  # fmt: skip
+        if not fits:
+            raise LearnerError(f"next_deployment: {name} must be {wanted}, not {value!r}")
+
+
+def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Sizes) -> None:
+    """Refuse what cannot be recorded, or whose policy is none."""
+    _check_policies(method, answer.policy, sizes, dimensions=2)
+    try:
+        to_json(answer)
+    except (TypeError, ValueError) as error:
+        raise LearnerError(f"{method}: {type(answer).__name__}: {error}") from error
+
+
+def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
+    """Refuse what are no actions (H, X), or (M, H, X); numpy would cut decimals off unasked."""
+    shape = (sizes.H, sizes.X)
+    wanted = f"{method}: a policy must be an array {shape} of integers"
+    if not isinstance(policies, np.ndarray):
+        raise LearnerError(f"{wanted}, not a {type(policies).__name__}")
+    fits = policies.ndim == dimensions and policies.shape[-2:] == shape
+    if not fits or policies.dtype.kind not in "iu":
+        raise LearnerError(f"{wanted}, not {policies.dtype} of shape {policies.shape}")
+    if not np.isin(policies, range(sizes.A)).all():
+        raise LearnerError(f"{method}: a policy has an action outside 0..{sizes.A - 1}")
+
+
+def _whole(value: object, below: int | None = None) -> bool:
+    """Whether it is an int, not numpy's, which no document can hold; in 0..below-1 where given."""
+    return type(value) is int and (below is None or 0 <= value < below)

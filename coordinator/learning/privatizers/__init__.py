@@ -1,1 +1,0 @@
-"""Privatizers: private running sums of what users contribute. One file, one mechanism."""

@@ -1,0 +1,128 @@
+"""The exploration mixture of Eq. 4 of 000, as an optimal design.
+
+Lemma 13 needs a distribution pi over active policies, so pi^ref is a mixture. With d_pi(h, x, a)
+its visitation under the crude model and Z the tuples (h, x, a) that some active policy reaches,
+
+    minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
+
+By the equivalence theorem of Kiefer and Wolfowitz this is the same as maximising the concave
+sum_{Z} log d_pi(h, x, a), and the optimal value is |Z|. Column generation: weights over a set of
+atoms by multiplicative updates w_i <- w_i g_pi(i) / |Z| (they increase the objective), then the
+best active policy for the reward 1 / d_pi (the linear step) joins them. It stops on the certificate
+
+    sup_mu g_pi(mu) <= |Z| (1 + tolerance),
+
+which also bounds the objective's distance from its maximum by |Z| tolerance. Over an implicit
+active set the linear step may miss the best member; the certificate then uses an upper bound of
+the supremum (`bound`), and the gap that is reported may exceed the tolerance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import BoolArray, occupancy
+from riffle.coordinator.learning.sdp_pe.active import ActiveSet
+from riffle.coordinator.learning.sdp_pe.enumeration import Model
+
+TOLERANCE = 0.05
+MOST_ITERATIONS = 100
+INNER_ITERATIONS = 2000
+NEGLIGIBLE = 1e-4
+MOST_ATOMS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The mixture: policies (M, H, X) with probabilities (M,), and its certificate.
+
+    visits (H, X, A) is the mixture's visitation under the model; reached (H, X, A) is Z; gap is
+    sup_mu g / |Z| - 1 (zero at the optimum), or an upper bound; iterations counts linear steps.
+    """
+
+    policies: PolicyArray
+    probabilities: FloatArray
+    visits: FloatArray
+    reached: BoolArray
+    gap: float
+    iterations: int
+
+
+def design(
+    active: ActiveSet,
+    P: FloatArray,
+    atoms: PolicyArray,
+    *,
+    floor: float,
+    tolerance: float = TOLERANCE,
+) -> Design:
+    """Solve Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
+
+    `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that none
+    of them visits with probability `floor` count as unreachable and are left out of Z (unless that
+    left nothing). Beyond MOST_ATOMS atoms the design starts from few policies that reach all of Z.
+    Atoms of negligible weight are dropped before the certificate is taken.
+    """
+    d = occupancy(P, active.d1, atoms)
+    best = d.max(axis=0)
+    reached = best >= floor if (best >= floor).any() else best > 0
+    if len(atoms) > MOST_ATOMS:
+        atoms, d = _cover(active, P, atoms, d, np.where(reached, best, 0.0))
+    w = np.full(len(atoms), 1.0 / len(atoms))
+    for iterations in range(1, MOST_ITERATIONS + 1):
+        w = _weights(d[:, reached], w, tolerance / 2)
+        atoms, d, w = atoms[w > NEGLIGIBLE], d[w > NEGLIGIBLE], w[w > NEGLIGIBLE]
+        w = w / w.sum()
+        visits = np.tensordot(w, d, 1)
+        reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)
+        mu = active.best(Model(P, reward))
+        if _gap(mu.value, reached) <= tolerance or iterations == MOST_ITERATIONS:
+            break
+        atoms = np.concatenate([atoms, mu.policy[None]])
+        d = np.concatenate([d, occupancy(P, active.d1, mu.policy)[None]])
+        w = np.append(w * (1 - 1 / len(atoms)), 1 / len(atoms))
+    gap = _gap(active.bound(Model(P, reward)), reached)
+    return Design(atoms, w, visits, reached, gap, iterations)
+
+
+def _gap(g: FloatArray | float, reached: BoolArray) -> float:
+    """g / |Z| - 1."""
+    return float(g) / int(reached.sum()) - 1.0
+
+
+def _cover(
+    active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
+) -> tuple[PolicyArray, FloatArray]:
+    """Few policies, and their visits, that pay a tenth of `best` (H, X, A) to every tuple.
+
+    Linear steps towards what is not covered yet; where they no longer help, atoms for the tuples
+    that are left.
+    """
+    policies, visits, left = atoms[:0], d[:0], best > 0
+    while left.any():
+        mu = active.best(Model(P, np.divide(1.0, best, out=np.zeros_like(best), where=left))).policy
+        d_mu = occupancy(P, active.d1, mu)
+        covered = left & (d_mu >= best / 10)
+        if not covered.any():
+            most = np.unique(d[:, left].argmax(axis=0))
+            return np.concatenate([policies, atoms[most]]), np.concatenate([visits, d[most]])
+        policies, visits = (
+            np.concatenate([policies, mu[None]]),
+            np.concatenate([visits, d_mu[None]]),
+        )
+        left &= ~covered
+    return policies, visits
+
+
+def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
+    """Weights (M,) over atoms d (M, |Z|) by multiplicative updates, to `tolerance` among them."""
+    for _ in range(INNER_ITERATIONS):
+        g = d @ (1.0 / (w @ d)) / d.shape[1]
+        w = w * g
+        w = w / w.sum()
+        if g.max() <= 1 + tolerance:
+            break
+    return w

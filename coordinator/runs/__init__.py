@@ -1,0 +1,1 @@
+"""Runs in progress: who drives each, and how a batch goes from deposit to result."""

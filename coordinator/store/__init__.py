@@ -1,0 +1,1 @@
+"""The coordinator's durable state: tables, records, transactions. No decision is made here."""

@@ -1,0 +1,134 @@
+"""``riffle figures``: the papers' figures, computed anew.
+
+``riffle audit``: attack the privacy mechanism and say what was found.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from riffle.common.mechanism.counters import Families
+from riffle.deploy.network.folder import claimed
+from riffle.deploy.output import (
+    Exit,
+    Format,
+    Output,
+    emit,
+    line,
+    one_line_errors,
+    progress,
+    spread,
+    steps,
+    table,
+)
+from riffle.experiments.audit.report import TRIALS, Effort, Encoding, run
+from riffle.experiments.audit.world import Setting
+from riffle.experiments.figures.catalogue import figures
+from riffle.experiments.figures.sweep import Backend
+from riffle.experiments.figures.write import ALL, Order, chosen, make
+
+SEEDS, QUICK_SEEDS = 20, 2
+
+
+@one_line_errors
+def figures_command(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(figures(quick=False))}; or {ALL}")],
+    out: Annotated[Path, typer.Option(help="folder for results")] = Path("runs/figures"),
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="independent runs of a curve; default 20, quick 2")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes; default: number of processors")
+    ] = None,
+    backend: Annotated[
+        Literal["loky", "dask"], typer.Option(help="this machine's cores, or a Dask cluster")
+    ] = "loky",
+    address: Annotated[
+        str | None, typer.Option(help="Dask scheduler, as tcp://127.0.0.1:8786")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a tenth of K: does it work?")] = False,
+    force: Annotated[bool, typer.Option("--force", help="compute again, write over")] = False,
+    output: Output = Format.text,
+) -> None:
+    """Compute figures of the papers: CSV, PNG, SVG, a table and a manifest for each.
+
+    Finished figures are not written over; an interrupted run goes on where it stopped.
+    """
+    started = time.perf_counter()
+    place = Backend(backend, workers or os.cpu_count() or 1, address)
+    count = seeds or (QUICK_SEEDS if quick else SEEDS)
+    order = Order(chosen(name, quick=quick), count, out, place, force)
+    with claimed(out):
+        made = [figure | _files(figure, out) for figure in _make(order)]
+    document = {
+        "out": str(out),
+        "seeds": count,
+        "seconds": time.perf_counter() - started,
+        "figures": made,
+    }
+    columns = ("figure", "curves", "picture", "not computed")
+    emit(document, output, lambda: table(columns, _rows(made), f"written to {out}"))
+
+
+def _make(order: Order) -> list[dict[str, Any]]:
+    with steps("runs") as shown:
+
+        def begun(total: int) -> None:
+            shown.expect(total)
+            line(f"runs to compute: {total}")
+
+        return make(order, lambda _: shown.step(), begun)
+
+
+def _files(figure: dict[str, Any], out: Path) -> dict[str, str]:
+    """A figure's picture, and its table, which says what is missing and why."""
+    return {
+        "picture": str(out / f"{figure['figure']}.png"),
+        "table": str(out / f"{figure['figure']}.md"),
+    }
+
+
+def _rows(made: list[dict[str, Any]]) -> list[tuple[str, int, str, str]]:
+    return [
+        (figure["figure"], len(figure["curves"]), figure["picture"], _missing(figure))
+        for figure in made
+    ]
+
+
+def _missing(figure: dict[str, Any]) -> str:
+    found = [curve["label"] for curve in figure["curves"] if curve["missing"]]
+    return f"{'; '.join(found)}: why is in {figure['table']}" if found else "-"
+
+
+@one_line_errors
+def audit_command(
+    epsilon: Annotated[float, typer.Option(help="what is claimed")] = 1.0,
+    beta: Annotated[float, typer.Option(help="probability that privacy fails")] = 1e-2,
+    trials: Annotated[
+        int | None, typer.Option(help="fresh batches a side; half as many choose thresholds")
+    ] = None,
+    encoding: Annotated[
+        Encoding, typer.Option(help="Riffle's, or one of two that do not protect")
+    ] = "riffle",
+    families: Annotated[Families, typer.Option(help="what is counted")] = "joint",
+    sealed: Annotated[int, typer.Option(help="batches a side with real seals; 0: none")] = 250,
+    users: Annotated[int, typer.Option(help="users whose traffic is watched; 0: none")] = 600,
+    seed: Annotated[
+        int | None, typer.Option(help="repeat an audit: noise then protects nobody")
+    ] = None,
+    output: Output = Format.text,
+) -> None:
+    """Run the real code on two neighbouring populations and bound epsilon and beta from below.
+
+    Bounds hold with 99 % confidence. Exit code 1 when the claim is violated.
+    """
+    setting = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
+    effort = Effort(TRIALS[encoding] if trials is None else trials, sealed, users)
+    progress.print(f"attacking {encoding}, {effort.trials} batches a side")
+    with steps("batches", effort.batches(encoding)) as shown:
+        document = run(encoding, setting, effort, shown.step)
+    emit(document, output, lambda: table(("quantity", "value"), list(spread(document))))
+    raise typer.Exit(Exit.NO if document["violated"] else Exit.DONE)

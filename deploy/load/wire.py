@@ -1,0 +1,246 @@
+"""How fast messages go through the services, beside the primitive's own rate on the same cores.
+
+A message is sealed once and opened once. With s and o the seconds of the primitive's seal and open,
+called directly on plaintexts of the same size by one process a core, the primitive's own rate is
+1 / (s + o): what nothing built on it can exceed. The product's rate is n L messages over the wall
+time of one deployment on live services, from asking for it until it is counted: policy draws,
+episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one
+run, the primitive before and after, so that a machine that changes its speed meanwhile shows.
+
+What servers do outside cryptography is all processor time of shuffler and coordinator, their pools
+aside, less what the shuffler itself measured of its opening of outer seals. The run is by
+hand, so what the coordinator plans is the batch's noise and the estimate of its value.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.process.workers import SPAWN
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import LABEL_MESSAGE
+from riffle.coordinator.batches.issue import calibrated
+from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.processes import Usage
+from riffle.deploy.operator import LAST_EVENTS, Answer, Operator
+from riffle.deploy.output import expected, progress
+from riffle.deploy.presets import Preset
+
+PRIMITIVE_SECONDS = 4.0
+WARM_EPISODES, WARM_SECONDS = 400, 5.0
+MOST_EPISODES = 1 << 22
+LEAST_EPISODES = 300
+SHARE_BAR, SERVER_BAR = 0.85, 1.5
+STEADY = 1.1
+"""What the primitive's rates before and after may differ by on a machine that nothing disturbs."""
+
+Timed = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """Seconds of one core for a message's seal and open, and messages a second, each sealed and
+    opened, with all cores at work."""
+
+    seal: float
+    open: float
+    rate: float
+
+    def mean(self, other: "Primitive") -> "Primitive":
+        """Of two measurements."""
+        one, two = asdict(self), asdict(other)
+        return Primitive(**{name: (one[name] + two[name]) / 2 for name in one})
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where processor time went, in seconds of one core.
+
+    ``crypto``: sealing and opening processes, and the shuffler's outer opens; ``http``: the event
+    loops of all three; ``store``: the shuffler's other threads, with the permutation;
+    ``episodes``: the nodes' other threads, with noise and encoding; ``coordinator``: its other
+    threads: its store, counting, ledger and the learner's planning, which share threads, so that
+    only the wall clock tells them apart.
+    """
+
+    crypto: float
+    http: float
+    store: float
+    episodes: float
+    coordinator: float
+
+    @classmethod
+    def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
+        """From each role's use; ``outer_seconds`` is what the shuffler's outer opens took."""
+        node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
+        return cls(
+            crypto=node.pool + coordinator.pool + outer_seconds,
+            http=node.main + shuffler.main + coordinator.main,
+            store=max(0.0, shuffler.threads - outer_seconds),
+            episodes=node.threads,
+            coordinator=coordinator.threads,
+        )
+
+
+def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
+    """Run the benchmark on a network of its own in ``folder``; ``messages`` is the least n L.
+
+    Raises:
+        LocalError: the network does not start, or the deployment fails.
+    """
+    fields = {"name": "wire", "learner": MANUAL, "episodes": MOST_EPISODES, "options": {}}
+    spec = RunSpec.model_validate(chosen.spec.model_dump() | fields)
+    n = batch_for(spec, messages)
+    total = n * calibrated(spec, n, None).padding.messages
+    progress.print(f"a batch of {total} messages in {n} reports, {cores} cores", highlight=False)
+    width = CounterLayout(spec.sizes, spec.families).width
+    config = LocalConfig(
+        folder,
+        spec.environment,
+        chosen.environment,
+        nodes=chosen.nodes,
+        max_epsilon=spec.epsilon,
+        workers=cores,
+    )
+    with (
+        LocalNetwork(config) as network,
+        Operator.of(network.secrets, network.coordinator_url) as operator,
+    ):
+        run_id = operator.create_run(spec)["id"]
+        with expected("warming up", WARM_SECONDS):
+            _deploy(operator, run_id, spec, WARM_EPISODES)
+        before = measure_primitive(width, cores)
+        with expected(f"{n} reports", total / before.rate):
+            opened, use = network.opening_seconds(), network.usage()
+            started = time.monotonic()
+            row = _deploy(operator, run_id, spec, n)
+            seconds = time.monotonic() - started
+        used = {role: now.since(use[role]) for role, now in network.usage().items()}
+        split = Split.of(used, network.opening_seconds() - opened)
+        after = measure_primitive(width, cores)
+    return report(row, seconds, split, used["node"].main, (before, after), cores)
+
+
+def report(
+    row: Answer,
+    seconds: float,
+    split: Split,
+    nodes_http: float,
+    primitives: tuple[Primitive, Primitive],
+    cores: int,
+) -> dict[str, Any]:
+    """The benchmark's document from a counted deployment and what it used.
+
+    ``nodes_http``: the part of the split's ``http`` that is the nodes', who are no servers.
+    """
+    n, total = row["n"], row["n"] * row["messages"]
+    own = primitives[0].mean(primitives[1])
+    servers = split.http - nodes_http + split.store + split.coordinator
+    return {
+        "messages": total,
+        "reports": n,
+        "messages_a_report": row["messages"],
+        "cores": cores,
+        "seconds": seconds,
+        "messages_a_second": total / seconds,
+        "primitive_messages_a_second": own.rate,
+        "primitive_before": primitives[0].rate,
+        "primitive_after": primitives[1].rate,
+        "seal_us": own.seal * 1e6,
+        "open_us": own.open * 1e6,
+        "share_of_primitive": total / seconds / own.rate,
+        "share_by_core_time": (own.seal + own.open) * total / sum(asdict(split).values()),
+        "share_bar": SHARE_BAR,
+        "server_us_a_message": servers / total * 1e6,
+        "server_bar": SERVER_BAR,
+        "core_us_a_message": {name: t / total * 1e6 for name, t in asdict(split).items()},
+        "wall_seconds": row["timings"],
+    }
+
+
+def missed(document: dict[str, Any]) -> list[str]:
+    """The bars that a benchmark's document missed, each with its number."""
+    share, server = document["share_of_primitive"], document["server_us_a_message"]
+    found = [] if share >= SHARE_BAR else [f"share_of_primitive {share:.3f} < {SHARE_BAR}"]
+    return (
+        found
+        if server <= SERVER_BAR
+        else [*found, f"server_us_a_message {server:.1f} > {SERVER_BAR}"]
+    )
+
+
+def disturbed(document: dict[str, Any]) -> str | None:
+    """That the machine had another speed after the benchmark than before it, where it had."""
+    before, after = document["primitive_before"], document["primitive_after"]
+    if max(before, after) <= STEADY * min(before, after):
+        return None
+    return (
+        f"the primitive alone took {before:,.0f} messages a second before and {after:,.0f} after: "
+        "something else uses this machine; measure again when nothing does"
+    )
+
+
+def batch_for(spec: RunSpec, messages: int) -> int:
+    """The smallest n whose n L is at least ``messages`` (n L grows with n, but for rounding)."""
+    low, high = LEAST_EPISODES, max(LEAST_EPISODES + 1, messages)
+    while low < high:
+        n = (low + high) // 2
+        if n * calibrated(spec, n, None).padding.messages < messages:
+            low = n + 1
+        else:
+            high = n
+    return low
+
+
+def measure_primitive(width: int, cores: int) -> Primitive:
+    """The primitive on ``width`` bytes, with one process a core."""
+    pool = ProcessPoolExecutor(cores, mp_context=SPAWN)
+    with expected("the primitive alone", PRIMITIVE_SECONDS), pool:
+        list(pool.map(_one_core, [(width, 0.05)] * cores))  # started and warm
+        each = list(pool.map(_one_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))
+    seal, opened = (sum(one[i][0] for one in each) / cores for i in range(2))
+    return Primitive(seal, opened, sum(1 / (one[0][1] + one[1][1]) for one in each))
+
+
+def _one_core(job: tuple[int, float]) -> tuple[Timed, Timed]:
+    """Seconds a seal and an open, each tried for so many seconds."""
+    width, seconds = job
+    suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+    private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)
+    public, data = private.public_key(), os.urandom(width)
+    small = suite.encrypt(data, public, info)
+    return (
+        _timed(lambda: suite.encrypt(data, public, info), seconds),
+        _timed(lambda: suite.decrypt(small, private, info), seconds),
+    )
+
+
+def _timed(work: Callable[[], object], seconds: float) -> Timed:
+    """Seconds of processor and of wall time that one call takes."""
+    calls, started, used = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() < started + seconds:
+        for _ in range(50):
+            work()
+        calls += 50
+    return (time.process_time() - used) / calls, (time.perf_counter() - started) / calls
+
+
+def _deploy(operator: Operator, run_id: str, spec: RunSpec, n: int) -> Answer:
+    """Deploy a constant policy for n episodes; its row, once it is counted."""
+    policy = tuple(tuple(0 for _ in range(spec.states)) for _ in range(spec.horizon))
+    row = operator.deploy(run_id, ManualDeployment(policy=policy, episodes=n))
+    for event in operator.events(run_id):
+        if event["kind"] == "batch_counted" and event["data"]["index"] == row["index"]:
+            return operator.deployments(run_id)[row["index"]]
+        if event["kind"] in LAST_EVENTS:
+            break
+    raise LocalError("unavailable", f"the deployment of {n} episodes was not counted")

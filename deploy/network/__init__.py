@@ -1,0 +1,1 @@
+"""A network's files and processes: secrets, certificates, services on loopback, their health."""

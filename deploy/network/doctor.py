@@ -1,0 +1,226 @@
+"""What is wrong with a network's files, its clocks, and the variables it is configured by.
+
+What is wrong with this machine or this network, said before it is blamed on Riffle.
+"""
+
+import datetime
+import os
+import platform
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+
+from riffle.common.process.configuration import RoleSettings, meant
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import KeyPair, SealBroken, open_sealed, seal
+from riffle.common.server.at_rest import is_sealed
+from riffle.common.server.monitoring import clock_trouble, skew
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.deploy.network import doctor
+from riffle.deploy.network.certificates import LOOPBACK
+from riffle.deploy.network.folder import made
+from riffle.deploy.network.processes import get
+from riffle.deploy.network.secrets import ROLES, STORAGE, inner_network
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.settings import Settings as ShufflerSettings
+
+LEAST_DAYS = 30
+ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (
+    ShufflerSettings,
+    CoordinatorSettings,
+    NodeSettings,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what was looked at, whether it is well, and what to do when it is not."""
+
+    check: str
+    ok: bool
+    detail: str
+
+
+def secrets(network: Path) -> Iterator[Finding]:
+    """Folders that are missing, files that others can read."""
+    folders = [network / role for role in (*ROLES, *STORAGE)]
+    missing = [folder for folder in folders if not folder.is_dir()]
+    if missing:
+        yield Finding("secrets", False, _missing(network, missing, len(folders)))
+    for folder in (folder for folder in folders if folder not in missing):
+        readable = [file for file in sorted(folder.rglob("*")) if _others_can_read(file)]
+        if readable:
+            yield Finding("secrets", False, f"others can read {readable[0]}; say chmod go= on it")
+        else:
+            yield Finding("secrets", True, f"{folder} is its owner's alone")
+
+
+def _missing(network: Path, missing: list[Path], of: int) -> str:
+    inner = inner_network(network)
+    if inner is not None:
+        return f"there is no network in {network}, but one in {inner}: name that folder"
+    what = "network in " + str(network) if len(missing) == of else ", ".join(map(str, missing))
+    return f"there is no {what}; make it with 'riffle network init {network}'"
+
+
+def encryption(network: Path) -> Iterator[Finding]:
+    """Private keys that lie in clear."""
+    for role in ("shuffler", "coordinator"):
+        folder = network / role
+        files = [folder / "signing_key", *sorted((folder / "analyzer_keys").glob("*.key"))]
+        clear = [file for file in files if file.is_file() and not is_sealed(file.read_bytes())]
+        if clear:
+            detail = f"{clear[0]} is not encrypted: good for a demonstration on one machine only"
+            yield Finding("encryption", False, detail)
+        elif files[0].is_file():
+            yield Finding("encryption", True, f"private keys in {folder} are encrypted")
+
+
+def certificates(network: Path, now: datetime.datetime) -> Iterator[Finding]:
+    """Certificates that are over, or soon are. ``now`` is aware."""
+    files, well = sorted(network.glob("*/*.pem")), True
+    for file in files:
+        try:
+            ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+        except ValueError:
+            well = False
+            yield Finding("certificates", False, f"{file} is no certificate; restore it")
+            continue
+        days = (ends - now).days
+        if days < LEAST_DAYS:
+            well = False
+            told = f"ended {ends:%Y-%m-%d}" if ends <= now else f"ends in {days} days"
+            fix = "remove all *.pem and tls.key of the network and say 'riffle network init' again"
+            yield Finding("certificates", False, f"{file} {told}; {fix}")
+    if files and well:
+        yield Finding("certificates", True, f"{len(files)} end in {LEAST_DAYS} days or later")
+
+
+def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
+    """Whether a service is ready, and how far its clock is off ours."""
+    try:
+        answer = get(f"{url}/readyz", ca_file)
+    except httpx.HTTPError as error:
+        yield Finding("service", False, f"{url} does not answer: {error}; is it started?")
+        return
+    except LocalError as error:
+        yield Finding("service", False, error.detail)
+        return
+    yield Finding("service", answer.is_success, f"{url} says {answer.text.strip()[:400]}")
+    ahead = skew(answer.headers.get("Date"), datetime.datetime.now(datetime.UTC))
+    trouble = clock_trouble(ahead)
+    said = trouble.replace("the shuffler's clock", f"the clock of {url}") if trouble else None
+    yield Finding("clock", trouble is None, said or f"{url} has about our time")
+
+
+def variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that are almost a setting: a typing error sets nothing, silently."""
+    prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
+    known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
+    for name in sorted(environment):
+        # Names are not told apart by case where they are read.
+        near = meant(name, known)
+        if name.upper() in known or not (near or name.upper().startswith(prefixes)):
+            continue
+        hint = f"; did you mean {near}?" if near else ""
+        yield Finding("variables", False, f"no role knows {name}{hint}")
+
+
+def settings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Settings of each role that has variables here: whether it would take them.
+
+    ``environment`` must be the process's own: that is where settings are read.
+    """
+    for role in ROLE_SETTINGS:
+        if not any(name.upper().startswith(role.prefix()) for name in environment):
+            continue
+        try:
+            found = role.load()
+        except LocalError as error:
+            yield Finding("settings", False, error.detail)
+            continue
+        yield Finding("settings", True, f"{role.prefix()}* are understood")
+        if isinstance(found, ShufflerSettings) and found.max_node_share == 1.0:
+            detail = "RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0: one node may fill a whole batch"
+            yield Finding("share", False, f"{detail}; set the share that you trust one node with")
+
+
+def _others_can_read(file: Path) -> bool:
+    return bool(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)) and file.is_file()
+
+
+LEAST_PYTHON = (3, 11)
+LEAST_FREE_BYTES = 1 << 30
+
+
+def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str]) -> list[Finding]:
+    """All checks: this machine, the folder for results, and, where given, a network."""
+    findings = [_python(), _cryptography(), _processors(), _folder(folder), _space(folder)]
+    findings += [_port(port) for port in ports]
+    findings += doctor.variables(os.environ)
+    findings += doctor.settings(os.environ)
+    if network is not None:
+        findings += doctor.secrets(network)
+        findings += doctor.encryption(network)
+        findings += doctor.certificates(network, datetime.datetime.now(datetime.UTC))
+    ca_file = network / "operator" / "ca.pem" if network is not None else None
+    known = ca_file if ca_file is not None and ca_file.exists() else None
+    return findings + [finding for url in urls for finding in doctor.service(url, known)]
+
+
+def _python() -> Finding:
+    ok = sys.version_info >= LEAST_PYTHON
+    return Finding("python", ok, f"{platform.python_version()}; 3.11 or later is needed")
+
+
+def _cryptography() -> Finding:
+    try:
+        key = KeyPair.generate()
+        works = open_sealed(key.private, b"doctor", seal(key.public, b"doctor", b"x")) == b"x"
+    except (SealBroken, RuntimeError) as error:
+        return Finding("hpke", False, f"sealing fails: {error}; reinstall 'cryptography'")
+    return Finding("hpke", works, "a message sealed here opens here")
+
+
+def _processors() -> Finding:
+    count = os.cpu_count() or 1
+    return Finding("processors", count >= 2, f"{count}; with fewer than 2 runs take twice as long")
+
+
+def _folder(folder: Path) -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=made(folder)) as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except LocalError as error:
+        return Finding("results folder", False, error.detail)
+    except OSError as error:
+        return Finding("results folder", False, f"cannot write in {folder}: {error.strerror}")
+    return Finding("results folder", True, f"{folder} can be written")
+
+
+def _space(folder: Path) -> Finding:
+    try:
+        usage = os.statvfs(folder)
+    except OSError as error:
+        return Finding("disk", False, f"cannot look at {folder}: {error.strerror}")
+    free = usage.f_bavail * usage.f_frsize
+    return Finding("disk", free >= LEAST_FREE_BYTES, f"{free >> 20} MiB free; 1024 are enough")
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, port))
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "ports end at 65535"
+            return Finding("port", False, f"port {port} cannot be used: {why}; choose another")
+    return Finding("port", True, f"{port} is free")

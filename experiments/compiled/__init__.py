@@ -1,0 +1,1 @@
+"""Compiled twins of slow learners, one for one, tested to be equal; they need numba."""

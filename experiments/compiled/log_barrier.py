@@ -1,0 +1,283 @@
+"""The convex step of document 004 (Eq. 4.3-4.4, bandit feedback), compiled: `log_barrier_step`.
+
+It takes the iterations of `coordinator.learning.adversarial.log_barrier` in the same letters, on
+the cells that exist instead of padded arrays, and stops on the same certificate. Sums are taken in
+another order, so the answers agree with the reference to rounding, not bit by bit (tests). Arrays
+are float64 of the shapes that `layered` names.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from riffle.coordinator.learning.adversarial import log_barrier, omd
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.experiments.compiled.types import Floats, Ints, compiled
+
+
+def log_barrier_step(
+    layers: Layers, box: Box, cost: Floats, q: Floats, tolerance: float = log_barrier.GAP
+) -> omd.Step:
+    """`log_barrier.log_barrier_step`: the same arguments, answer and errors."""
+    rows, numbers = np.zeros((6, layers.pair_count, layers.W)), _numbers(layers)
+    given, widths = np.zeros((3, *rows.shape[1:])), np.array(layers.widths)
+    begin(widths, box.lower, box.upper, cost, q, given, rows)
+    try:
+        gap, iterations = follow(*numbers, given, rows, np.zeros(numbers[1][-1] + 1), tolerance)
+    except np.linalg.LinAlgError as error:
+        raise LearnerError("the log-barrier step met a singular system") from error
+    if not np.isfinite(gap) or iterations == log_barrier.MAX_ITERATIONS:
+        raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}")
+    return log_barrier.answer(layers, rows[0], gap, iterations)
+
+
+@compiled
+def begin(
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats, given: Floats, rows: Floats
+) -> None:
+    """`Problem.of` into given and `start_at` into rows, see `follow`."""
+    H, W, A = cost.shape
+    visits, P, i = np.zeros((H + 1, W)), np.zeros(W), 0
+    visits[0, 0] = 1.0
+    rows[1:3] = 1.0
+    for h in range(H):
+        n = widths[h + 1]
+        for x in range(widths[h]):
+            total = q[h, x, :, :n].sum()
+            for a in range(A):
+                pair, low, high = q[h, x, a, :n].sum(), lower[h, x, a], upper[h, x, a]
+                for w in range(n):
+                    given[0, i, w] = cost[h, x, a] + 1 / q[h, x, a, w]
+                    given[1, i, w] = high[w] if high[w] < 1 else 2.0
+                    given[2, i, w] = low[w] if low[w] > 0 else -1.0
+                    P[w] = q[h, x, a, w] / pair if pair > 0 else 1 / n
+                move_inside(n, low, high, P)
+                m = visits[h, x] * (pair / total if total > 0 else 1 / A)
+                for w in range(n):
+                    rows[0, i, w] = m * P[w]
+                    visits[h + 1, w] += m * P[w]
+                set_duals(n, given[:, i], rows[:, i])
+                i += 1
+
+
+@compiled
+def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
+    """`log_barrier._inside` of one row."""
+    room, need, theta = 0.0, 1.0, 0.0
+    for w in range(n):
+        room += upper[w] - lower[w]
+        need -= lower[w]
+    share = need / max(room, 1e-300)
+    for w in range(n):
+        centre = lower[w] + (upper[w] - lower[w]) * share
+        for at, best in (
+            (P[w] - lower[w], centre - lower[w]),
+            (upper[w] - P[w], upper[w] - centre),
+        ):
+            least = log_barrier.INSIDE * best
+            if at < least:
+                theta = max(theta, (least - at) / (best - at))
+    for w in range(n):
+        centre = lower[w] + (upper[w] - lower[w]) * share
+        P[w] = (1 - theta) * P[w] + theta * centre
+
+
+@compiled
+def set_duals(n: int, given: Floats, row: Floats) -> None:
+    """`Point.start` of one row, whose q is there."""
+    m = 0.0
+    for w in range(n):
+        m += row[0, w]
+    for w in range(n):
+        row[1, w] = given[1, w] * m - row[0, w]
+        row[2, w] = row[0, w] - given[2, w] * m
+        row[3, w] = 1 / row[0, w]
+        row[4, w], row[5, w] = log_barrier.START / row[1, w], log_barrier.START / row[2, w]
+
+
+@lru_cache(maxsize=64)
+def _numbers(layers: Layers) -> tuple[Ints, Ints, Ints]:
+    """Of every row: successors, its state, and the first state of the next layer (-1: x_H)."""
+    h, x, _ = np.nonzero(layers.pairs)
+    widths = np.array(layers.widths)
+    first = np.cumsum(widths) - widths
+    after = np.where(h + 1 < layers.H, first[h + 1], -1)
+    return widths[h + 1], first[h] + x, after
+
+
+@compiled
+def follow(
+    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats, tolerance: float
+) -> tuple[float, int]:
+    """The loop of `log_barrier_step` in place: given = (c, upper, lower), rows = (q, s_u, s_l, z,
+    z_u, z_l), each (R, W); the gap and the number of steps.
+    """
+    sigma, change = 0.1, np.zeros(rows.shape)
+    count = sizes.sum()
+    for iteration in range(log_barrier.MAX_ITERATIONS):
+        gap, mu = duality_gap(sizes, own, after, given, rows, y), 0.0
+        for i in range(len(sizes)):
+            for w in range(sizes[i]):
+                mu += rows[1, i, w] * rows[4, i, w] + rows[2, i, w] * rows[5, i, w]
+        mu /= 2 * count
+        if not (gap > tolerance and mu > log_barrier.ROUNDING):
+            return gap, iteration
+        moved = newton(sizes, own, after, given, rows, sigma * mu, change)
+        t, u = longest(sizes, rows[:3], change[:3]), longest(sizes, rows[3:], change[3:])
+        rows[:3] += t * change[:3]
+        rows[3:] += u * change[3:]
+        y += u * (moved - y)
+        sigma = min(0.5, max(0.01, (1 - min(t, u)) ** 2))
+    return gap, log_barrier.MAX_ITERATIONS
+
+
+@compiled
+def pull(own: int, after: int, w: int, y: Floats) -> float:
+    """A^T y at one cell."""
+    return float(y[own] - (y[after + w] if after >= 0 else 0.0))
+
+
+@compiled
+def duality_gap(
+    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats
+) -> float:
+    """`log_barrier.Problem.gap`."""
+    gap = float(y[0])
+    for i in range(len(sizes)):
+        row = 0.0
+        for w in range(sizes[i]):
+            row += given[2, i, w] * rows[5, i, w] - given[1, i, w] * rows[4, i, w]
+        for w in range(sizes[i]):
+            z = given[0, i, w] + (rows[4, i, w] - rows[5, i, w] + row)
+            z += pull(own[i], after[i], w, y)
+            if z <= 0:
+                return np.inf
+            q = rows[0, i, w]
+            gap += given[0, i, w] * q - np.log(q) - 1 - np.log(z)
+    return gap
+
+
+@compiled
+def newton(
+    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, mu: float, change: Floats
+) -> Floats:
+    """One Newton step towards mu: `change` of rows, and the new y (S,)."""
+    R, W = given.shape[1:]
+    inverses, g = np.zeros((R, W, W)), np.zeros((R, W))
+    S = own[-1] + 1
+    matrix, target = np.zeros((S, S)), np.zeros(S)
+    target[0] = -1.0
+    for i in range(R):
+        n = sizes[i]
+        gradient(n, given[:, i], rows[:, i], mu, g[i])
+        invert(n, given[:, i], rows[:, i], inverses[i])
+        add_to_schur(n, own[i], after[i], inverses[i], g[i], rows[0, i], matrix, target)
+    y = np.linalg.solve(matrix, target)
+    for i in range(R):
+        for w in range(sizes[i]):
+            g[i, w] += pull(own[i], after[i], w, y)
+        change_row(sizes[i], given[:, i], rows[:, i], mu, inverses[i], g[i], change[:, i])
+    return y
+
+
+@compiled
+def gradient(n: int, given: Floats, row: Floats, mu: float, g: Floats) -> None:
+    """The barrier's gradient of a row, without A^T y."""
+    shared = 0.0
+    for w in range(n):
+        shared += given[2, w] * (mu / row[2, w]) - given[1, w] * (mu / row[1, w])
+    for w in range(n):
+        g[w] = given[0, w] - 1 / row[0, w] + (mu / row[1, w] - mu / row[2, w] + shared)
+
+
+@compiled
+def invert(n: int, given: Floats, row: Floats, inverse: Floats) -> None:
+    """`log_barrier._inverse` of `_row_hessian`: Gauss-Jordan on a unit diagonal."""
+    total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
+    for w in range(n):
+        D_u, D_l = row[4, w] / row[1, w], row[5, w] / row[2, w]
+        total += D_u * given[1, w] ** 2 + D_l * given[2, w] ** 2
+        cross = D_u * given[1, w] + D_l * given[2, w]
+        matrix[w, w] += row[3, w] / row[0, w] + D_u + D_l
+        for v in range(n):
+            matrix[w, v] -= cross
+            matrix[v, w] -= cross
+    for w in range(n):
+        scale[w] = 1 / np.sqrt(matrix[w, w] + total)
+    for w in range(n):
+        for v in range(n):
+            matrix[w, v] = (matrix[w, v] + total) * (scale[w] * scale[v])
+        matrix[w, w] += 1e-15
+    for k in range(n):
+        pivot, matrix[k, k] = matrix[k, k], 1.0
+        for v in range(n):
+            matrix[k, v] /= pivot
+        for w in range(n):
+            if w != k:
+                factor, matrix[w, k] = matrix[w, k], 0.0
+                for v in range(n):
+                    matrix[w, v] -= factor * matrix[k, v]
+    for w in range(n):
+        for v in range(n):
+            inverse[w, v] = matrix[w, v] * scale[w] * scale[v]
+
+
+@compiled
+def add_to_schur(
+    n: int,
+    own: int,
+    after: int,
+    inverse: Floats,
+    g: Floats,
+    q: Floats,
+    matrix: Floats,
+    target: Floats,
+) -> None:
+    """One row's part of A R A^T and of A q - A R g."""
+    for w in range(n):
+        sums, moved = 0.0, q[w]
+        for v in range(n):
+            sums += inverse[w, v]
+            moved -= inverse[w, v] * g[v]
+        matrix[own, own] += sums
+        target[own] += moved
+        if after >= 0:
+            matrix[own, after + w] -= sums
+            matrix[after + w, own] -= sums
+            target[after + w] -= moved
+            for v in range(n):
+                matrix[after + w, after + v] += inverse[w, v]
+
+
+@compiled
+def change_row(
+    n: int, given: Floats, row: Floats, mu: float, inverse: Floats, pulled: Floats, change: Floats
+) -> None:
+    """dq = -R (g + A^T y) of a row, and what follows for slacks and duals."""
+    dm = 0.0
+    for w in range(n):
+        change[0, w] = 0.0
+        for v in range(n):
+            change[0, w] -= inverse[w, v] * pulled[v]
+        dm += change[0, w]
+    for w in range(n):
+        dq = change[0, w]
+        change[1, w], change[2, w] = given[1, w] * dm - dq, dq - given[2, w] * dm
+        change[3, w] = 1 / row[0, w] - row[3, w] - row[3, w] / row[0, w] * dq
+        for s, z in ((1, 4), (2, 5)):
+            change[z, w] = mu / row[s, w] - row[z, w] - row[z, w] / row[s, w] * change[s, w]
+
+
+@compiled
+def longest(sizes: Ints, values: Floats, steps: Floats) -> float:
+    """`log_barrier._length`."""
+    worst = 0.0
+    for k in range(len(values)):
+        for i in range(len(sizes)):
+            for w in range(sizes[i]):
+                worst = max(worst, -steps[k, i, w] / values[k, i, w])
+    return min(1.0, log_barrier.STAY / worst) if worst > 0 else 1.0

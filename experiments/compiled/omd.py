@@ -1,0 +1,304 @@
+"""The convex step of document 004 (Eq. 3.2, full information), compiled: `ftrl_step`.
+
+It takes the iterations of `coordinator.learning.adversarial.omd` in the same letters, on the
+cells that exist instead of padded arrays, and stops on the same certificate. Sums are taken in
+another order, so the answers agree with the reference to rounding, not bit by bit (tests). Arrays
+are float64 of the shapes that `layered` names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from riffle.coordinator.learning.adversarial import omd
+from riffle.coordinator.learning.adversarial.confidence import Box
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.experiments.compiled.types import Floats, Ints, compiled
+
+
+def ftrl_step(
+    layers: Layers,
+    box: Box,
+    cost: Floats,
+    start: Floats | None = None,
+    tolerance: float = omd.TOLERANCE,
+) -> omd.Step:
+    """`omd.ftrl_step`: the same arguments, answer and errors."""
+    v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()
+    try:
+        solved = solve(np.array(layers.widths), box.lower, box.upper, cost, v, tolerance)
+    except np.linalg.LinAlgError as error:
+        raise LearnerError("the FTRL step met a singular system") from error
+    q, log_q, policy, transitions, residual, gap, iterations = solved
+    if not residual <= max(omd.HOPELESS, tolerance):
+        raise LearnerError(f"the FTRL step stopped at flow residual {residual:.1e}")
+    return omd.Step(q, log_q, policy, transitions, residual, gap, iterations, v)
+
+
+@compiled
+def solve(
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, v: Floats, tolerance: float
+) -> tuple[Floats, Floats, Floats, Floats, float, float, int]:
+    """All of `omd.ftrl_step` but its refusals; v is overwritten."""
+    H, W, A = cost.shape
+    logs, m, p = np.zeros((2, H, W, A, W)), np.zeros((2, H, W, A)), np.zeros((3, H, W, A, W))
+    flows = np.zeros((2, H + 1, W))
+    logarithms(widths, lower, logs[0])
+    logarithms(widths, upper, logs[1])
+    longest = omd.LONGEST_STEP + (cost.max() - cost.min()) / 10
+    f, iterations = descend(widths, logs, cost, v, tolerance, longest, m, p, flows)
+    residual = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max() if H > 1 else 0.0
+    q, log_q, policy = np.zeros((H, W, A, W)), np.full((H, W, A, W), -np.inf), np.zeros((H, W, A))
+    gap = f + answer(widths, cost, m[1], p, q, log_q, policy)
+    return q, log_q, policy, p[0].copy(), residual, gap, iterations
+
+
+@compiled
+def logarithms(widths: Ints, values: Floats, logs: Floats) -> None:
+    """`omd.Bounds.of` of one side of the box, on cells."""
+    for h in range(len(widths) - 1):
+        for x in range(widths[h]):
+            for a in range(values.shape[2]):
+                for y in range(widths[h + 1]):
+                    value = values[h, x, a, y]
+                    logs[h, x, a, y] = np.log(value) if value > 0.0 else omd.LOG_ZERO
+
+
+@compiled
+def answer(
+    widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
+) -> float:
+    """`omd.answer` into q, log_q, policy; the objective at q."""
+    H, W, A = cost.shape
+    visits, objective = np.zeros((H + 1, W)), 0.0
+    visits[0, 0] = 1.0
+    for h in range(H):
+        for x in range(widths[h]):
+            top, total = log_m[h, x].max(), 0.0
+            for a in range(A):
+                policy[h, x, a] = np.exp(log_m[h, x, a] - top)
+                total += policy[h, x, a]
+            for a in range(A):
+                policy[h, x, a] /= total
+                here = visits[h, x] * policy[h, x, a]
+                for y in range(widths[h + 1]):
+                    flow = here * p[0, h, x, a, y]
+                    q[h, x, a, y], log_q[h, x, a, y] = flow, log_m[h, x, a] + p[1, h, x, a, y]
+                    visits[h + 1, y] += flow
+                    objective += flow * (cost[h, x, a] + np.log(max(flow, omd.TINY)))
+    return objective
+
+
+@compiled
+def descend(
+    widths: Ints,
+    logs: Floats,
+    cost: Floats,
+    v: Floats,
+    tolerance: float,
+    longest: float,
+    m: Floats,
+    p: Floats,
+    flows: Floats,
+) -> tuple[float, int]:
+    """The loop of `omd.ftrl_step` in place: v, m = (m, ln m), p = (p, ln p, p on free cells).
+
+    flows (2, H + 1, W) are inflow and outflow of every state; returns f and the number of steps.
+    """
+    H, W = len(widths) - 1, v.shape[1]
+    blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
+    gradient = np.zeros((H - 1, W))
+    f = evaluate(widths, logs, cost, v, m, p, flows)
+    for iteration in range(omd.MAX_ITERATIONS):
+        gradient[:] = flows[0, 1:-1] - flows[1, 1:-1]
+        residual = np.abs(gradient).max() if H > 1 else 0.0
+        if residual <= tolerance:
+            return f, iteration
+        derivatives(widths, m[0], p, flows, blocks)
+        inflow, outflow = flows[0].copy(), flows[1].copy()
+        before[:] = v
+        accepted = False
+        for attempt in range(1 + len(omd.DAMPING)):
+            if attempt == 0:
+                step[:] = logarithmic_step(widths, inflow, outflow, blocks)
+                step *= min(1.0, longest / max(np.abs(step).max(), omd.TINY))
+            else:
+                step[:] = damped_step(widths, gradient, blocks, omd.DAMPING[attempt - 1])
+            v[1:-1] = before[1:-1] + step
+            tried = evaluate(widths, logs, cost, v, m, p, flows)
+            slope = (gradient * step).sum()
+            left = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max()
+            descends = slope < 0 and tried <= f + 1e-4 * slope + 1e-13 * (1.0 + abs(f))
+            if descends or left <= residual / 2:
+                f, accepted = tried, True
+                break
+        if not accepted:
+            v[:] = before
+            return evaluate(widths, logs, cost, v, m, p, flows), iteration
+    return f, omd.MAX_ITERATIONS
+
+
+@compiled
+def evaluate(
+    widths: Ints, logs: Floats, cost: Floats, v: Floats, m: Floats, p: Floats, flows: Floats
+) -> float:
+    """f at v; m, p and flows are overwritten."""
+    H, A = len(widths) - 1, cost.shape[2]
+    f = 0.0
+    flows[:] = 0.0
+    for h in range(H):
+        n, top = widths[h + 1], -np.inf
+        for x in range(widths[h]):
+            for a in range(A):
+                project_row(n, logs[:, h, x, a], v[h + 1], p[:, h, x, a])
+                phi = 0.0
+                for y in range(n):
+                    phi += p[0, h, x, a, y] * (p[1, h, x, a, y] - v[h + 1, y])
+                m[1, h, x, a] = -cost[h, x, a] - v[h, x] - phi
+                top = max(top, m[1, h, x, a])
+        Z = 0.0
+        for x in range(widths[h]):
+            for a in range(A):
+                m[0, h, x, a] = np.exp(m[1, h, x, a] - top)
+                Z += m[0, h, x, a]
+        log_Z = top + np.log(Z)
+        f += log_Z
+        for x in range(widths[h]):
+            for a in range(A):
+                m[1, h, x, a] -= log_Z
+                m[0, h, x, a] /= Z
+                flows[1, h, x] += m[0, h, x, a]
+                for y in range(n):
+                    flows[0, h + 1, y] += m[0, h, x, a] * p[0, h, x, a, y]
+    return f
+
+
+@compiled
+def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
+    """`omd._project_rows` of one row of n successors: p (3, W) is p, ln p, p on free cells."""
+    last = last_break(n, logs, after)
+    left, mass, shift = 1.0, 0.0, -omd.ABSENT
+    for y in range(n):
+        p[2, y] = 0.0
+        if logs[1, y] - after[y] <= last:
+            left -= np.exp(logs[1, y])
+        elif logs[0, y] - after[y] <= last:
+            p[2, y] = 1.0
+            shift = max(shift, after[y])
+        else:
+            left -= np.exp(logs[0, y])
+    for y in range(n):
+        if p[2, y] > 0.0:
+            mass += np.exp(after[y] - shift)
+    delta = last
+    if mass > 0.0:
+        delta = max(np.log(max(left, omd.TINY) / max(mass, omd.TINY)) - shift, last)
+    for y in range(n):
+        p[1, y] = min(max(after[y] + delta, logs[0, y]), logs[1, y])
+        p[0, y] = np.exp(p[1, y])
+        p[2, y] *= p[0, y]
+
+
+@compiled
+def last_break(n: int, logs: Floats, after: Floats) -> float:
+    """The last delta at which a bound starts or ends to hold and the row's sum is at most one."""
+    last = -np.inf
+    for bound in range(2):
+        for y in range(n):
+            at, total = logs[bound, y] - after[y], 0.0
+            for z in range(n):
+                total += np.exp(min(max(after[z] + at, logs[0, z]), logs[1, z]))
+            if total <= 1.0:
+                last = max(last, at)
+    return last
+
+
+@compiled
+def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
+    """`omd._Derivatives`: blocks (3, H, W, W) are, at step h, into h + 1, leaving h, and across."""
+    inflow, outflow = flows
+    blocks[:] = 0.0
+    for h in range(len(widths) - 1):
+        into, leave, across = blocks[0, h], blocks[1, h], blocks[2, h]
+        for x in range(widths[h]):
+            leave[x, x] += outflow[h, x]
+            for z in range(widths[h]):
+                leave[x, z] -= outflow[h, x] * outflow[h, z]
+            for y in range(widths[h + 1]):
+                across[x, y] += outflow[h, x] * inflow[h + 1, y]
+            for a in range(m.shape[2]):
+                add_row(widths[h + 1], m[h, x, a], p[0, h, x, a], p[2, h, x, a], into, across[x])
+        for y in range(widths[h + 1]):
+            for z in range(widths[h + 1]):
+                into[y, z] -= inflow[h + 1, y] * inflow[h + 1, z]
+
+
+@compiled
+def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
+    """What the row of one pair adds: p moves on free cells only."""
+    total = 0.0
+    for y in range(n):
+        total += free[y]
+    share = m / max(total, omd.TINY)
+    for y in range(n):
+        across[y] -= m * p[y]
+        into[y, y] += m * free[y]
+        for z in range(n):
+            into[y, z] += m * p[y] * p[z] - share * free[y] * free[z]
+
+
+@compiled
+def logarithmic_step(widths: Ints, inflow: Floats, outflow: Floats, blocks: Floats) -> Floats:
+    """`omd._logarithmic_step` (H - 1, W)."""
+    H, W = len(widths) - 1, inflow.shape[1]
+    matrix, target = null_space(widths, W), np.zeros((H - 1, W))
+    for h in range(1, H):
+        for x in range(W):
+            flow, out = max(inflow[h, x], omd.TINY), max(outflow[h, x], omd.TINY)
+            if x < widths[h]:
+                target[h - 1, x] = np.log(out) - np.log(flow)
+            row = (h - 1) * W + x
+            for y in range(W):
+                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] / flow
+                matrix[row, (h - 1) * W + y] += blocks[1, h, x, y] / out
+                if h < H - 1:
+                    matrix[row, h * W + y] += blocks[2, h, x, y] / out
+                if h > 1:
+                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x] / flow
+    target[:] = np.linalg.solve(matrix, target.ravel()).reshape(H - 1, W)
+    return target
+
+
+@compiled
+def damped_step(widths: Ints, gradient: Floats, blocks: Floats, damping: float) -> Floats:
+    """`omd._damped_step` (H - 1, W)."""
+    H, W = len(widths) - 1, gradient.shape[1]
+    matrix = null_space(widths, W) + damping * np.eye((H - 1) * W)
+    for h in range(1, H):
+        for x in range(W):
+            row = (h - 1) * W + x
+            for y in range(W):
+                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] + blocks[1, h, x, y]
+                if h < H - 1:
+                    matrix[row, h * W + y] += blocks[2, h, x, y]
+                if h > 1:
+                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x]
+    step = np.zeros((H - 1, W))
+    step[:] = np.linalg.solve(matrix, -gradient.ravel()).reshape(H - 1, W)
+    return step
+
+
+@compiled
+def null_space(widths: Ints, W: int) -> Floats:
+    """`omd._null_space`."""
+    n = len(widths) - 2
+    matrix = omd.RIDGE * np.eye(n * W)
+    for h in range(n):
+        for x in range(W):
+            if x >= widths[h + 1]:
+                matrix[h * W + x, h * W + x] += 1.0
+                continue
+            for y in range(widths[h + 1]):
+                matrix[h * W + x, h * W + y] += 1.0
+    return matrix

@@ -1,0 +1,358 @@
+"""Compiled per-episode learning: the loops of `ucbvi` and `private_ucbvi`, episode by episode.
+
+Every function repeats the arithmetic of the reference learners in the same order and takes its
+draws from the same NumPy generators in the same order, so that both give the same policies, draw by
+draw (tests; rows are summed in order of x', which NumPy does below eight states: beyond, the last
+bit may differ). Draws, all from PCG64: an episode takes 1 + 2 H uniforms (start; then next state
+and reward bit of every step), a completed block or a user's message one noise a counter. Pairs (h,
+x, a) are worked on side by side, x' by x', in loops that fill a register.
+
+Regret is exact: a policy's value by backward induction in the true MDP, once for every policy that
+differs from the one before. Arrays are float64; P (H, X, A, X), r (H, X, A), policy (H, X).
+
+All is one file because numba's cache on disk only sees changes of the file a function stands in.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from riffle.experiments.compiled.types import (
+    Exploration,
+    Floats,
+    Ints,
+    Privacy,
+    Work,
+    World,
+    compiled,
+)
+
+PRACTICAL, AZAR, QIAO = 0, 1, 2
+LAPLACE, GAUSSIAN = 1, 2
+AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the cache
+
+
+@compiled
+def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
+    """One episode into `episode` (H, 4): x, a, x', reward bit.
+
+    A state is the first whose running sum exceeds a uniform draw, the last one at most.
+    """
+    following, r = world.following, world.r
+    x, uniform = 0, generator.random()
+    while x < len(world.start) - 1 and world.start[x] <= uniform:
+        x += 1
+    for h in range(len(policy)):
+        a, y, uniform = policy[h, x], 0, generator.random()
+        while y < following.shape[3] - 1 and following[h, x, a, y] <= uniform:
+            y += 1
+        episode[h, 0], episode[h, 1], episode[h, 2] = x, a, y
+        episode[h, 3] = 1 if generator.random() < r[h, x, a] else 0
+        x = y
+
+
+@compiled
+def loss(world: World, policy: Ints, V: Floats) -> float:
+    """V* less a policy's exact value; V (2, X) is scratch."""
+    P, r = world.P, world.r
+    H, X = policy.shape
+    V[H % 2, :] = 0.0
+    for h in range(H - 1, -1, -1):
+        now, then = V[h % 2], V[(h + 1) % 2]
+        for x in range(X):
+            a = policy[h, x]
+            total = r[h, x, a]
+            for y in range(X):
+                total += P[h, x, a, y] * then[y]
+            now[x] = total
+    value = 0.0
+    for x in range(X):
+        value += world.d1[x] * V[0, x]
+    return world.optimum - value
+
+
+@compiled
+def plan(
+    P: Floats, r: Floats, N: Floats, bonus: Exploration, noise: Floats, policy: Ints, work: Work
+) -> bool:
+    """`UCBVI.optimistic`: overwrite `policy`; tell whether it changed.
+
+    P (X', H X A), r and N (H X A,). noise = (variance of a transition count, variance of a reward
+    sum, E).
+    """
+    H, X = policy.shape
+    pairs, V, changed = len(r) // H, work.V, False
+    mean, square, squares = work.first[:pairs], work.second[:pairs], work.third[:pairs]
+    sigma_T, sigma_R, E = noise[0], noise[1], noise[2]
+    V[:] = 0.0
+    for h in range(H - 1, -1, -1):
+        mean[:], square[:], squares[:] = 0.0, 0.0, 0.0
+        for y in range(X):
+            row, then = P[y, h * pairs : (h + 1) * pairs], V[y]
+            for i in range(pairs):
+                mean[i] += row[i] * then
+                square[i] += row[i] * (then * then)
+        for y in range(X if sigma_R > 0.0 else 0):
+            then = V[y]
+            for i in range(pairs):
+                squares[i] += (then - mean[i]) * (then - mean[i])
+        rewards, visits = r[h * pairs : (h + 1) * pairs], N[h * pairs : (h + 1) * pairs]
+        most = float(H - h)
+        for i in range(pairs):
+            variance = max(square[i] - mean[i] * mean[i], 0.0)
+            shift = E * X if bonus.kind == QIAO else sigma_T * squares[i] + sigma_R
+            b = _b(rewards[i], visits[i], variance, shift, most, H, bonus)
+            # From here on the means are Q.
+            mean[i] = min(rewards[i] + mean[i] + b, most) if visits[i] >= 1.0 else most
+        changed |= greedy(mean, policy[h], V)
+    return changed
+
+
+@compiled
+def _b(
+    r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
+) -> float:
+    """The bonus: `UCBVI.exploration`, `PrivateUCBVI.exploration`; `shift` is what noise does."""
+    width = bonus.iota / N
+    if bonus.kind == AZAR:
+        return float(7.0 * H * bonus.iota / np.sqrt(N))
+    if bonus.kind == QIAO:
+        b = 2.0 * np.sqrt(variance * width) + np.sqrt(2.0 * width)
+        return float(b + 20.0 * H * shift * width + 4.0 * H * np.sqrt(width))
+    b = bonus.bonus_scale * (np.sqrt((variance + r * (1.0 - r)) * width) + most * width)
+    return float(b + bonus.noise_scale * np.sqrt(bonus.iota * shift) / N)
+
+
+@compiled
+def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
+    """The best actions of Q (X A,) into `policy` (X,), their values into V; what `plan` tells."""
+    X, changed = len(policy), False
+    A = len(Q) // X
+    for x in range(X):
+        best, action = -1.0, 0
+        for a in range(A):
+            if best < Q[x * A + a]:
+                best, action = Q[x * A + a], a
+        V[x] = best
+        if policy[x] != action:
+            policy[x] = action
+            changed = True
+    return changed
+
+
+@compiled
+def run_ucbvi(
+    generator: np.random.Generator,
+    world: World,
+    bonus: Exploration,
+    checkpoints: Ints,
+    policy: Ints,
+    work: Work,
+) -> tuple[Floats, int]:
+    """UCBVI for checkpoints[-1] episodes: regret at the checkpoints, and switches.
+
+    `policy` is overwritten with the last one deployed.
+    """
+    H, X, A = world.r.shape
+    counts, rows = np.zeros((X, H * X * A)), np.zeros((X, H * X * A))
+    rewards, means, N = np.zeros(H * X * A), np.zeros(H * X * A), np.zeros(H * X * A)
+    noise, U = np.zeros(3), np.zeros((2, X))
+    episode, curve = np.zeros((H, 4), np.int64), np.zeros(len(checkpoints))
+    switches, regret, gap, at = 0, 0.0, 0.0, 0
+    for k in range(1, checkpoints[-1] + 1):
+        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
+            gap = loss(world, policy, U)
+            switches += k > 1
+        regret += gap
+        run_episode(generator, world, policy, episode)
+        for h in range(H):
+            i = (h * X + episode[h, 0]) * A + episode[h, 1]
+            counts[episode[h, 2], i] += 1.0
+            rewards[i] += episode[h, 3]
+            N[i] += 1.0
+            for y in range(X):
+                rows[y, i] = counts[y, i] / N[i]
+            means[i] = rewards[i] / N[i]
+        if k == checkpoints[at]:
+            curve[at] = regret
+            at += 1
+    return curve, switches
+
+
+@compiled
+def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
+    """The next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C): NumPy's loop is quicker."""
+    kind, scale = privacy.kind, privacy.scale
+    with numba.objmode(drawn="float64[:,::1]"):
+        draw = generator.laplace if kind == LAPLACE else generator.normal
+        drawn = np.asarray(draw(0.0, scale, (AT_ONCE, C)))
+    return drawn  # noqa: RET504  (a name is how object mode hands it out)
+
+
+@compiled
+def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
+    """`BinaryMechanism.add` of contribution t, that is in `total`; blocks (levels, C)."""
+    completed = 0
+    while not t >> completed & 1:
+        completed += 1
+    blocks[completed] = noise
+    released[:] = noise
+    for level in range(completed + 1, len(blocks)):
+        if t >> level & 1:
+            released += blocks[level]
+    released += total
+
+
+@compiled
+def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
+    """`postprocess.project` of the columns of c (X, pairs) into n, their sums into N; c is sorted.
+
+    By odd-even transposition: what is done does not depend on data, so pairs go side by side.
+    """
+    X, pairs = c.shape
+    upper, lower = work.first, work.second
+    n[:, :] = c
+    for k in range(X):
+        for j in range(k % 2, X - 1, 2):
+            a, b = c[j], c[j + 1]
+            for i in range(pairs):
+                upper[i], lower[i] = max(a[i], b[i]), min(a[i], b[i])
+            c[j], c[j + 1] = upper, lower
+    prefix, raised, lowered = work.third, work.first, work.second
+    prefix[:], raised[:], lowered[:] = 0.0, np.inf, np.inf
+    for k in range(X):
+        prefix += c[k]
+        for i in range(pairs):
+            raised[i] = min(raised[i], (total[i] - tolerance - prefix[i]) / (k + 1))
+            lowered[i] = min(lowered[i], (total[i] + tolerance - prefix[i]) / (k + 1))
+    for i in range(pairs):
+        raised[i] = max(0.0, raised[i]) + min(0.0, lowered[i])
+    N[:] = 0.0
+    for x in range(X):
+        row = n[x]
+        for i in range(pairs):
+            row[i] = max(row[i] + raised[i], 0.0) if total[i] + tolerance >= 0 else 0.0
+        N += row
+
+
+@compiled
+def estimate(
+    released: Floats,
+    separate_visits: bool,
+    E: float,
+    least: float,
+    rows: Floats,
+    means: Floats,
+    N: Floats,
+    work: Work,
+) -> None:
+    """`PrivateUCBVI.estimates`: P~, r~, N~ from released counters; E > 0 adds the add-on.
+
+    rows (X', H X A), means and N (H X A,).
+    """
+    X, pairs = rows.shape
+    counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
+    total[:] = 0.0
+    for y in range(X):
+        count = counts[y]
+        for i in range(pairs):
+            count[i] = released[i * X + y]
+        total += count
+    if separate_visits:
+        total[:] = released[pairs * X : pairs * X + pairs]
+    project(counts, total, E / 4, rows, N, work)
+    if E > 0.0:
+        N[:] = 0.0
+        for y in range(X):
+            rows[y] += E / (2 * X)
+            N += rows[y]
+    for y in range(X):
+        row = rows[y]
+        for i in range(pairs):
+            row[i] = row[i] / N[i] if N[i] > 0.0 else row[i]
+    for i in range(pairs):
+        N[i] = max(N[i], least)
+        means[i] = min(max(rewards[i] / N[i], 0.0), 1.0) if N[i] > 0.0 else 0.0
+
+
+@compiled
+def count(episode: Ints, X: int, A: int, separate_visits: bool, counters: Floats) -> None:
+    """Add an episode to counters (C,): `CounterLayout.encode`."""
+    H = len(episode)
+    pairs = H * X * A
+    for h in range(H):
+        x, a, y, bit = episode[h, 0], episode[h, 1], episode[h, 2], episode[h, 3]
+        pair = (h * X + x) * A + a
+        counters[pair * X + y] += 1.0
+        if separate_visits:
+            counters[pairs * X + pair] += 1.0
+        counters[len(counters) - pairs + pair] += bit
+
+
+@compiled
+def run_private(
+    generator: np.random.Generator,
+    noise_generator: np.random.Generator,
+    world: World,
+    privacy: Privacy,
+    bonus: Exploration,
+    checkpoints: Ints,
+    policy: Ints,
+    work: Work,
+) -> tuple[Floats, int]:
+    """Private UCB-VI for checkpoints[-1] episodes: regret at the checkpoints, and switches."""
+    separate_visits, K = privacy.separate_visits, checkpoints[-1]
+    H, X, A = world.r.shape
+    pairs, levels = H * X * A, 0
+    C = pairs * (X + (2 if separate_visits else 1))
+    while K - 1 >> levels:
+        levels += 1
+    blocks, fresh = np.zeros((0 if privacy.local else levels, C)), np.zeros((0, C))
+    total, released, noise = np.zeros(C), np.zeros(C), np.zeros(3)
+    rows, means, N = np.zeros((X, pairs)), np.zeros(pairs), np.zeros(pairs)
+    episode, U = np.zeros((H, 4), np.int64), np.zeros((2, X))
+    curve = np.zeros(len(checkpoints))
+    switches, regret, gap, at = 0, 0.0, 0.0, 0
+    for k in range(1, K + 1):
+        if k > 1:
+            least = bonus.least_visits * np.sqrt(noise[0] * (1 if separate_visits else X))
+            estimate(released, separate_visits, noise[2], least, rows, means, N, work)
+        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
+            gap = loss(world, policy, U)
+            switches += k > 1
+        regret += gap
+        run_episode(generator, world, policy, episode)
+        if k < K:
+            if (k - 1) % AT_ONCE == 0:
+                fresh = draws(noise_generator, privacy, C)
+            drawn = fresh[(k - 1) % AT_ONCE]
+            if privacy.local:
+                count(episode, X, A, separate_visits, drawn)
+                released += drawn
+            else:
+                count(episode, X, A, separate_visits, total)
+                add_to_tree(k, total, drawn, blocks, released)
+            set_noise(noise, k, privacy)
+        if k == checkpoints[at]:
+            curve[at] = regret
+            at += 1
+    return curve, switches
+
+
+@compiled
+def set_noise(noise: Floats, t: int, privacy: Privacy) -> None:
+    """Variances and E of the counts after t contributions: `variance`, `deviation`."""
+    terms = t
+    if not privacy.local:
+        terms = 0
+        while t:
+            t &= t - 1
+            terms += 1
+    noise[0] = noise[1] = terms * privacy.variance
+    ell = privacy.log_term
+    noise[2] = 0.0
+    if ell > 0.0 and privacy.kind == GAUSSIAN:
+        noise[2] = 4.0 * (privacy.scale * np.sqrt(2.0 * terms * ell))
+    elif ell > 0.0:
+        noise[2] = 4.0 * (privacy.scale * (2.0 * np.sqrt(terms * ell) + ell))

@@ -1,0 +1,138 @@
+"""Any Gymnasium environment with discrete spaces, as a node's environment.
+
+The library is optional: it is imported when an id ``gymnasium:<id>`` is asked for. States are the
+observation space's n values and one absorbing state more, for episodes that terminate or are
+truncated early. Gymnasium environments draw from a generator of their own; every episode seeds it
+with 64 bits of the randomness given, so a test run repeats and a deployed node's episodes do not.
+
+An environment that shows its table, as Gymnasium's toy texts do (``P[x][a]``, a list of
+(probability, x', reward, terminated), and ``initial_state_distrib``), has a known MDP.
+"""
+
+import importlib
+from typing import Any, Protocol
+
+import numpy as np
+
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.randomness import Randomness
+from riffle.common.protocol.errors import LocalError
+from riffle.node_client.environments.tabular import TabularMDP, stationary
+
+
+class DiscreteSpace(Protocol):
+    """`gymnasium.spaces.Discrete`, as far as it is used here."""
+
+    n: Any
+    start: Any
+
+
+class GymnasiumLike(Protocol):
+    """`gymnasium.Env`, as far as it is used here."""
+
+    observation_space: Any
+    action_space: Any
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """First observation."""
+
+    def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        """Observation, reward, terminated, truncated, information."""
+
+
+class GymnasiumEnvironment:
+    """Adapter: observations and actions count from 0, whatever ``start`` their space has.
+
+    Raises:
+        LocalError: ``invalid-spec``: a space is not discrete.
+    """
+
+    def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
+        self._env = env
+        self._states = _discrete(env.observation_space, "observation")
+        self._actions = _discrete(env.action_space, "action")
+        self.absorbing = int(self._states.n)
+        self.sizes = Sizes(X=self.absorbing + 1, A=int(self._actions.n), H=horizon)
+        self.reward_range = (low, high)
+
+    @property
+    def native(self) -> object:
+        """The environment that is adapted, without Gymnasium's wrappers around it."""
+        return _unwrapped(self._env)
+
+    def reset(self, randomness: Randomness) -> int:
+        """Seed and begin an episode."""
+        observation, _ = self._env.reset(seed=int.from_bytes(randomness.read(8), "little"))
+        return int(observation) - int(self._states.start)
+
+    def step(self, action: int, randomness: Randomness) -> tuple[int, float, bool]:
+        """One step; truncation counts as an early end, as termination does."""
+        native = action + int(self._actions.start)
+        observation, reward, terminated, truncated, _ = self._env.step(native)
+        state = int(observation) - int(self._states.start)
+        return state, float(reward), bool(terminated or truncated)
+
+
+class TabledGymnasium(GymnasiumEnvironment):
+    """The same, of an environment that shows its table; `mdp` is what the table says."""
+
+    def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
+        super().__init__(env, horizon, low, high)
+        X, A = self.sizes.X, self.sizes.A
+        P, r = np.zeros((X, A, X)), np.zeros((X, A))
+        P[self.absorbing, :, self.absorbing] = 1.0
+        for x, actions in _table(env).items():
+            for a, outcomes in actions.items():
+                for p, y, reward, terminated in outcomes:
+                    P[x, a, self.absorbing if terminated else y] += p
+                    r[x, a] += p * (reward - low) / (high - low)
+        d1 = np.append(np.asarray(_unwrapped(env).initial_state_distrib, dtype=np.float64), 0.0)
+        self.mdp: TabularMDP = stationary(P, r, d1, horizon)
+
+
+def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> GymnasiumEnvironment:
+    """The adapter of an environment, with its MDP where the table is shown and holds.
+
+    The table says nothing of a time limit, so an environment that ends within the horizon has none.
+    """
+    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+    tabled = isinstance(_table(env), dict) and hasattr(_unwrapped(env), "initial_state_distrib")
+    if tabled and (limit is None or horizon < limit):
+        return TabledGymnasium(env, horizon, low, high)
+    return GymnasiumEnvironment(env, horizon, low, high)
+
+
+def make_gymnasium(
+    name: str, *, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
+) -> GymnasiumEnvironment:
+    """The Gymnasium environment ``name`` with the reward range its owner declares.
+
+    Raises:
+        LocalError: ``invalid-spec``: Gymnasium is not installed, or does not know the name.
+    """
+    try:
+        library = importlib.import_module("gymnasium")
+    except ImportError as error:
+        raise LocalError(
+            "invalid-spec", f"environment gymnasium:{name} needs the package 'gymnasium'"
+        ) from error
+    try:
+        env = library.make(name)
+    except Exception as error:  # Gymnasium has a dozen error types; all mean the same here
+        raise LocalError("invalid-spec", f"gymnasium cannot make {name!r}: {error}") from error
+    return adapt(env, horizon, reward_low, reward_high)
+
+
+def _unwrapped(env: GymnasiumLike) -> Any:  # noqa: ANN401
+    return getattr(env, "unwrapped", env)
+
+
+def _table(env: GymnasiumLike) -> Any:  # noqa: ANN401
+    return getattr(_unwrapped(env), "P", None)
+
+
+def _discrete(space: Any, what: str) -> DiscreteSpace:  # noqa: ANN401
+    if not hasattr(space, "n") or not hasattr(space, "start"):
+        raise LocalError("invalid-spec", f"the {what} space is {space}; it must be Discrete")
+    found: DiscreteSpace = space
+    return found

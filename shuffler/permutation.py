@@ -1,0 +1,91 @@
+"""The shuffle: one permutation over all messages of all reports.
+
+The permutation sorts 128-bit keys from an AES-256-CTR keystream whose 32-byte key came from the
+system's CSPRNG when the batch was made, so it is uniform up to the cipher's and a tie's advantage
+(`common.mechanism.shuffle.permutation`). Reports enter in the order of their slots, so the same
+secret and the same reports give the same bytes after a crash, and permuted bytes need never be
+stored. No order in which reports arrived enters anywhere.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.shuffle import permutation
+from riffle.common.process.tracing import traced
+from riffle.common.protocol.errors import LocalError
+
+CHUNK_BYTES = 1 << 20
+
+
+class Keystream:
+    """AES-256-CTR as a source of random bytes. One key makes one stream; never reuse a key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        return self._encryptor.update(bytes(size))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What the analyzer gets: sealed messages (n * L, message bytes), and their SHA-256 in hex."""
+
+    messages: npt.NDArray[np.uint8] = field(repr=False)
+    sha256: str
+
+    def chunks(self) -> Iterable[memoryview]:
+        """All bytes, in pieces of 1 MiB; none is copied."""
+        view = self.messages.data.cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+
+
+@traced("permute")
+def shuffle(
+    uploads: Iterable[tuple[Sequence[int], bytes]],
+    key: bytes,
+    *,
+    n: int,
+    L: int,
+    message_bytes: int,
+) -> Release:
+    """Permute the n * L messages of n reports.
+
+    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order. ``key``: the
+    permutation's, 32 bytes.
+
+    Raises:
+        LocalError: the reports are not one for each of n slots. That cannot happen to a sealed
+            batch unless its store was damaged; nothing is released then.
+    """
+    places = _places(n * L, key).reshape(n, L)
+    permuted = np.empty(n * L, dtype=f"V{message_bytes}")
+    missing = np.ones(n, dtype=np.bool_)
+    for slots, reports in uploads:
+        whole = len(reports) == len(slots) * L * message_bytes
+        if not whole or max(slots) >= n or not missing[slots].all():
+            raise LocalError("internal", "stored reports are damaged; nothing is released")
+        np.put(permuted, places[slots], np.frombuffer(reports, dtype=permuted.dtype))
+        missing[slots] = False
+    if missing.any():
+        raise LocalError(
+            "internal", f"{missing.sum()} of {n} reports are missing; nothing is released"
+        )
+    messages = permuted.view(np.uint8).reshape(n * L, message_bytes)
+    return Release(messages, hashlib.sha256(messages.data).hexdigest())
+
+
+def _places(size: int, key: bytes) -> Ints:
+    """Where each message goes (size,): the permutation says which message comes to each place."""
+    order = permutation(size, Keystream(key))
+    places = np.empty(size, dtype=np.int64)
+    places[order] = np.arange(size)
+    return places

@@ -1,0 +1,5 @@
+"""Run by Alembic; see `common.server.database`."""
+
+from riffle.common.server.database import run_migrations
+
+run_migrations()

@@ -1,0 +1,397 @@
+"""Batches in the store: deposit, state, status, hand-over, erasure.
+
+Every function takes a connection that is inside a transaction; the caller commits. A function
+checks everything before it changes anything, and repeats harmlessly: a retry after a lost answer
+finds the work done.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from riffle.common.protocol.descriptor import Context, SignedDescriptor
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
+from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
+from riffle.common.server.statements import announce
+from riffle.shuffler.states import TRANSITIONS, Event, after
+from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
+from riffle.shuffler.store.schema import batches, dropped, grants, meta, reports
+
+NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch's row without its descriptor. ``report_bytes``: a report as uploaded."""
+
+    batch_id: str
+    digest: bytes
+    batch_key: str
+    n: int
+    expires_at: int
+    report_bytes: int
+    message_bytes: int
+    state: BatchState
+    reports: int
+    next_slot: int
+    messages_sha256: str | None
+
+    @property
+    def L(self) -> int:
+        """Messages a report."""
+        return (self.report_bytes - OVERHEAD) // self.message_bytes
+
+    @property
+    def report_info(self) -> bytes:
+        """HPKE ``info`` of this batch's outer seals."""
+        return LABEL_REPORT + self.digest
+
+    def expired(self, now: int) -> bool:
+        """Whether it is still short at its expiry: by policy it is abandoned then."""
+        return self.state == "open" and self.expires_at <= now
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Batches that are open at ``now``, oldest first, and when the first of them or of their live
+    leases expires: that changes the list, and nothing says so."""
+
+    batches: list[OpenBatch]
+    now: int
+    next_expiry: int | None
+
+    def changes_within(self, seconds: float, lease_seconds: int) -> bool:
+        """Whether one may expire by then, be it a lease of so many seconds that is granted now."""
+        if self.next_expiry is None:
+            return False
+        # The clock shows whole seconds.
+        return min(self.next_expiry - self.now, lease_seconds) <= seconds + 1
+
+
+_COLUMNS = [batches.c[field.name] for field in fields(Batch)]
+_FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
+_FIND_LOCKED = _FIND.with_for_update()
+
+_LIVE = and_(PENDING, grants.c.expires_at > bindparam("now"))
+_LEASED = select(func.sum(grants.c.pending)).where(grants.c.batch_id == bindparam("batch"), _LIVE)
+_HELD = select(
+    func.sum(
+        grants.c.reports + case((grants.c.expires_at > bindparam("now"), grants.c.pending), else_=0)
+    )
+).where(grants.c.batch_id == bindparam("batch"), grants.c.node_id == bindparam("node"))
+_OPEN = (
+    select(
+        batches.c.batch_id,
+        batches.c.n - batches.c.reports - func.coalesce(func.sum(grants.c.pending), 0),
+        batches.c.expires_at,
+        func.min(grants.c.expires_at),
+    )
+    .select_from(batches.outerjoin(grants, (grants.c.batch_id == batches.c.batch_id) & _LIVE))
+    .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
+    .group_by(
+        batches.c.batch_id,
+        batches.c.n,
+        batches.c.reports,
+        batches.c.deposited,
+        batches.c.expires_at,
+    )
+    .order_by(batches.c.deposited)
+)
+
+_SHORT = and_(batches.c.state == "open", batches.c.expires_at <= bindparam("now"))
+# Counted from the expiry, so that no time of a report or a seal has to be stored.
+_KEPT_TOO_LONG = and_(
+    batches.c.state.in_(("sealed", "forwarded")), batches.c.expires_at <= bindparam("kept_since")
+)
+_UNCLEAN = and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
+_DUE = select(batches.c.batch_id).where(or_(_SHORT, _KEPT_TOO_LONG, _UNCLEAN)).limit(1)
+_ENDS: tuple[tuple[Event, Select[Any]], ...] = (
+    ("expire", select(*_COLUMNS).where(_SHORT).with_for_update()),
+    ("retire", select(*_COLUMNS).where(_KEPT_TOO_LONG).with_for_update()),
+)
+
+
+def insert_batch(
+    connection: Connection, data: bytes, context: Context, signed: SignedDescriptor
+) -> None:
+    """Store a new batch, open."""
+    d = context.descriptor
+    highest = connection.scalar(select(func.max(batches.c.deposited)))
+    connection.execute(
+        insert(batches).values(
+            batch_id=d.batch_id,
+            deposited=(highest or 0) + 1,
+            descriptor=data,
+            coordinator_signature=signed.coordinator_signature,
+            digest=context.digest,
+            batch_key=signed.batch_key,
+            shuffler_signature=signed.shuffler_signature,
+            n=d.n,
+            expires_at=d.expires_at,
+            report_bytes=d.report_bytes,
+            message_bytes=d.message_bytes,
+            state="open",
+        )
+    )
+    announce(connection, d.batch_id)
+
+
+def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
+    """What nodes are served; None when there is no such batch."""
+    row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
+    if row is None:
+        return None
+    return SignedDescriptor(
+        descriptor=bytes(row.descriptor).decode(),
+        coordinator_signature=row.coordinator_signature,
+        batch_key=row.batch_key,
+        shuffler_signature=row.shuffler_signature,
+    )
+
+
+def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
+    """A batch; ``lock`` keeps other writers from it until the transaction ends.
+
+    Raises:
+        RemoteError: ``unknown-batch``.
+    """
+    query = _FIND_LOCKED if lock else _FIND
+    row = connection.execute(query, {"batch": batch_id}).one_or_none()
+    if row is None:
+        raise RemoteError("unknown-batch", "no batch has this id here")
+    return Batch(*row)
+
+
+def transition(connection: Connection, batch: Batch, event: Event) -> BatchState:
+    """Move a locked batch by the table of `shuffler.states`.
+
+    Raises:
+        RemoteError: the table has no such transition.
+    """
+    target = after(batch.state, event)
+    if target != batch.state:
+        announce(connection, batch.batch_id)
+        changed = {"state": target, **_lost_reports(connection, batch, target, event)}
+        connection.execute(
+            update(batches).where(batches.c.batch_id == batch.batch_id).values(changed)
+        )
+    return target
+
+
+def _lost_reports(
+    connection: Connection, batch: Batch, target: BatchState, event: Event
+) -> dict[str, object]:
+    """What an end before the hand-over drops, as it lies in the store now."""
+    if target != "abandoned":
+        return {}
+    return {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
+
+
+def count_stored(connection: Connection, batch_id: str) -> int:
+    """Reports whose bytes are in the store."""
+    query = select(func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)
+    return int(connection.scalar(query) or 0)
+
+
+def stored_slots(connection: Connection, batch_id: str) -> list[int]:
+    """Slots of the reports whose bytes are in the store."""
+    query = select(reports.c.slots).where(reports.c.batch_id == batch_id)
+    return [slot for slots in connection.scalars(query) for slot in read_slots(slots)]
+
+
+def abandon(connection: Connection, batch_id: str) -> None:
+    """Give a batch up while it is short.
+
+    Raises:
+        RemoteError: ``unknown-batch``, or ``wrong-state`` once it is complete.
+    """
+    transition(connection, find(connection, batch_id, lock=True), "abandon")
+
+
+def lose(connection: Connection, batch_id: str) -> BatchState:
+    """Give up a batch whose secret is gone; one that has left, or is over, stays what it is.
+
+    Returns the state it was found in.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if (batch.state, "lost") in TRANSITIONS:
+        transition(connection, batch, "lost")
+    return batch.state
+
+
+def end_due(connection: Connection, now: int, retention: int) -> None:
+    """Expire every batch that is still short, retire every one that nobody took in time."""
+    times = {"now": now, "kept_since": now - retention}
+    for event, query in _ENDS:
+        for batch in [Batch(*row) for row in connection.execute(query, times)]:
+            transition(connection, batch, event)
+
+
+def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
+    """Note, before a byte leaves, which bytes are handed over; they are the same ever after.
+
+    Raises:
+        RemoteError: the batch is not sealed, or over.
+        LocalError: the recomputed bytes are not those handed over before.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if batch.messages_sha256 not in (None, sha256):
+        # A second permutation of the same reports would let the analyzer compare the two.
+        raise LocalError("internal", "the store or the secret changed; nothing is handed over")
+    transition(connection, batch, "forward")
+    if batch.messages_sha256 is None:
+        connection.execute(
+            update(batches)
+            .where(batches.c.batch_id == batch_id)
+            .values(messages_sha256=sha256, forwarded=messages)
+        )
+
+
+def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
+    """The analyzer has the messages: from here on the batch is erased, whatever happens.
+
+    Raises:
+        RemoteError: ``wrong-state`` when the digest names other bytes, or by the table.
+    """
+    batch = find(connection, batch_id, lock=True)
+    if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
+        raise RemoteError("wrong-state", "the digest is not that of the messages handed over")
+    transition(connection, batch, "acknowledge")
+
+
+def to_clean(connection: Connection) -> list[str]:
+    """Batches that are over and whose secret or reports may still be there."""
+    return list(connection.scalars(select(batches.c.batch_id).where(_UNCLEAN)))
+
+
+def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
+    """Delete the stored reports of the uploads whose first slots these are."""
+    connection.execute(
+        delete(reports).where(
+            reports.c.batch_id == batch_id,
+            reports.c.slot >= slots.start,
+            reports.c.slot < slots.stop,
+        )
+    )
+
+
+def mark_clean(connection: Connection, batch_id: str) -> None:
+    """Secret and reports are gone: an acknowledged batch is erased, an abandoned one is done.
+
+    Leases without a report go too (`shuffler.store.leases.forget_unused`).
+    """
+    batch = find(connection, batch_id, lock=True)
+    if batch.state == "acknowledged":
+        transition(connection, batch, "erase")
+    forget_unused(connection, batch_id)
+    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(clean=True))
+
+
+def holding_secrets(connection: Connection) -> set[str]:
+    """Batches that are not over: each needs its secret."""
+    query = select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
+    return set(connection.scalars(query))
+
+
+def sealed_reports(connection: Connection, batch_id: str) -> Generator[tuple[list[int], bytes]]:
+    """Reports as they are stored, an upload's at a time, in any order: their slots, and they."""
+    query = select(reports.c.slots, reports.c.sealed).where(reports.c.batch_id == batch_id)
+    with connection.execution_options(yield_per=1).execute(query) as rows:
+        for slots, sealed in rows:
+            yield read_slots(slots), bytes(sealed)
+
+
+def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
+    """What the operator may know; `shuffler.rules.for_coordinator` makes less of it.
+
+    Raises:
+        RemoteError: ``unknown-batch``.
+    """
+    batch = find(connection, batch_id)
+    counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
+    episodes = select(batches.c.episodes).where(batches.c.batch_id == batch_id)
+    return BatchStatus(
+        batch_id=batch_id,
+        state=batch.state,
+        n=batch.n,
+        reports=batch.reports,
+        leased=count_leased(connection, batch_id, now) if batch.state == "open" else 0,
+        episodes=connection.scalars(episodes).one(),
+        dropped={row.problem: row.frames for row in counts if row.problem != "replayed"},
+    )
+
+
+def count_leased(connection: Connection, batch_id: str, now: int) -> int:
+    """Live leases without a report."""
+    return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
+
+
+def count_held(connection: Connection, batch_id: str, node_id: str, now: int) -> int:
+    """Slots of a batch that a node holds: live leases and reports."""
+    whose = {"batch": batch_id, "node": node_id, "now": now}
+    return int(connection.scalar(_HELD, whose) or 0)
+
+
+def open_batches(connection: Connection, now: int) -> Open:
+    """Batches that are open at ``now``."""
+    rows = connection.execute(_OPEN, {"now": now}).all()
+    listed = [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
+    expiries = (expiry for row in rows for expiry in row[2:] if expiry is not None)
+    return Open(listed, now, min(expiries, default=None))
+
+
+def anything_due(connection: Connection, now: int, retention: int) -> bool:
+    """Whether a batch has to be ended or cleaned."""
+    return connection.scalar(_DUE, {"now": now, "kept_since": now - retention}) is not None
+
+
+def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int]) -> None:
+    """Add refused frames to the counts by reason."""
+    for problem, frames in problems.items():
+        row = and_(dropped.c.batch_id == batch_id, dropped.c.problem == problem)
+        grown = update(dropped).where(row).values(frames=dropped.c.frames + frames)
+        if connection.execute(grown).rowcount == 0:
+            connection.execute(
+                insert(dropped).values(batch_id=batch_id, problem=problem, frames=frames)
+            )
+
+
+def keep_to_vault(connection: Connection, identity: int) -> None:
+    """Note whose vault holds this store's secrets, or see that it is the one noted.
+
+    Raises:
+        LocalError: ``unavailable``: it is another one. Each batch would seem to have lost its
+            secret there, and would be given up.
+    """
+    noted = connection.scalar(select(meta.c.value).where(meta.c.key == "vault"))
+    if noted is None:
+        connection.execute(insert(meta).values(key="vault", value=identity))
+    elif noted != identity:
+        raise LocalError(
+            "unavailable",
+            f"the data directory has the batch secrets number {identity}, the store belongs to "
+            f"number {noted}: all replicas must share one directory. If its secrets are lost for "
+            f"good, write {noted} into secrets.id; what needs them is given up then",
+        )
+
+
+def touch(connection: Connection, now: int) -> None:
+    """Write one number: whoever sees this succeed knows that the store can be written."""
+    alive = update(meta).where(meta.c.key == "alive").values(value=now)
+    if connection.execute(alive).rowcount == 0:
+        connection.execute(insert(meta).values(key="alive", value=now))

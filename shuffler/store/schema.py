@@ -1,0 +1,154 @@
+"""Tables of the shuffler's store. How it is opened: `common.server.database`.
+
+A user's row outlives its batch: it is what makes a second report impossible over batches and runs.
+A change here needs a revision in ``migrations``; a test compares the two.
+"""
+
+from pathlib import Path
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.database import Schema, meta_table, open_database
+
+SCHEMA = Schema(Path(__file__).with_name("migrations"), "shuffler_3")
+
+metadata = MetaData()
+
+meta = meta_table(metadata)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("node_id", String(32), primary_key=True),
+    Column("name", String(100), nullable=False),
+    Column("token_hash", String(64), nullable=False, unique=True),
+    Column("quota", BigInteger, nullable=False),
+    Column("users", BigInteger, nullable=False, default=0),
+    Column("revoked", Boolean, nullable=False, default=False),
+)
+
+users = Table(
+    "users",
+    metadata,
+    Column("user", String(32), primary_key=True),
+    Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
+    # The newest lease, which may be over or gone: of a user no other can be live or have reported.
+    Column("lease", String(32)),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("batch_id", String(32), primary_key=True),
+    Column("deposited", BigInteger, nullable=False, unique=True),
+    Column("descriptor", LargeBinary, nullable=False),
+    Column("coordinator_signature", String(128), nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("batch_key", String(64), nullable=False),
+    Column("shuffler_signature", String(128), nullable=False),
+    Column("n", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("report_bytes", Integer, nullable=False),
+    Column("message_bytes", Integer, nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("reports", BigInteger, nullable=False, default=0),
+    Column("episodes", BigInteger, nullable=False, default=0),
+    Column("next_slot", BigInteger, nullable=False, default=0),
+    Column("messages_sha256", String(64)),
+    # Where accepted reports went: messages handed over; reports dropped, and the event that did it.
+    Column("forwarded", BigInteger, nullable=False, default=0),
+    Column("discarded", BigInteger, nullable=False, default=0),
+    Column("ended_by", String(16)),
+    # Secret destroyed and reports deleted; only then is an erased or abandoned batch done with.
+    Column("clean", Boolean, nullable=False, default=False),
+)
+
+# What single leases are in: `shuffler.store.leases`. The long columns stand last, so that the
+# others are read without them.
+grants = Table(
+    "grants",
+    metadata,
+    Column("grant_id", String(16), primary_key=True),
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), nullable=False),
+    Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("pending", Integer, nullable=False),
+    Column("reports", Integer, nullable=False),
+    Column("slots", LargeBinary, nullable=False),
+    Column("states", Text, nullable=False),
+    Column("users", LargeBinary, nullable=False),
+    Column("digests", LargeBinary, nullable=False),
+)
+Index(
+    "shares", *(grants.c[of] for of in ("batch_id", "node_id", "expires_at", "pending", "reports"))
+)
+Index(
+    "pending",
+    *(grants.c[of] for of in ("batch_id", "expires_at", "pending")),
+    sqlite_where=grants.c.pending > 0,
+    postgresql_where=grants.c.pending > 0,
+)
+
+# The reports of one upload as `shuffler.store.vault` has them; ``slots`` are theirs, ``slot`` the
+# first.
+reports = Table(
+    "reports",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),
+    Column("held", Integer, nullable=False),
+    Column("slots", LargeBinary, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+)
+
+dropped = Table(
+    "dropped",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("problem", String(32), primary_key=True),
+    Column("frames", BigInteger, nullable=False),
+)
+
+
+latencies = Table(
+    "latencies",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("bucket", Integer, primary_key=True, autoincrement=False),
+    Column("uploads", BigInteger, nullable=False),
+)
+
+
+def open_store(url: str) -> Engine:
+    """Engine of the store at ``url``; raises as `common.server.database.open_database` does."""
+    return open_database(url, SCHEMA)
+
+
+def sqlite_url(directory: Path) -> str:
+    """The default store: one file in the data directory."""
+    return f"sqlite:///{directory / 'shuffler.sqlite'}"
+
+
+def not_usable(what: str, error: Exception) -> LocalError:
+    """The error of a store that could not be read or written; the asker may try again.
+
+    The database's own text may quote what was being written, so only its kind is told.
+    """
+    kind = type(getattr(error, "orig", None) or error).__name__
+    failure = LocalError("unavailable", f"the store could not be {what} ({kind})", retry_after=1)
+    failure.__cause__ = error
+    return failure

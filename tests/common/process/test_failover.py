@@ -1,0 +1,131 @@
+"""A client of several replicas: who is asked, in which order, after which failure."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from riffle.common.process.endpoint import (
+    AWAY_SECONDS,
+    LONGEST_AWAY_SECONDS,
+    AsyncFailover,
+    Failover,
+    check_urls,
+    split_urls,
+)
+
+URLS = ("https://one:1", "https://two:2", "https://three:3")
+
+
+@dataclass
+class Replicas:
+    """Answer by host: a status, or no answer."""
+
+    answers: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys("123", 200))
+    asked: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    now: float = 0.0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        key = str(request.url.port)
+        assert request.headers["Host"] == f"{request.url.host}:{key}"
+        assert request.url.path == "/v1/x"
+        self.asked.append(key)
+        self.bodies.append(request.content)
+        status = self.answers[key]
+        if status is None:
+            raise httpx.ConnectError("nobody there", request=request)
+        return httpx.Response(status)
+
+    def client(self) -> httpx.Client:
+        inner = httpx.MockTransport(self)
+        transport = Failover(URLS, inner, clock=lambda: self.now)
+        return httpx.Client(base_url=URLS[0], transport=transport)
+
+
+def test_the_first_is_asked_as_long_as_it_answers() -> None:
+    replicas = Replicas()
+    with replicas.client() as client:
+        assert [client.get("/v1/x").status_code for _ in range(3)] == [200] * 3
+    assert replicas.asked == ["1", "1", "1"]
+
+
+def test_one_that_does_not_answer_is_passed_over_and_asked_again_later() -> None:
+    replicas = Replicas()
+    replicas.answers["1"] = None
+    with replicas.client() as client:
+        client.post("/v1/x", content=b"the same body")
+        client.get("/v1/x")
+        replicas.answers["1"] = 200
+        replicas.now = AWAY_SECONDS + 1
+        client.get("/v1/x")
+    assert replicas.asked == ["1", "2", "2", "1"]
+    assert replicas.bodies[:2] == [b"the same body"] * 2
+
+
+def test_one_that_stays_away_is_tried_less_and_less_until_it_answers() -> None:
+    replicas = Replicas()
+    replicas.answers["1"] = None
+    with replicas.client() as client:
+
+        def tried(seconds: int) -> int:
+            replicas.asked.clear()
+            for _ in range(seconds):
+                replicas.now += 1
+                client.get("/v1/x")
+            return replicas.asked.count("1")
+
+        assert tried(150) == 6  # after 5, 10, 20, 40 and 60 seconds
+        replicas.answers["1"] = 200
+        assert tried(int(LONGEST_AWAY_SECONDS)) > 1
+        replicas.answers["1"] = None
+        assert tried(15) == 2
+
+
+def test_after_not_possible_now_another_one_is_asked() -> None:
+    replicas = Replicas()
+    replicas.answers["1"] = 503
+    with replicas.client() as client:
+        assert [client.get("/v1/x").status_code for _ in range(2)] == [503, 200]
+
+
+def test_a_refusal_is_an_answer() -> None:
+    replicas = Replicas()
+    replicas.answers["1"] = 429
+    with replicas.client() as client:
+        assert [client.get("/v1/x").status_code for _ in range(2)] == [429, 429]
+
+
+def test_when_nobody_answers_the_last_failure_is_told() -> None:
+    replicas = Replicas(dict.fromkeys("123"))
+    with replicas.client() as client:
+        for _ in range(2):
+            with pytest.raises(httpx.ConnectError):
+                client.get("/v1/x")
+    assert replicas.asked == ["1", "2", "3"] * 2
+
+
+def test_requests_are_spread_over_those_that_answer() -> None:
+    replicas = Replicas()
+    replicas.answers["2"] = None
+
+    async def scenario() -> None:
+        inner = httpx.MockTransport(replicas)
+        transport = AsyncFailover(URLS, inner, spread=True, clock=lambda: replicas.now)
+        async with httpx.AsyncClient(base_url=URLS[0], transport=transport) as client:
+            for _ in range(6):
+                assert (await client.post("/v1/x", content=b"it")).status_code == 200
+
+    asyncio.run(scenario())
+    assert replicas.asked.count("2") == 1
+    assert min(replicas.asked.count("1"), replicas.asked.count("3")) >= 2
+
+
+def test_addresses_are_checked_each() -> None:
+    assert split_urls("https://a:1, https://b:2") == ("https://a:1", "https://b:2")
+    assert check_urls("x", "https://a:1,http://127.0.0.1:2")
+    with pytest.raises(ValueError, match="TLS is mandatory"):
+        check_urls("x", "https://a:1,http://b:2")
+    with pytest.raises(ValueError, match="must be"):
+        check_urls("x", "https://a:1,")

@@ -1,0 +1,62 @@
+"""Logs: one JSON object a line, and nothing in it that was not meant to be there."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from riffle.common.process.journal import Journal, JsonLines
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.metrics import JOURNAL as COORDINATOR
+from riffle.node_client.journal import JOURNAL as NODE
+from riffle.shuffler.metrics import JOURNAL as SHUFFLER
+
+PRIVATE = frozenset({"user", "users", "lease", "slot", "token", "episode", "path"})
+PROGRAM = """
+import logging, sys, warnings
+from riffle.common.process.journal import Journal, log_to_stderr
+log_to_stderr("test")
+Journal("test", "n").note("hello", n=3)
+logging.getLogger("httpx").info("GET https://secret")
+try:
+    raise ValueError("secret")
+except ValueError:
+    logging.getLogger("uvicorn.error").exception("secret %s", "secret")
+warnings.warn("secret")
+"""
+
+
+@pytest.mark.parametrize("journal", [SHUFFLER, COORDINATOR, NODE], ids=lambda j: j.role)
+def test_no_role_may_name_people(journal: Journal) -> None:
+    assert journal.allowed.isdisjoint(PRIVATE)
+    assert journal is NODE or journal.allowed.isdisjoint({"node", "node_id", "host"})
+    assert journal is not SHUFFLER or "detail" not in journal.allowed
+    with pytest.raises(ValueError, match="lease"):
+        journal.note("sealed", lease="cd")
+    with pytest.raises(ValueError, match="lease"):
+        journal.failed("sealed", OSError(), lease="cd")
+
+
+def test_every_line_of_a_process_is_an_object_without_foreign_text() -> None:
+    command = [sys.executable, "-W", "always", "-c", PROGRAM]
+    wrote = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    hello, library, warning = map(json.loads, wrote.splitlines())
+    assert hello.pop("time").endswith("+00:00")
+    assert hello == {"level": "info", "service": "test", "event": "hello", "n": 3}
+    assert (library["event"], library["logger"]) == ("library", "uvicorn.error")
+    assert (library["error"], library["raised"]) == ("ValueError", "<string>:8")
+    assert warning["logger"] == "py.warnings"
+    assert "secret" not in wrote
+
+
+def test_a_line_stays_one_line() -> None:
+    record = logging.LogRecord("x", logging.ERROR, "a/b/c.py", 7, "two\nlines", (), None)
+    assert json.loads(JsonLines("test").format(record))["where"] == "b/c.py:7"
+
+
+def test_last_words_say_why(caplog: pytest.LogCaptureFixture) -> None:
+    Journal("test").ended(LocalError("invalid-spec", "set RIFFLE_X"))
+    told = {"event": "ended", "problem": "invalid-spec", "detail": "set RIFFLE_X"}
+    assert json.loads(caplog.messages[0]) == told

@@ -1,0 +1,52 @@
+"""Code from files: found, named, and explained when it is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from riffle.common.process.plugins import from_file, is_file, name_of, nearest, parameters
+from riffle.common.protocol.errors import LocalError
+
+
+def test_a_file_gives_what_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Mine:\n    problem: 'int'\n    share: float = 0.5\n"
+    )
+    maker = from_file(f"{file}:Mine")
+    assert parameters(maker) == ["problem", "share"]
+    assert maker(1, share=0.25).share == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("", "Mine", "there is no class or function Mine"),
+        ("class Mine: ...", "Mime", "did you mean 'Mine'"),
+        ("Mine = 3", "Mine", "there is no class or function Mine"),
+        ("\n1 / 0", "Mine", r"ZeroDivisionError: division by zero \(mine.py, line 2\)"),
+        ("\nclass", "Mine", r"SyntaxError: .*\(line 2\)"),
+        ("import nowhere_to_be_found", "Mine", "ModuleNotFoundError"),
+    ],
+)
+def test_a_wrong_file_is_explained(text: str, name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(LocalError, match=says) as caught:
+        from_file(f"{tmp_path}/mine.py:{name}")
+    assert caught.value.slug == "invalid-spec"
+
+
+def test_a_missing_file_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="there is no Python file"):
+        from_file(f"{tmp_path}/mine.py:Mine")
+
+
+def test_names() -> None:
+    assert is_file("a/b.py:C")
+    assert not is_file("gymnasium:FrozenLake-v1")
+    assert name_of("dir/Own_learner.py:Mine") == "own-learner"
+    assert (
+        nearest("riverswin-v0", ["RiverSwim-v0", "Bandit-v0"]) == "; did you mean 'RiverSwim-v0'?"
+    )
+    assert nearest("xyz", ["abc"]) == ""

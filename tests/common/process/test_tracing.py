@@ -1,0 +1,117 @@
+"""Traces: what is in a span, what never is, and that a collector gets them."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from riffle.common.process.tracing import VARIABLES, Traced, collecting, note, span, traced, using
+from riffle.common.protocol.errors import RemoteError
+
+
+@pytest.fixture
+def exporter() -> Iterator[InMemorySpanExporter]:
+    found, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    with using(provider):
+        yield found
+    provider.shutdown()
+
+
+def test_without_a_collector_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with collecting("test"), span("x") as current:
+        assert current is None
+
+
+def test_functions_and_coroutines_are_timed(exporter: InMemorySpanExporter) -> None:
+    @traced("outer")
+    async def outer() -> int:
+        return await asyncio.to_thread(inner)
+
+    @traced("inner")
+    def inner() -> int:
+        return 7
+
+    assert asyncio.run(outer()) == 7
+    first, second = exporter.get_finished_spans()
+    assert (first.name, second.name) == ("inner", "outer")
+    assert first.parent is not None and second.context is not None
+    assert first.parent.span_id == second.context.span_id
+
+
+def test_what_goes_wrong_is_not_written_down(exporter: InMemorySpanExporter) -> None:
+    @traced("work")
+    def work() -> None:
+        raise RemoteError("late", "SECRET")
+
+    with pytest.raises(RemoteError):
+        work()
+    assert "SECRET" not in exporter.get_finished_spans()[0].to_json()
+
+
+def test_only_attributes_on_the_list(exporter: InMemorySpanExporter) -> None:
+    with span("x") as current, pytest.raises(ValueError, match="node"):
+        note(current, node="ab")
+
+
+def carried(found: ReadableSpan) -> set[str]:
+    return set(found.attributes or {})
+
+
+def test_requests_are_named_by_their_route(exporter: InMemorySpanExporter) -> None:
+    app = FastAPI()
+    app.add_middleware(Traced)
+
+    @app.get("/users/{name}")
+    async def show(name: str) -> str:
+        return name
+
+    client = TestClient(app)
+    client.get("/users/alice?x=alice", headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"})
+    client.get("/alice")
+    client.request("ALICE", "/users/alice")
+    first, second, third = exporter.get_finished_spans()
+    assert dict(first.attributes or {}) == {
+        "http.route": "/users/{name}",
+        "http.request.method": "GET",
+        "http.response.status_code": 200,
+    }
+    assert carried(second) == carried(third) == {"http.response.status_code"}
+    text = first.to_json() + second.to_json() + third.to_json().lower()
+    assert "alice" not in text and "ab" * 16 not in text, "nor does a trace go on from a caller's"
+
+
+def test_a_collector_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real exporter to a collector's stub on loopback."""
+    got: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        with collecting("test"), span("permute"):
+            pass
+        server.shutdown()
+        thread.join()
+    path, body = got[0]
+    assert path == "/v1/traces"
+    assert b"riffle-test" in body and b"permute" in body

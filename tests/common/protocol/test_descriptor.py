@@ -1,0 +1,147 @@
+"""The descriptor: strict parsing, digests, signatures; one fault a vector."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ValidationError, model_validator
+
+from riffle.common.mechanism.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Noise
+from riffle.common.protocol import descriptor as d
+from riffle.common.protocol.errors import RemoteError
+from tests.common.descriptors import ONE_MESSAGE, RUN_ID, descriptor
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "descriptor_faults.json").read_text())
+SIGNING_KEY = Ed25519PrivateKey.generate()
+PRIVATE = SIGNING_KEY.private_bytes_raw()
+PUBLIC = SIGNING_KEY.public_key().public_bytes_raw()
+
+
+def test_a_fault_is_told_without_pydantics_prefix() -> None:
+    class Odd(BaseModel):
+        @model_validator(mode="after")
+        def refuse(self) -> "Odd":
+            raise ValueError("both are odd")
+
+    with pytest.raises(ValidationError) as caught:
+        Odd()
+    assert d.first_fault(caught.value) == "document: both are odd"
+
+
+def made(vector: dict[str, Any]) -> d.BatchDescriptor:
+    return descriptor(**ONE_MESSAGE.get(vector.get("trust", "shuffle"), {}))
+
+
+def with_fault(vector: dict[str, Any]) -> bytes:
+    document = json.loads(d.serialize(made(vector)))
+    value = math.inf if vector["value"] == "<infinity>" else vector["value"]
+    target = document
+    for step in vector["path"][:-1]:
+        target = target[step]
+    if vector["path"] and value == "<missing>":
+        del target[vector["path"][-1]]
+    elif vector["path"]:
+        target[vector["path"][-1]] = value
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
+def test_vectors(vector: dict[str, Any]) -> None:
+    data = with_fault(vector)
+    if vector["fault"] is None:
+        assert d.parse(data).descriptor == made(vector)
+        return
+    with pytest.raises(RemoteError) as caught:
+        d.parse(data)
+    assert caught.value.slug == "malformed"
+    assert vector["fault"] in caught.value.detail
+    assert "\n" not in caught.value.detail
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b'"text"'])
+def test_what_is_not_a_document_is_malformed(data: bytes) -> None:
+    with pytest.raises(RemoteError) as caught:
+        d.parse(data)
+    assert caught.value.slug == "malformed"
+
+
+def test_an_enormous_descriptor_is_refused_unread() -> None:
+    with pytest.raises(RemoteError) as caught:
+        d.parse(b" " * (d.MAX_DESCRIPTOR_BYTES + 1))
+    assert caught.value.slug == "too-large"
+
+
+def test_the_digest_is_of_the_bytes_as_received() -> None:
+    data = d.serialize(descriptor())
+    spaced = json.dumps(json.loads(data)).encode()
+    assert d.parse(data).descriptor == d.parse(spaced).descriptor
+    assert d.parse(data).digest != d.parse(spaced).digest
+    assert d.parse(data).message_info != d.parse(data).report_info
+
+
+def test_sizes_follow_from_the_descriptor() -> None:
+    batch = descriptor()
+    assert batch.layout.counters == 32
+    assert batch.message_bytes == 48 + 1
+    assert batch.report_bytes == 352 * 49 + 48
+
+
+def test_a_report_without_the_shuffle_is_one_message() -> None:
+    local, central = (descriptor(**ONE_MESSAGE[trust]) for trust in ("local", "central"))
+    assert local.message_bytes == 48 + 4, "a bit for each of 32 counters"
+    assert central.message_bytes == 48 + 2 * 1, "an index a step"
+    for batch in (local, central):
+        assert batch.report_bytes == batch.message_bytes + 48
+
+
+@pytest.mark.parametrize(
+    "noise", [Noise(3, 5, 4), Flips(7), Laplace(2**31 + 1), FairBits(12)], ids=str
+)
+def test_noise_survives_the_wire(noise: BatchNoise) -> None:
+    document = d.NoiseDocument.of(noise)
+    assert document.noise() == noise
+    assert d.NoiseDocument.model_validate_json(document.model_dump_json()) == document
+
+
+def test_the_noise_bits_of_a_report_are_bounded() -> None:
+    def noise(bits: int) -> dict[str, int]:
+        return {"bits": bits, "p_numerator": 1, "p_log2": 32}
+
+    assert descriptor(noise=noise(MAX_DRAWS // 32)).layout.counters == 32
+    for bits in (MAX_DRAWS // 32 + 1, 1 << 32):
+        with pytest.raises(ValueError, match="noise bits a report exceed"):
+            descriptor(noise=noise(bits))
+
+
+def test_batch_ids_are_deterministic_and_distinct() -> None:
+    ids = {d.batch_id(run, i) for run in (RUN_ID, "0" * 32) for i in range(50)}
+    assert len(ids) == 100
+    assert d.batch_id(RUN_ID, 3) in ids
+
+
+def test_signatures_verify_and_do_not_cross_protocol_steps() -> None:
+    data = d.serialize(descriptor())
+    context, batch_key = d.parse(data), bytes(32)
+    deposit = d.sign_deposit(PRIVATE, data)
+    counter = d.countersign(PRIVATE, context.digest, batch_key)
+    d.verify_deposit(PUBLIC, data, deposit)
+    d.verify_countersign(PUBLIC, context.digest, batch_key, counter)
+    faults: list[Callable[[], None]] = [
+        lambda: d.verify_deposit(PUBLIC, data + b" ", deposit),
+        lambda: d.verify_deposit(PUBLIC, data, counter),
+        lambda: d.verify_deposit(PUBLIC, data, ""),
+        lambda: d.verify_deposit(PUBLIC, data, "zz"),
+        lambda: d.verify_deposit(PUBLIC, data, deposit.upper()),
+        lambda: d.verify_deposit(PUBLIC, data, f" {deposit}"),
+        lambda: d.verify_deposit(bytes(32), data, deposit),
+        lambda: d.verify_countersign(PUBLIC, context.digest, b"\x01" + bytes(31), counter),
+        lambda: d.verify_countersign(PUBLIC, bytes(32), batch_key, counter),
+    ]
+    for fault in faults:
+        with pytest.raises(RemoteError) as caught:
+            fault()
+        assert caught.value.slug == "bad-signature"

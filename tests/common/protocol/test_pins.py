@@ -1,0 +1,35 @@
+"""Pinned keys in a file."""
+
+from pathlib import Path
+
+import pytest
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import pinned
+
+ONE, TWO = "ab" * 32, "cd" * 32
+
+
+def test_without_a_file_nothing_is_pinned() -> None:
+    assert pinned(None) is None
+
+
+def test_the_file_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "pins"
+    file.write_text(f"# keys\n{ONE}\n\n")
+    assert pinned(file) == frozenset({ONE})
+    file.write_text(f"{ONE} # old\n {TWO}")
+    assert pinned(file) == frozenset({ONE, TWO})
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "ab", ONE.upper(), f"{ONE} {TWO}", "\xe9" * 64])
+def test_a_file_without_keys_pins_not_everything(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "pins"
+    file.write_text(text)
+    with pytest.raises(LocalError, match=r"pins|64 hex digits"):
+        pinned(file)
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot read the pins"):
+        pinned(tmp_path / "nowhere")

@@ -1,0 +1,236 @@
+"""Opening a database: durable pragmas, locks, versions, damage, and what is said of each."""
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, func, insert, select, text
+from sqlalchemy.exc import DBAPIError
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.database import (
+    CLAIM_SECONDS,
+    IDLE_SECONDS,
+    Schema,
+    claimed,
+    meta_table,
+    open_database,
+    writer,
+)
+from tests.postgres import Cluster
+
+metadata = MetaData()
+meta = meta_table(metadata)
+things = Table("things", metadata, Column("thing", Integer, primary_key=True))
+
+ENV = "from riffle.common.server.database import run_migrations\nrun_migrations()\n"
+REVISION = """
+from alembic import op
+from tests.common.server.test_database import metadata
+revision, down_revision = "things_1", None
+def upgrade():
+    metadata.create_all(op.get_bind())
+"""
+
+
+@pytest.fixture
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+    folder = tmp_path_factory.mktemp("migrations")
+    (folder / "versions").mkdir()
+    (folder / "env.py").write_text(ENV)
+    (folder / "versions" / "first.py").write_text(REVISION)
+    return Schema(folder, "things_1")
+
+
+@pytest.fixture
+def engine(url: str, schema: Schema) -> Iterator[Engine]:
+    found = open_database(url, schema)
+    yield found
+    found.dispose()
+
+
+@pytest.fixture
+def other(url: str, schema: Schema, engine: Engine) -> Iterator[Engine]:
+    """The same store as another replica has it open."""
+    found = open_database(url, schema)
+    yield found
+    found.dispose()
+
+
+SETTLED = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 0}
+sqlite_only = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+postgres_only = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+
+
+def refusal(address: str, schema: Schema) -> LocalError:
+    with pytest.raises(LocalError) as caught:
+        open_database(address, schema)
+    return caught.value
+
+
+@sqlite_only
+def test_every_connection_syncs_each_commit(engine: Engine) -> None:
+    for _ in range(2):
+        with engine.connect() as connection:
+            pragmas = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in (*SETTLED, "busy_timeout")
+            }
+        assert pragmas == SETTLED | {"busy_timeout": 10_000}
+
+
+@postgres_only
+def test_postgres_syncs_each_commit_and_bounds_what_waits(engine: Engine) -> None:
+    with writer(engine).begin() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"SHOW {name}").scalar_one()
+            for name in (
+                "synchronous_commit",
+                "lock_timeout",
+                "idle_in_transaction_session_timeout",
+                "transaction_isolation",
+            )
+        }
+    assert list(found.values()) == ["on", "20s", "10s", "read committed"]
+
+
+def test_what_was_written_is_there_when_it_is_opened_again(
+    url: str, schema: Schema, engine: Engine
+) -> None:
+    with writer(engine).begin() as connection:
+        connection.execute(insert(things).values(thing=7))
+    again = open_database(url, schema)
+    with again.connect() as connection:
+        assert connection.scalars(select(things.c.thing)).all() == [7]
+    again.dispose()
+
+
+def test_a_writer_takes_its_lock_when_it_begins(engine: Engine, other: Engine) -> None:
+    """The second waits, and then sees what the first has left: no two add the same number."""
+    begun = Event()
+
+    def add_second() -> int:
+        begun.set()
+        with writer(other).begin() as connection:
+            highest = connection.scalar(select(func.max(things.c.thing))) or 0
+            connection.execute(insert(things).values(thing=highest + 1))
+            return int(highest)
+
+    with ThreadPoolExecutor(1) as thread:
+        with writer(engine).begin() as connection:
+            second = thread.submit(add_second)
+            assert begun.wait(10)
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+            connection.execute(insert(things).values(thing=1))
+        assert second.result(10) == 1
+
+
+def test_a_reader_takes_none_and_sees_one_state(engine: Engine, other: Engine) -> None:
+    with engine.connect() as connection:
+        assert connection.scalars(select(things.c.thing)).all() == []
+        with writer(other).begin() as writing:
+            writing.execute(insert(things).values(thing=1))
+        assert connection.scalars(select(things.c.thing)).all() == []
+    with engine.connect() as connection:
+        assert connection.scalars(select(things.c.thing)).all() == [1]
+
+
+@postgres_only
+def test_a_writer_that_stops_loses_its_lock(engine: Engine, other: Engine) -> None:
+    with pytest.raises(DBAPIError), writer(engine).begin() as stopped:
+        stopped.execute(insert(things).values(thing=1))
+        stopped.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+        with writer(other).begin() as connection:  # waits until the server ended the other
+            assert connection.scalars(select(things.c.thing)).all() == []
+            connection.execute(insert(things).values(thing=2))
+        stopped.execute(insert(things).values(thing=3))
+    with engine.connect() as connection:
+        assert connection.scalars(select(things.c.thing)).all() == [2]
+
+
+@postgres_only
+def test_a_claim_outlives_long_work(engine: Engine) -> None:
+    """Permuting a batch of a gigabyte says nothing to the server for longer than a writer may."""
+    limits = []
+    with engine.connect() as connection:
+        for work in ("something", None):
+            assert work is None or claimed(connection, work)
+            shown = connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout")
+            limits.append(shown.scalar_one())
+            connection.rollback()
+    assert limits == [f"{CLAIM_SECONDS // 60}min", f"{IDLE_SECONDS}s"]
+
+
+@postgres_only
+def test_a_server_that_was_restarted_is_found_again(cluster: Cluster, engine: Engine) -> None:
+    with writer(engine).begin() as connection:
+        connection.execute(insert(things).values(thing=1))
+    cluster.restart()
+    with engine.connect() as connection:
+        assert connection.scalars(select(things.c.thing)).all() == [1]
+
+
+def test_values_stay_out_of_error_texts(engine: Engine) -> None:
+    with (
+        pytest.raises(DBAPIError) as caught,
+        writer(engine).begin() as connection,
+    ):
+        statement = text("INSERT INTO nothing VALUES (:it)")
+        connection.execute(statement, {"it": "a secret id"})
+    assert "a secret id" not in str(caught.value)
+
+
+def test_another_version_is_refused(url: str, schema: Schema, engine: Engine) -> None:
+    with writer(engine).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'things_2'"))
+    error = refusal(url, schema)
+    assert error.slug == "unavailable"
+    assert "schema version things_2, this program knows things_1" in error.detail
+    assert engine.url.render_as_string(hide_password=True) in error.detail
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path, schema: Schema) -> None:
+    (tmp_path / "a.sqlite").write_bytes(b"this is not a database, whatever its name " * 200)
+    error = refusal(f"sqlite:///{tmp_path / 'a.sqlite'}", schema)
+    assert "not a database or is damaged" in error.detail
+
+
+def test_a_damaged_page_is_told(tmp_path: Path, schema: Schema) -> None:
+    path = tmp_path / "a.sqlite"
+    open_database(f"sqlite:///{path}", schema).dispose()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[4096:8192] = b"\xff" * 4096
+    path.write_bytes(data)
+    error = refusal(f"sqlite:///{path}", schema)
+    assert error.slug == "unavailable"
+    assert "cannot be used" in error.detail
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_a_database_out_of_reach_is_told_in_one_line(
+    tmp_path: Path, schema: Schema, dialect: str
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    address = f"sqlite:///{nowhere}/a" if dialect == "sqlite" else f"postgresql:///?host={nowhere}"
+    error = refusal(address, schema)
+    assert error.slug == "unavailable"
+    assert "nowhere" in error.detail
+    assert "\n" not in error.detail
+
+
+@pytest.mark.parametrize("address", ["nonsense", "nosuchdialect://h/d", "sqlite+nodriver:///x"])
+def test_a_url_that_is_none_is_told(address: str, schema: Schema) -> None:
+    assert refusal(address, schema).slug == "invalid-spec"
+
+
+def test_a_password_is_never_shown(schema: Schema) -> None:
+    assert "sesame" not in refusal("nosuchdialect://user:sesame@host/riffle", schema).detail
+    unreachable = refusal("postgresql://user:sesame@127.0.0.1:1/riffle", schema)
+    assert "sesame" not in unreachable.detail

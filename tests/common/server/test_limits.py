@@ -1,0 +1,95 @@
+"""Rates and concurrency: what passes, what waits, and for how long."""
+
+import asyncio
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle.common.process.journal import Journal
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.limits import Allowance, AtMost, Bucket, Callers
+from riffle.common.server.service import install_problem_handlers
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 30)), max_size=60))
+def test_no_more_than_burst_and_rate_ever_passes(asked: list[tuple[float, int]]) -> None:
+    bucket, now, passed = Bucket(rate=4.0, burst=10.0), 0.0, 0.0
+    for pause, amount in asked:
+        now += pause
+        if not bucket.take(amount, now):
+            passed += amount
+        # What is beyond a burst is owed: at most one such request ahead.
+        assert passed <= 10 + 4 * now + 30
+
+
+def test_who_waits_as_told_is_let_through() -> None:
+    bucket = Bucket(rate=2.0, burst=4.0)
+    assert [bucket.take(2, 100.0) for _ in range(2)] == [0.0, 0.0]
+    after = bucket.take(3, 100.0)
+    assert after == pytest.approx(1.5)
+    assert bucket.take(3, 100.0 + after) == 0.0
+
+
+def test_more_than_a_burst_passes_when_the_bucket_is_full() -> None:
+    bucket = Bucket(rate=1.0, burst=4.0)
+    assert bucket.take(10, 0.0) == 0.0
+    assert bucket.take(1, 1.0) == pytest.approx(6.0)
+
+
+def test_a_clock_that_steps_back_gives_nothing() -> None:
+    bucket = Bucket(rate=1.0, burst=2.0)
+    bucket.take(2, 100.0)
+    assert bucket.take(1, 50.0) > 0
+
+
+def test_callers_do_not_share_their_allowance() -> None:
+    callers = Callers(Allowance(requests=1.0, reports=1.0, at_once=2))
+    with callers.request("a", 0.0), callers.request("a", 0.0):
+        with pytest.raises(LocalError, match="under way") as caught, callers.request("a", 0.0):
+            pass
+        assert (caught.value.slug, caught.value.retry_after) == ("too-many-requests", 1)
+        with callers.request("b", 0.0):
+            pass
+    for _ in range(8):
+        with callers.request("a", 0.0):
+            pass
+    with pytest.raises(LocalError, match="a second"), callers.request("a", 0.0):
+        pass
+    callers.reports("a", 10, 0.0)
+    with pytest.raises(LocalError, match="reports"):
+        callers.reports("a", 1, 0.0)
+
+
+def test_a_failed_request_is_no_longer_under_way() -> None:
+    callers = Callers(Allowance(requests=100.0, reports=1.0, at_once=1))
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), callers.request("a", 0.0):
+            raise ZeroDivisionError
+
+
+def test_one_more_than_fits_is_told_to_come_back() -> None:
+    app, inside, go = FastAPI(), asyncio.Event(), asyncio.Event()
+    install_problem_handlers(app, Journal("test"))
+    app.add_middleware(AtMost, limit=1)
+
+    @app.get("/")
+    async def slow() -> None:
+        inside.set()
+        await go.wait()
+
+    async def act() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            first = asyncio.create_task(client.get("/"))
+            await inside.wait()
+            second = await client.get("/")
+            go.set()
+            return [await first, second, await client.get("/")]
+
+    answers = asyncio.run(act())
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    assert answers[1].headers["Retry-After"] == "1"
+    assert answers[1].json()["type"] == "urn:riffle:problem:too-many-requests"

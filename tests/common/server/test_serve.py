@@ -1,0 +1,257 @@
+"""Serving as a process: one clear line when it cannot start, and a drain when it is told to stop.
+
+The server runs in a process of its own, because it takes over the process's signals.
+"""
+
+import datetime
+import hashlib
+import json
+import random
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from riffle.common.process.endpoint import Tls
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.service import GRACE_SECONDS, serve
+from riffle.deploy.network.certificates import make_authority
+from tests.asking import taken_up
+
+# Waits for news (ended by on_stop), or works for a while (must be finished in the drain).
+PROGRAM = """
+import asyncio, hashlib, json, sys
+from pathlib import Path
+from fastapi import FastAPI, Request
+from riffle.common.process.endpoint import Tls
+from riffle.common.server.service import read_body, serve
+
+host, port, certificate, key = json.loads(sys.argv[1])
+app, stopping = FastAPI(), asyncio.Event()
+
+@app.get("/news")
+async def news() -> str:
+    await stopping.wait()
+    return "no news"
+
+@app.get("/work")
+async def work() -> str:
+    await asyncio.sleep(1)
+    return "done"
+
+@app.get("/ready")
+async def ready() -> str:
+    return "yes"
+
+@app.post("/body")
+async def body(request: Request) -> str:
+    return hashlib.sha256(await read_body(request, 1 << 23)).hexdigest()
+
+tls = Tls(Path(certificate), Path(key)) if certificate else None
+serve(app, host, port, tls=tls, on_start=lambda: print("serving", flush=True),
+      on_stop=stopping.set)
+"""
+
+
+def free_port(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.0.1") -> int:
+    with socket.socket(family) as found:
+        found.bind((host, 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def served(
+    host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM
+) -> Iterator[subprocess.Popen[str]]:
+    """The program; at the end it is told to stop and must leave with 0, silent."""
+    files = ("", "") if tls is None else (str(tls.certificate), str(tls.key))
+    arguments = json.dumps([host, port, *files])
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM, arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n", process.communicate()[1]
+        yield process
+        process.send_signal(by)
+        output = process.communicate(timeout=60)
+        assert (process.returncode, output) == (0, ("", ""))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answered(process: subprocess.Popen[str], url: str, path: str) -> tuple[object, float]:
+    """What the request gets when the process is told to stop meanwhile, and how long that took."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        answer = taken_up(client, path)
+        process.terminate()
+        started = time.monotonic()
+        found = answer.result().json()
+        process.wait(60)
+    return found, time.monotonic() - started
+
+
+def test_who_waits_for_news_does_not_hold_the_drain() -> None:
+    port = free_port()
+    with served("127.0.0.1", port) as process:
+        found, seconds = answered(process, f"http://127.0.0.1:{port}", "/news")
+    assert found == "no news"
+    assert seconds < GRACE_SECONDS
+
+
+def test_a_signal_wakes_an_idle_service_at_once() -> None:
+    port = free_port()
+    with served("127.0.0.1", port), httpx.Client() as client:
+        assert client.get(f"http://127.0.0.1:{port}/ready").json() == "yes"
+
+
+def test_answers_have_the_date_at_which_they_began() -> None:
+    """Not that of their request: who asks takes it for the service's clock, and may have waited."""
+    port = free_port()
+    with served("127.0.0.1", port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        for path, seconds in (("/ready", 0), ("/work", 1), ("/ready", 0)):
+            asked = int(time.time())
+            date = parsedate_to_datetime(client.get(path).headers["Date"]).timestamp()
+            assert asked + seconds <= date <= time.time()
+
+
+@pytest.mark.parametrize("piece", [1, 1_000, 70_000, 3_000_000])
+def test_bodies_arrive_whole_in_whatever_pieces(piece: int) -> None:
+    """Of a declared length, and in chunks, of which many come at once; one after the other."""
+    port = free_port()
+    sent = random.Random(piece).randbytes(min(3_000_000, 10_000 * piece))
+    pieces = [sent[start : start + piece] for start in range(0, len(sent), piece)]
+    with served("127.0.0.1", port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        for whole, content in (
+            (sent, sent),
+            (sent, iter(pieces)),
+            (b"", b""),
+            (b"abc", iter([b"ab", b"c"])),
+            (sent, sent),
+        ):
+            found = client.post("/body", content=content).json()
+            assert found == hashlib.sha256(whole).hexdigest()
+
+
+def test_work_is_finished_before_leaving() -> None:
+    port = free_port()
+    with served("127.0.0.1", port) as process:
+        found, _ = answered(process, f"http://127.0.0.1:{port}", "/work")
+    assert found == "done"
+
+
+def test_an_interrupt_is_a_drain_too_even_before_the_first_request() -> None:
+    with served("127.0.0.1", free_port(), by=signal.SIGINT):
+        pass
+
+
+def test_a_service_that_cannot_start_says_why() -> None:
+    port = free_port()
+
+    @asynccontextmanager
+    async def broken(_: FastAPI) -> AsyncIterator[None]:
+        if port:
+            raise LocalError("unavailable", "the store is of a newer Riffle")
+        yield
+
+    mine = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with pytest.raises(LocalError, match="newer Riffle"):
+            serve(FastAPI(lifespan=broken), "127.0.0.1", port)
+    finally:  # a service's process ends with it; this one still heeds Ctrl-C
+        for number, handler in mine.items():
+            signal.signal(number, handler)
+
+
+def test_a_silent_connection_outlives_every_client_of_ours() -> None:
+    client_seconds = httpx.Limits().keepalive_expiry
+    assert client_seconds is not None
+    port = free_port()
+    with served("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)) as silent:
+        for pause in (0, client_seconds + 1.5):
+            time.sleep(pause)
+            silent.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b'"yes"'):  # head and body may come apart
+                part = silent.recv(65_536)
+                assert part, "the connection was closed"
+                answer += part
+            assert b" 200 " in answer
+
+
+def test_ipv6() -> None:
+    try:
+        port = free_port(socket.AF_INET6, "::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with served("::1", port):
+        assert httpx.get(f"http://[::1]:{port}/ready").json() == "yes"
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Tls:
+    now = datetime.datetime.now(datetime.UTC)
+    authority = make_authority(now)
+    certificate, key = authority.issue("server", now)
+    for name, text in (("tls.pem", certificate), ("tls.key", key), ("ca.pem", authority.pem)):
+        (tmp_path / name).write_text(text)
+    return Tls(tmp_path / "tls.pem", tmp_path / "tls.key")
+
+
+def test_tls(tls: Tls) -> None:
+    port = free_port()
+    url = f"https://127.0.0.1:{port}/ready"
+    with served("127.0.0.1", port, tls):
+        context = ssl.create_default_context(cafile=tls.key.with_name("ca.pem"))
+        assert httpx.get(url, verify=context).json() == "yes"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(url)
+
+
+def test_a_port_in_use_is_one_error_and_nothing_leaks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with closing(socket.socket()) as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(
+            LocalError, match=rf"127\.0\.0\.1:{port} .*choose another port"
+        ) as caught:
+            serve(FastAPI(), "127.0.0.1", port)
+    assert caught.value.slug == "unavailable"
+    assert capfd.readouterr() == ("", "")  # a leaked socket would be a warning, an error here
+
+
+def test_an_address_that_is_not_ours_is_told() -> None:
+    tls = Tls(Path("tls.pem"), Path("tls.key"))
+    with pytest.raises(LocalError, match="TLS is mandatory off loopback"):
+        serve(FastAPI(), "192.0.2.1", 8400)
+    with pytest.raises(LocalError, match=r"cannot use the TLS files tls\.pem and tls\.key"):
+        serve(FastAPI(), "192.0.2.1", 8400, tls=tls)
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on(tls: Tls) -> None:
+    with pytest.raises(LocalError, match=r"cannot listen on 192\.0\.2\.1:8400"):
+        serve(FastAPI(), "192.0.2.1", 8400, tls=tls)
+
+
+def test_a_key_of_another_certificate_is_told(tls: Tls, tmp_path: Path) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    (tmp_path / "tls.key").write_text(make_authority(now).issue("other", now)[1])
+    with pytest.raises(LocalError, match="cannot use the TLS files"):
+        serve(FastAPI(), "127.0.0.1", free_port(), tls=tls)

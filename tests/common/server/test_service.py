@@ -1,0 +1,164 @@
+"""What a service answers when something is wrong."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from inspect import isasyncgenfunction, iscoroutinefunction
+
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from riffle.common.process.endpoint import hash_token
+from riffle.common.process.journal import Journal
+from riffle.common.protocol.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
+from riffle.common.server.limits import Allowance, Doors, Key, Strangers
+from riffle.common.server.service import Token, install_problem_handlers, read_body
+from riffle.coordinator.api import operations, results, runs
+from riffle.shuffler import app as shuffler_app
+
+OPERATOR = Allowance(requests=9.0, reports=1.0, at_once=9)
+
+
+class Item(BaseModel):
+    size: int
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+    install_problem_handlers(app, Journal("test"))
+
+    @app.post("/items")
+    def items(item: Item) -> int:
+        return item.size
+
+    @app.post("/body")
+    async def body(request: Request) -> int:
+        return len(await read_body(request, 10))
+
+    @app.get("/secret")
+    def secret(token: Token) -> str:
+        with Doors(Strangers(), {"me": Key(hash_token("sesame"), OPERATOR)}).enter(token, "me"):
+            return "in"
+
+    @app.get("/busy")
+    def busy() -> None:
+        raise LocalError("unavailable", "the store is full", retry_after=7)
+
+    @app.get("/bug")
+    @app.get("/bugs/{name}")
+    def bug(name: str = "") -> None:
+        raise ZeroDivisionError("private detail")
+
+    return app
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(application(), raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "slug"),
+    [
+        ("POST", "/items", {"json": {}}, "malformed"),
+        ("POST", "/items", {"content": b"{"}, "malformed"),
+        ("POST", "/body", {"content": b"x" * 11}, "too-large"),
+        ("GET", "/nothing", {}, "not-found"),
+        ("PUT", "/items", {}, "method-not-allowed"),
+        ("GET", "/secret", {}, "unauthorized"),
+        ("GET", "/secret", {"headers": {"Authorization": "Basic sesame"}}, "unauthorized"),
+        ("GET", "/secret", {"headers": {"Authorization": "Bearer wrong"}}, "unauthorized"),
+        ("GET", "/busy", {}, "unavailable"),
+        ("GET", "/bug", {}, "internal"),
+    ],
+)
+def test_every_fault_is_a_problem_document(
+    client: TestClient, method: str, path: str, options: dict[str, object], slug: str
+) -> None:
+    answer = client.request(method, path, **options)  # type: ignore[arg-type]
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["type"] == URN + slug
+    assert document["status"] == answer.status_code == PROBLEMS[slug][0]
+    assert "private detail" not in answer.text
+    assert slug_of(document) == slug
+
+
+def test_an_unexpected_error_is_logged_by_its_type_and_route(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.get("/bugs/somebody").status_code == 500
+    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == "riffle.test"]
+    place = line.pop("where").split()[-1]
+    assert line == {
+        "event": "unexpected-error",
+        "error": "ZeroDivisionError",
+        "method": "GET",
+        "route": "/bugs/{name}",
+    }
+    assert place.startswith("server/test_service.py:")
+    assert "somebody" not in caplog.text
+    assert "private detail" not in caplog.text
+
+
+def test_good_requests_pass(client: TestClient) -> None:
+    assert client.post("/items", json={"size": 3}).json() == 3
+    assert client.post("/body", content=b"x" * 10).json() == 10
+    assert client.get("/secret", headers={"Authorization": "Bearer sesame"}).json() == "in"
+
+
+def test_retry_after_is_sent(client: TestClient) -> None:
+    assert client.get("/busy").headers["retry-after"] == "7"
+
+
+def test_a_foreign_problem_document_is_internal() -> None:
+    assert slug_of({"type": "about:blank"}) == "internal"
+    assert RemoteError("late", "over").document()["title"] == PROBLEMS["late"][1]
+
+
+def test_errors_survive_a_worker_process() -> None:
+    error = pickle.loads(pickle.dumps(RemoteError("late", "over")))  # noqa: S301
+    assert (type(error), error.slug, str(error)) == (RemoteError, "late", "over")
+
+
+def needed(dependant: Dependant) -> Iterator[Dependant]:
+    """What a route depends on, and all that depends on."""
+    for each in dependant.dependencies:
+        yield each
+        yield from needed(each)
+
+
+@pytest.mark.parametrize(
+    "router",
+    [
+        shuffler_app.router,
+        runs.router,
+        results.router,
+        operations.keys_router,
+        operations.health_router,
+    ],
+)
+def test_no_request_is_sent_to_a_thread_for_what_waits_for_nothing(router: APIRouter) -> None:
+    routes = [route for route in router.routes if isinstance(route, APIRoute)]
+    called = {each.call for route in routes for each in needed(route.dependant)}
+    plain = [
+        call
+        for call in called
+        if not (
+            isasyncgenfunction(call) or iscoroutinefunction(call) or isinstance(call, HTTPBearer)
+        )
+    ]
+    assert called
+    assert plain == []
+
+
+def test_a_refusal_says_what_would_be_taken() -> None:
+    client = TestClient(application())
+    unknown, wrong = client.get("/secret"), client.put("/secret")
+    assert (unknown.status_code, unknown.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET")

@@ -1,0 +1,52 @@
+"""Conservation over both services, as the coordinator answers it."""
+
+from dataclasses import replace
+
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.api.results import conservation_view
+from tests.coordinator.calls import Api
+from tests.coordinator.faults import read
+from tests.coordinator.world import RUN, SMALL
+
+
+def test_a_finished_run_balances_to_the_message(api: Api) -> None:
+    api.shuffler.broken = {0: 3}
+    api.finish()
+    found = api.get(f"/{RUN}/conservation")
+    total = sum(batch["expected"] for batch in found["batches"])
+    assert found["balanced"] is True
+    assert (found["accepted"], found["forwarded"]) == (total, total)
+    assert (found["held"], found["dropped"]) == (0, 0)
+    assert (found["opened"], found["failed"]) == (total - 3, 3)
+
+
+def test_an_open_batch_balances_and_says_no_more(api: Api) -> None:
+    api.shuffler.fills = False
+    assert api.call("POST", "", json=SMALL).status_code == 201
+    api.until(lambda: api.get(f"/{RUN}/deployments")["deployments"][0]["state"] == "open")
+    found = api.get(f"/{RUN}/conservation")
+    assert found["balanced"] is True
+    assert found["batches"][0]["opened"] is None
+    assert found["batches"][0]["shuffler"]["accepted"] is None
+
+
+def test_a_shuffler_that_is_away_is_named(api: Api) -> None:
+    api.finish()
+    api.shuffler.down = 1
+    found = api.get(f"/{RUN}/conservation")
+    assert found["balanced"] is None
+    assert "does not answer" in found["batches"][0]["trouble"]
+    assert found["batches"][1]["trouble"] is None
+
+
+def test_what_does_not_add_up_shows(api: Api) -> None:
+    api.finish()
+    rows, spends = read(api.directory, lambda store: (store.deployments(RUN), store.ledger(RUN)))
+    away = [LocalError("unavailable", "away")] * len(rows)
+    assert conservation_view(rows, spends, away).balanced is None
+    spends[1] = replace(spends[1], opened=spends[1].opened - 1)
+    assert conservation_view(rows, spends, away).balanced is False
+
+
+def test_an_unknown_run(api: Api) -> None:
+    assert api.call("GET", f"/{RUN}/conservation").status_code == 404

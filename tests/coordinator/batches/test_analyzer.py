@@ -1,0 +1,106 @@
+"""Opening in worker processes: exact histograms, conservation, wrong keys and sizes."""
+
+import asyncio
+from concurrent.futures import BrokenExecutor, Executor, Future
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle.common.protocol.descriptor import Context, parse
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.hpke import KeyPair, seal_indices
+from riffle.coordinator.batches.analyzer import Analyzer, Opening, chunks
+from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.batches.keys import OneKey
+from riffle.coordinator.learners.registry import problem
+from riffle.coordinator.learning.learner import Deployment
+from tests.coordinator.learner import Tiny
+from tests.coordinator.world import ANALYZER, NOW, RUN, SHUFFLER_ID, analyzer, sealed_messages, spec
+
+
+def context(n: int = 20) -> tuple[Context, bytes]:
+    deployment = Tiny(problem(spec())).next_deployment()
+    assert deployment is not None
+    wanted = Deployment(1, "crude", deployment.mixture, n, 0)
+    party = Party(SHUFFLER_ID, ANALYZER.public.hex())
+    data = issue(spec(), RUN, party, wanted, index=0, step=0, expires_at=int(NOW)).data
+    return parse(data), data
+
+
+def opened(using: Analyzer, batch: Context, messages: bytes) -> Opening:
+    try:
+        return asyncio.run(using.open(batch, messages))
+    finally:
+        using.close()
+
+
+def test_worker_processes_count_as_one_would() -> None:
+    batch, data = context()
+    d = batch.descriptor
+    indices = np.resize(np.arange(d.layout.counters + 1), d.n * d.padding.messages)
+    messages = seal_indices(ANALYZER.public, batch.message_info, indices, d.layout.width)
+    opening = opened(Analyzer(OneKey(ANALYZER), 2), batch, messages)
+    assert opening.failed == 0
+    assert opening.histogram.tolist() == np.bincount(indices).tolist()
+    assert opening.opened == indices.size
+    assert opened(analyzer(), batch, sealed_messages(data)).opened == indices.size
+
+
+def test_tampered_messages_fail_and_are_only_counted() -> None:
+    batch, data = context()
+    messages = bytearray(sealed_messages(data))
+    whole = opened(analyzer(), batch, bytes(messages))
+    for message in (0, 7, 11):
+        messages[message * batch.descriptor.message_bytes + 45] ^= 0x80
+    opening = opened(analyzer(), batch, bytes(messages))
+    assert opening.failed == 3
+    assert opening.opened == whole.opened - 3
+    assert (whole.histogram - opening.histogram).sum() == 3
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_number_of_bytes_is_refused(change: int) -> None:
+    batch, data = context()
+    messages = (sealed_messages(data) + b"x")[: len(sealed_messages(data)) + change]
+    with pytest.raises(RemoteError, match="bytes of messages"):
+        opened(analyzer(), batch, messages)
+
+
+def test_another_key_is_told_before_anything_is_opened() -> None:
+    batch, data = context()
+    other = KeyPair.from_private(bytes(range(2, 34)))
+    with pytest.raises(LocalError, match="analyzer key"):
+        opened(Analyzer(OneKey(other), 1), batch, sealed_messages(data))
+
+
+class Dead(Executor):
+    """A pool whose workers are gone."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        raise BrokenExecutor
+
+
+def test_dead_workers_are_replaced() -> None:
+    made: list[int] = []
+
+    def pool(workers: int) -> Executor:
+        made.append(workers)
+        return Dead()
+
+    batch, data = context()
+    with pytest.raises(LocalError, match="started again"):
+        opened(Analyzer(OneKey(ANALYZER), 3, pool), batch, sealed_messages(data))
+    assert made == [3, 3]
+
+
+@given(st.integers(0, 200_000), st.integers(49, 60), st.integers(1, 64))
+def test_chunks_cover_every_message_once(messages: int, size: int, workers: int) -> None:
+    spans = list(chunks(messages * size, size, workers))
+    assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
+    covered = sum(min(span.stop, messages * size) - span.start for span in spans)
+    assert covered == messages * size
+    assert all((span.stop - span.start) <= 20_000 * size for span in spans)
+    assert messages < 4_000 * workers or len(spans) % workers == 0  # all have as many to open

@@ -1,0 +1,131 @@
+"""From deployments to descriptors, where sizes are large."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, parse
+from riffle.common.protocol.errors import RemoteError
+from riffle.coordinator.batches.issue import MAX_BATCH_BYTES, Party, calibrated, check_bytes, issue
+from riffle.coordinator.learners.registry import Registry, batches
+from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
+from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.simulator import private_counts
+from riffle.node_client.environments.registry import exact_mdp, make
+from tests.coordinator.calls import Api
+from tests.coordinator.calls import problem as answered
+from tests.coordinator.world import RUN
+
+EXTREME_BETAS = [5e-324, 1e-300, 1e-16, 0.5, 1.0 - 2.0**-53]
+LARGE = {"states": 50, "actions": 4, "horizon": 20}
+
+
+def _spec(**changes: object) -> RunSpec:
+    fields = {
+        "name": "large",
+        "environment": "RandomMDP-v0",
+        "states": 10,
+        "actions": 3,
+        "horizon": 8,
+        "episodes": 200_000,
+        "epsilon": 1.0,
+        "beta": 1e-5,
+    }
+    return RunSpec.model_validate({**fields, **changes})
+
+
+@settings(max_examples=30)
+@given(
+    epsilon=st.sampled_from([5e-324, 1e-9, 0.05, 100.0]) | st.floats(0.01, 100.0),
+    beta=st.sampled_from(EXTREME_BETAS) | st.floats(-40.0, -1e-9).map(math.exp),
+    fraction=st.sampled_from([0.0, 5e-324, 0.5, 1.0 - 2.0**-53]),
+    trust=st.sampled_from(["shuffle", "local", "central"]),
+    calibration=st.sampled_from(["exact", "exact", "paper"]),
+    horizon=st.sampled_from([1, 3, 20]),
+    n=st.sampled_from([1, 2**32, 2**40]) | st.integers(1, 2**20),
+    max_messages=st.sampled_from([1, 4_096, 2**16]),
+)
+def test_every_run_gets_what_it_asks_for_or_a_reason(
+    *,
+    epsilon: float,
+    beta: float,
+    fraction: float,
+    trust: str,
+    calibration: str,
+    horizon: int,
+    n: int,
+    max_messages: int,
+) -> None:
+    """A refusal is a problem with a slug, and no warning is on the way."""
+    try:
+        spec = _spec(
+            epsilon=epsilon,
+            beta=beta,
+            dishonest_fraction=fraction,
+            trust=trust,
+            calibration=calibration if trust == "shuffle" else "exact",
+            horizon=horizon,
+            max_messages=max_messages,
+        )
+        made = calibrated(spec, n, None)
+    except RemoteError as error:
+        assert error.slug == "batch-too-small"
+        assert "bug" not in error.detail
+    else:
+        assert 0.0 <= made.account.epsilon_lower <= made.account.epsilon_upper
+        assert made.account.meets(epsilon, beta) or calibration == "paper"
+        assert math.isfinite(made.noise.variance(n))
+
+
+def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
+    """3^71 policies; all its deployments become descriptors that a shuffler takes."""
+    spec = _spec()
+    mdp = exact_mdp(make("RandomMDP-v0", states=10, actions=3, horizon=8, seed=1))
+    learner = Registry().build(spec.model_copy(update={"start": tuple(mdp.d1)}))
+    assert isinstance(learner, SDPPE)
+    assert isinstance(learner.phi, ImplicitPolicies)
+    promised, asked = batches(learner), set()
+    index, party = 0, Party("shuffler-1", "00" * 32)
+    while (deployment := learner.next_deployment()) is not None:
+        issued = issue(spec, RUN, party, deployment, index=index, step=index, expires_at=1)
+        assert len(issued.data) <= MAX_DESCRIPTOR_BYTES
+        assert parse(issued.data).descriptor.mixture.same_as(deployment.mixture)
+        asked.add((deployment.n, None if deployment.layer is None else 0))
+        noise = issued.descriptor.to_noise()
+        assert isinstance(noise, Noise)
+        layout = issued.descriptor.layout
+        generator = generator_for(1, "batch", index)
+        learner.observe(private_counts(mdp, deployment, layout, noise, generator))
+        index += 1
+    assert promised <= asked
+    assert learner.summary().finished
+
+
+@pytest.mark.parametrize("families", ["joint", "lean", "paper"])
+def test_more_counters_than_two_bytes_hold_take_a_third(families: str) -> None:
+    spec = _spec(families=families, **LARGE)
+    layout = CounterLayout(spec.sizes, spec.families)
+    assert layout.counters > 65_535
+    assert layout.width == 3
+    with pytest.raises(RemoteError, match="larger epsilon, or fewer states, actions or steps"):
+        check_bytes(spec, 200_000, None)
+    check_bytes(spec, 20_000, 0)  # one layer's counters are few
+
+
+def test_fewer_episodes_are_the_advice_where_they_help() -> None:
+    with pytest.raises(RemoteError, match=f"at most {MAX_BATCH_BYTES} bytes; use fewer episodes"):
+        check_bytes(_spec(states=4, actions=2, horizon=6), 1 << 26, None)
+
+
+def test_a_run_whose_later_batches_cannot_be_handed_over_is_refused_at_once(api: Api) -> None:
+    body = _spec(**LARGE).model_dump(mode="json") | {"episodes": 1_000_000, "run_id": RUN}
+    status, kind, detail = answered(api.call("POST", "", json=body))
+    assert (status, kind) == (422, "invalid-spec")
+    assert "use a larger epsilon" in detail
+    assert api.get("")["runs"] == []

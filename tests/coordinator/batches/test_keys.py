@@ -1,0 +1,330 @@
+"""The analyzer's keys: states, overlap, erasure, and what a rotation does to a run."""
+
+import asyncio
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from riffle.common.protocol.descriptor import key_id, parse
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.hpke import KeyPair
+from riffle.common.server.at_rest import AtRest, is_sealed
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import TRANSITIONS, KeyRing
+from riffle.coordinator.batches.shuffler_client import ShufflerApi
+from riffle.coordinator.runs.coordinator import Coordinator
+from riffle.coordinator.store.store import Store
+from tests.coordinator.calls import Api, problem
+from tests.coordinator.faults import outcome, read
+from tests.coordinator.world import (
+    ANALYZER,
+    NOW,
+    RUN,
+    TOKEN,
+    Clock,
+    FakeShuffler,
+    desk,
+    drivers_end,
+    key_ring,
+    play,
+    spec,
+    until,
+)
+
+KEY = AtRest(bytes(range(32)))
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    made = KeyRing(tmp_path / "keys", KEY, Clock())
+    made.init()
+    return made
+
+
+def states(ring: KeyRing) -> list[str]:
+    return [record.state for record in ring.records()]
+
+
+def test_a_key_goes_through_every_state(ring: KeyRing) -> None:
+    ring.init()  # nothing where there are keys
+    first = ring.active()
+    made = ring.make()
+    assert ring.make() == made, "a retry makes no second one"
+    assert (states(ring), ring.active()) == (["active", "pending"], first)
+    assert ring.private(made.public) is None, "a pending key opens nothing"
+    ring.activate(made.id)
+    ring.activate(made.id)
+    assert (states(ring), ring.active()) == (["expired", "active"], made.public)
+    assert ring.private(first) is not None
+    ring.erase_unused(lambda: {first})
+    assert states(ring) == ["expired", "active"]
+    ring.erase_unused(lambda: {made.public})
+    assert states(ring) == ["erased", "active"]
+    assert ring.private(first) is None
+
+
+def test_no_key_goes_back(ring: KeyRing) -> None:
+    first = ring.records()[0].id
+    ring.activate(ring.make().id)
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="cannot become active"):
+            ring.activate(first)
+        ring.erase_unused(set)
+    assert all(to != "pending" for targets in TRANSITIONS.values() for to in targets)
+    with pytest.raises(RemoteError, match="no analyzer key"):
+        ring.activate("00" * 16)
+
+
+def test_private_halves_are_encrypted_and_erased_for_good(ring: KeyRing, tmp_path: Path) -> None:
+    file = next((tmp_path / "keys").glob("*.key"))
+    assert is_sealed(file.read_bytes())
+    assert file.stat().st_mode & 0o777 == 0o600
+    ring.activate(ring.make().id)
+    ring.erase_unused(set)
+    assert not file.exists()
+    assert len(list((tmp_path / "keys").glob("*.key"))) == 1
+
+
+def test_an_erasure_that_was_cut_short_is_finished(
+    ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    ring.activate(ring.make().id)
+    with monkeypatch.context() as patch:
+        patch.setattr("riffle.coordinator.batches.keys.erase_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ring.erase_unused(set)
+    again = KeyRing(tmp_path / "keys", KEY, Clock())
+    assert (states(again), len(list((tmp_path / "keys").glob("*.key")))) == (
+        ["erased", "active"],
+        2,
+    )
+    again.erase_unused(set)
+    assert len(list((tmp_path / "keys").glob("*.key"))) == 1
+
+
+def test_replicas_erase_at_the_same_time(ring: KeyRing, tmp_path: Path) -> None:
+    other = KeyRing(tmp_path / "keys", KEY, Clock())
+    ring.activate(ring.make().id)
+
+    def meanwhile() -> set[str]:
+        other.erase_unused(set)
+        return set()
+
+    ring.erase_unused(meanwhile)
+    assert states(ring) == ["erased", "active"]
+
+
+def test_a_key_that_expires_while_uses_are_looked_for_stays(ring: KeyRing) -> None:
+    """The look may have come before a batch that was issued under it when it was active."""
+    ring.activate(ring.make().id)
+
+    def meanwhile() -> set[str]:
+        ring.activate(ring.make().id)
+        return set()
+
+    ring.erase_unused(meanwhile)
+    assert states(ring) == ["erased", "expired", "active"]
+
+
+def test_a_reader_is_not_disturbed_by_another_threads_change(ring: KeyRing) -> None:
+    class Disturbed(dict[str, bytes]):
+        def clear(self) -> None:
+            ring._read = None  # as a thread that takes the lock does
+
+    ring._privates, ring._read = Disturbed(), None
+    assert states(ring) == ["active"]
+
+
+def test_another_replica_sees_every_change(ring: KeyRing, tmp_path: Path) -> None:
+    other = KeyRing(tmp_path / "keys", KEY, Clock())
+    first = other.active()
+    assert other.private(first) is not None  # it holds it in memory now
+    ring.activate(ring.make().id)
+    ring.erase_unused(set)
+    assert other.active() == ring.active() != first
+    assert other.private(first) is None
+
+
+def test_two_replicas_rotate_at_once(ring: KeyRing, tmp_path: Path) -> None:
+    def rotate() -> None:
+        mine = KeyRing(tmp_path / "keys", KEY, Clock())
+        for _ in range(5):
+            with suppress(RemoteError):  # another one activated it, and the next one too
+                mine.activate(mine.make().id)
+
+    threads = [threading.Thread(target=rotate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states(ring).count("active") == 1
+    assert set(states(ring)) == {"expired", "active"}
+    ring.check()
+
+
+@pytest.mark.parametrize("how", ["missing", "another's", "storage key", "folder", "not json"])
+def test_what_is_wrong_with_the_folder_is_told(ring: KeyRing, tmp_path: Path, how: str) -> None:
+    file = next((tmp_path / "keys").glob("*.key"))
+    at_rest = AtRest(bytes(32)) if how == "storage key" else KEY
+    if how == "missing":
+        file.unlink()
+    elif how == "another's":
+        name = f"analyzer key {file.stem}"
+        file.write_bytes(KEY.seal(KeyPair.generate().private.hex().encode(), name))
+    elif how == "not json":
+        (tmp_path / "keys" / "keys.json").write_text("{")
+    folder = tmp_path / ("nowhere" if how == "folder" else "keys")
+    told = {"folder": "cannot read", "not json": "cannot read"}.get(how, how)
+    with pytest.raises(LocalError, match=told):
+        KeyRing(folder, at_rest, Clock()).check()
+
+
+# -- a run --------------------------------------------------------------------------------------
+
+
+def rotating(directory: Path, shuffler: FakeShuffler, act: Any) -> KeyRing:
+    ring = key_ring(directory)
+    at = desk(directory, shuffler)
+    play(replace(at, keys=ring, analyzer=Analyzer(ring, 1, ThreadPoolExecutor)), act)
+    return ring
+
+
+def test_a_rotation_amid_a_run_loses_nothing(tmp_path: Path) -> None:
+    """Both keys open what was sealed to them; the old one goes with its last batch."""
+    shuffler = FakeShuffler()
+    shuffler.fills = False
+    old = ANALYZER.public.hex()
+    file = tmp_path / "analyzer_keys" / f"{key_id(ANALYZER.public)}.key"
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: "open" in shuffler.states.values())
+        ring = coordinator.desk.keys
+        ring.activate(ring.make().id)
+        coordinator.desk.erase_keys()
+        assert file.exists(), "a batch that is still open was issued under it"
+        shuffler.fills = True
+        await drivers_end()
+
+    ring = rotating(tmp_path, shuffler, act)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "finished"
+    rows = read(tmp_path, lambda store: store.deployments(RUN))
+    used = [row.descriptor.analyzer_key for row in rows]
+    assert used == [old, ring.active()]
+    assert (states(ring), file.exists()) == (["erased", "active"], False)
+    analyzer = Analyzer(ring, 1, ThreadPoolExecutor)
+    with pytest.raises(LocalError, match=f"{key_id(ANALYZER.public)}, which is not here"):
+        analyzer.check_key(parse(rows[0].data))
+    analyzer.close()
+
+
+def test_a_batch_issued_under_a_key_that_is_gone_is_issued_again(tmp_path: Path) -> None:
+    """Issued, not deposited, and the key erased before: nobody has seen that descriptor."""
+    shuffler = FakeShuffler()
+    shuffler.down = 10**9
+
+    async def create(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: "deposit" in shuffler.calls)
+
+    rotating(tmp_path, shuffler, create)
+    ring = key_ring(tmp_path)
+    ring.activate(ring.make().id)
+    ring.erase_unused(set)
+    shuffler.down = 0
+
+    async def rest(coordinator: Coordinator) -> None:
+        await drivers_end()
+
+    rotating(tmp_path, shuffler, rest)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "finished"
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+
+
+def test_a_batch_is_not_issued_under_a_key_that_expired_while_it_was_planned(
+    tmp_path: Path,
+) -> None:
+    """Else the key could be erased between its planning and its commit, unseen."""
+    at, ring = desk(tmp_path, FakeShuffler()), key_ring(tmp_path)
+    deployment = at.registry.build(spec()).next_deployment()
+    assert deployment is not None
+    planned = at.issue(RUN, spec(), deployment, index=0, step=0)
+    ring.activate(ring.make().id)
+    with pytest.raises(LocalError, match="was replaced") as caught:
+        at.store.create_run(RUN, spec(), planned, NOW, "one", NOW + 15)
+    assert caught.value.slug == "unavailable"
+    assert at.store.runs() == []
+    at.analyzer.close()
+    at.store.close()
+
+
+def test_a_rotation_while_the_next_batch_is_planned_costs_no_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Key and batch cross: planned under the old key, which another replica then replaces."""
+    ring, settle = key_ring(tmp_path), Store.settle
+
+    def late(store: Store, *arguments: Any) -> None:
+        if len(ring.records()) == 1:
+            ring.activate(ring.make().id)
+            desk(tmp_path, FakeShuffler()).erase_keys()
+        settle(store, *arguments)
+
+    monkeypatch.setattr(Store, "settle", late)
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=0))
+        await drivers_end()
+
+    rotating(tmp_path, FakeShuffler(), act)
+    assert outcome(tmp_path)["state"][0] == "finished"
+    used = [row.descriptor.analyzer_key for row in read(tmp_path, lambda s: s.deployments(RUN))]
+    assert used == [ANALYZER.public.hex(), ring.active()]
+    assert states(ring) == ["erased", "active"]
+
+
+def test_a_shuffler_without_the_pin_delays_the_run() -> None:
+    document = RemoteError("outdated-key", "not pinned here").document()
+    answer = httpx.MockTransport(lambda _: httpx.Response(409, json=document))
+
+    async def deposit() -> None:
+        async with httpx.AsyncClient(transport=answer, base_url="http://s") as client:
+            bulk = httpx.Client(transport=answer)
+            await ShufflerApi(client, bulk).deposit("00" * 16, b"", "")
+
+    with pytest.raises(LocalError, match="pin the analyzer's new key") as caught:
+        asyncio.run(deposit())
+    assert caught.value.slug == "unavailable"
+
+
+# -- over REST ----------------------------------------------------------------------------------
+
+
+def call(api: Api, method: str, path: str, token: str = TOKEN) -> Any:
+    headers = {"Authorization": f"Bearer {token}"}
+    return api.client.request(method, f"/v1/keys{path}", headers=headers)
+
+
+def test_a_rotation_over_rest(api: Api) -> None:
+    assert call(api, "GET", "", "guess").status_code == 401
+    made = call(api, "POST", "").json()
+    assert made["state"] == "pending"
+    assert call(api, "POST", f"/{made['id']}/activate").json()["state"] == "active"
+    listed = call(api, "GET", "").json()["keys"]
+    assert [key["state"] for key in listed] == ["erased", "active"], "no batch needs the first"
+    assert ANALYZER.private.hex() not in json.dumps(listed)
+    refused = call(api, "POST", f"/{listed[0]['id']}/activate")
+    assert problem(refused)[:2] == (409, "wrong-state")
+    assert problem(call(api, "POST", "/nothing/activate"))[:2] == (404, "not-found")

@@ -1,0 +1,111 @@
+"""Spends: exact at the boundary of the promise, monotone beyond it, refused beyond the budget."""
+
+import math
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle.common.accounting import account, run_guarantee
+from riffle.common.mechanism.noise import Guarantee
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.batches.ledger import (
+    Spend,
+    dishonest_at_least,
+    entry,
+    planned,
+    refuse_beyond,
+    spent,
+)
+from riffle.coordinator.learning.learner import Deployment
+from tests.coordinator.world import RUN, SHUFFLER_ID, spec
+
+POLICY = Mixture.single([[0, 0], [0, 0]])
+
+
+@cache
+def batch(n: int = 400, gamma: float = 0.1, test_seed: int | None = None) -> BatchDescriptor:
+    wanted = spec(dishonest_fraction=gamma, test_seed=test_seed, epsilon=1.0, beta=1e-3)
+    party = Party(SHUFFLER_ID, "0" * 64)
+    deployment = Deployment(0, "manual", POLICY, n, None)
+    return issue(wanted, RUN, party, deployment, index=0, step=0, expires_at=0).descriptor
+
+
+def test_a_planned_spend_is_within_the_budget() -> None:
+    spend = planned(batch())
+    assert 0 < spend.epsilon_lower <= spend.epsilon_upper <= 1.0
+    assert (spend.beta, spend.dishonest, spend.within_promise) == (1e-3, 40, True)
+
+
+@pytest.mark.parametrize("reports", [1, 40])
+def test_failures_within_the_promise_cost_nothing_more(reports: int) -> None:
+    L = batch().padding.messages
+    assert spent(batch(), reports * L) == planned(batch())
+
+
+def test_past_the_promise_every_lying_report_costs() -> None:
+    L = batch().padding.messages
+    spends = [spent(batch(), 40 * L + 1), spent(batch(), 80 * L), spent(batch(), 200 * L)]
+    assert [s.dishonest for s in spends] == [41, 80, 200]
+    assert not any(s.within_promise for s in spends)
+    uppers = [planned(batch()).epsilon_upper, *(s.epsilon_upper for s in spends)]
+    assert uppers == sorted(set(uppers))
+
+
+def test_when_nobody_is_honest_nothing_is_promised() -> None:
+    L = batch().padding.messages
+    assert spent(batch(), 400 * L).epsilon_upper == math.inf
+
+
+@pytest.mark.parametrize("dishonest", [1, 7, 57, 113, 199, 399])
+def test_a_lying_report_is_never_counted_as_honest(dishonest: int) -> None:
+    d = batch(gamma=0.0)
+    layout = d.layout
+    spend = spent(d, dishonest * d.padding.messages)
+    honest = account(
+        d.to_noise(),
+        d.padding,
+        n=d.n,
+        dishonest_fraction=math.nextafter(dishonest / d.n, 1.0),
+        cells=layout.cells,
+        counters=layout.counters,
+        beta=d.guarantee.beta,
+    )
+    assert honest.honest_reports == d.n - dishonest
+    assert spend.epsilon_upper == honest.epsilon_upper
+
+
+@given(st.integers(0, 10_000))
+def test_failures_imply_the_fewest_reports_that_can_hold_them(failed: int) -> None:
+    L = batch().padding.messages
+    reports = dishonest_at_least(batch(), failed)
+    assert (reports - 1) * L < failed <= reports * L
+
+
+def test_a_seeded_batch_has_no_guarantee() -> None:
+    assert planned(batch(test_seed=1)).epsilon_upper == math.inf
+
+
+def test_beyond_the_budget_is_refused() -> None:
+    budget = Guarantee(1.0, 1e-5)
+    refuse_beyond(budget, Spend(0.9, 1.0, 1e-5, 0, True), seeded=False)
+    for spend in (
+        Spend(0.9, 1.0000001, 1e-5, 0, True),
+        Spend(0.9, 1.0, 1.1e-5, 0, True),
+        Spend(0.9, math.nan, 1e-5, 0, True),
+    ):
+        with pytest.raises(LocalError, match="nothing was issued"):
+            refuse_beyond(budget, spend, seeded=False)
+        refuse_beyond(budget, spend, seeded=True)
+
+
+def test_a_runs_spend_is_its_largest_batchs() -> None:
+    small, large = batch(), batch(n=100)
+    pairs = [(small, planned(small)), (large, spent(large, 30 * large.padding.messages))]
+    total = run_guarantee([entry(descriptor, spend) for descriptor, spend in pairs])
+    assert total.epsilon == max(spend.epsilon_upper for _, spend in pairs)
+    assert total.beta == 1e-3

@@ -1,0 +1,266 @@
+"""What each answer of a shuffler means to the coordinator."""
+
+import asyncio
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
+from riffle.common.protocol.messages import DIGEST_HEADER, SIGNATURE_HEADER
+from riffle.coordinator.batches.shuffler_client import ShufflerApi
+
+BATCH = "ab" * 16
+HANG_SECONDS = 30
+Act = Callable[[ShufflerApi], Awaitable[Any]]
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def api_of(handler: Handler) -> ShufflerApi:
+    transport, url = httpx.MockTransport(handler), "http://shuffler"
+    return ShufflerApi(
+        httpx.AsyncClient(transport=transport, base_url=url),
+        httpx.Client(transport=transport, base_url=url),
+    )
+
+
+def ask(handler: Handler, act: Act) -> Any:
+    async def whole() -> Any:
+        api = api_of(handler)
+        try:
+            return await act(api)
+        finally:
+            await api.close()
+
+    return asyncio.run(whole())
+
+
+def refusal(status: int, slug: str, **headers: str) -> Handler:
+    document = {"type": f"urn:riffle:problem:{slug}", "detail": "because"}
+    return lambda _: httpx.Response(status, json=document, headers=headers)
+
+
+def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+def garbled(_: httpx.Request) -> httpx.Response:
+    """As from a proxy that says how it packed the body, and did not."""
+    stream = httpx.ByteStream(b"no gzip")
+    return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "slug"),
+    [
+        (refusal(422, "weak-guarantee"), RemoteError, "weak-guarantee"),
+        (refusal(409, "descriptor-conflict"), RemoteError, "descriptor-conflict"),
+        (refusal(410, "late"), RemoteError, "late"),
+        (refusal(404, "something-else"), RemoteError, "internal"),
+        (refusal(503, "unavailable"), LocalError, "unavailable"),
+        (refusal(500, "internal"), LocalError, "unavailable"),
+        (refusal(429, "too-many-requests"), LocalError, "unavailable"),
+        (refusal(408, "too-slow"), LocalError, "unavailable"),
+        (refusal(401, "unauthorized"), LocalError, "unavailable"),
+        (unreachable, LocalError, "unavailable"),
+        (lambda _: httpx.Response(502, text="<html>"), LocalError, "unavailable"),
+        (garbled, LocalError, "unavailable"),
+    ],
+)
+def test_what_a_repetition_may_cure_is_local(
+    handler: Handler, kind: type[RiffleError], slug: str
+) -> None:
+    for act in (
+        lambda api: api.deposit(BATCH, b"{}", "00"),
+        lambda api: api.status(BATCH, 1.0),
+        lambda api: api.messages(BATCH, 10),
+        lambda api: api.acknowledge(BATCH, "0" * 64),
+        lambda api: api.abandon(BATCH),
+    ):
+        with pytest.raises(kind) as caught:
+            ask(handler, act)
+        assert caught.value.slug == slug
+
+
+@pytest.mark.parametrize(("said", "kept"), [("7", 7), ("99999", 300), ("soon", None)])
+def test_retry_after_is_kept_within_reason(said: str, kept: int | None) -> None:
+    with pytest.raises(LocalError) as caught:
+        ask(
+            refusal(429, "too-many-requests", **{"Retry-After": said}),
+            lambda api: api.status(BATCH, 0),
+        )
+    assert caught.value.retry_after == kept
+
+
+def test_a_deposit_sends_exact_bytes_and_signature() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        answer = {
+            "descriptor": "{}",
+            "coordinator_signature": "0" * 128,
+            "batch_key": "0" * 64,
+            "shuffler_signature": "0" * 128,
+        }
+        return httpx.Response(201, json=answer)
+
+    ask(handler, lambda api: api.deposit(BATCH, b'{"a": 1}', "0f"))
+    assert (seen[0].method, seen[0].url.path) == ("PUT", f"/v1/batches/{BATCH}")
+    assert seen[0].content == b'{"a": 1}'
+    assert seen[0].headers[SIGNATURE_HEADER] == "0f"
+
+
+def answering(data: bytes, digest: str) -> Handler:
+    return lambda _: httpx.Response(200, content=data, headers={DIGEST_HEADER: digest})
+
+
+def test_messages_are_checked_against_their_digest() -> None:
+    digest = hashlib.sha256(b"sealed").hexdigest()
+    found = ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 6))
+    assert (found.data, found.sha256) == (b"sealed", digest)
+    for data in (b"sEaled", b"seale", b""):
+        with pytest.raises(LocalError, match="incomplete or changed"):
+            ask(answering(data, digest), lambda api: api.messages(BATCH, 6))
+    with pytest.raises(RemoteError, match="more than 5 bytes"):
+        ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 5))
+
+
+def test_who_stops_waiting_for_messages_waits_no_longer() -> None:
+    asked, answered = threading.Event(), threading.Event()
+    read: list[bytes] = []
+
+    def pieces() -> Iterator[bytes]:
+        for piece in (b"se", b"al", b"ed"):
+            read.append(piece)
+            yield piece
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        asked.set()
+        answered.wait(10)
+        return httpx.Response(200, content=pieces())
+
+    async def whole() -> None:
+        api = api_of(handler)
+        task = asyncio.create_task(api.messages(BATCH, 6))
+        await asyncio.to_thread(asked.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not answered.is_set()
+        answered.set()
+        await asyncio.get_running_loop().shutdown_default_executor()  # so that the reader is over
+        await api.close()
+
+    asyncio.run(whole())
+    assert read == [b"se"]
+
+
+@contextmanager
+def answered_with(head: bytes, *, hang: bool) -> Iterator[tuple[str, threading.Event]]:
+    """A service's address, and whether it was asked: it says ``head`` and then nothing more."""
+    asked, over = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(head)
+                asked.set()
+                if hang:
+                    over.wait(HANG_SECONDS)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        over.set()
+        answering.join()
+
+
+HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsea"
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", HALF])
+def test_a_shuffler_that_hangs_holds_nobody_who_leaves(head: bytes) -> None:
+    """Its thread is over as well: the coordinator could not stop before."""
+
+    async def whole(url: str, asked: threading.Event) -> float:
+        api = ShufflerApi.connect(url, "token", verify=False)
+        task = asyncio.create_task(api.messages(BATCH, 6))
+        await asyncio.to_thread(asked.wait, 10)
+        await asyncio.sleep(0.1)
+        task.cancel()
+        left = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await api.close()
+        return time.monotonic() - left
+
+    with answered_with(head, hang=True) as (url, asked):
+        assert asyncio.run(whole(url, asked)) < HANG_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("head", "trouble"),
+    [
+        (b"", "does not answer"),
+        (b"nonsense\r\n\r\n", "does not answer"),
+        (HALF, "incomplete or changed"),
+        (b"HTTP/1.1 503 No\r\n\r\n", "the shuffler says: "),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx", "does not answer"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_asked_for_again(head: bytes, trouble: str) -> None:
+    async def whole(url: str) -> None:
+        api = ShufflerApi.connect(url, "token", verify=False)
+        try:
+            await api.messages(BATCH, 6)
+        finally:
+            await api.close()
+
+    breaks_off = answered_with(head, hang=False)
+    with breaks_off as (url, _), pytest.raises(LocalError, match=trouble) as caught:
+        asyncio.run(whole(url))
+    assert caught.value.slug == "unavailable"
+    with pytest.raises(LocalError, match="does not answer"):  # nobody listens there any more
+        asyncio.run(whole(url))
+
+
+def test_a_malformed_answer_is_the_shufflers_mistake() -> None:
+    with pytest.raises(RemoteError, match="BatchStatus is malformed"):
+        ask(lambda _: httpx.Response(200, json={}), lambda api: api.status(BATCH, 0))
+
+
+def test_a_status_may_say_next_to_nothing() -> None:
+    body = {"batch_id": BATCH, "state": "open", "n": 5}
+    unsaid = dict.fromkeys(("reports", "leased", "episodes", "dropped"))
+    for answer in (body, {**body, **unsaid}):
+        handler = answering(json.dumps(answer).encode(), "")
+        status = ask(handler, lambda api: api.status(BATCH, 0))
+        assert (status.state, status.n, status.episodes) == ("open", 5, None)
+
+
+def test_proxies_of_the_environment_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def mounts() -> list[object]:
+        api = ShufflerApi.connect("http://shuffler", "token", verify=False)
+        try:
+            mounted = [*api._client._mounts.values(), *api._bulk._mounts.values()]
+            return [mount for mount in mounted if mount is not None]
+        finally:
+            await api.close()
+
+    assert asyncio.run(mounts()) == []

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from riffle.common.mechanism.counters import Sizes
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import occupancy
+from riffle.coordinator.learning.sdp_pe.coverage import design
+from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies, Model
+from riffle.node_client.environments.tabular import riverswim
+from tests.coordinator.learning.worlds import random_model
+
+
+def _atoms(active: ActivePolicies, model: Model) -> PolicyArray:
+    H, X = model.r.shape[:2]
+    found = [active.best_visits(model.P, h, model).policy.reshape(-1, H, X) for h in range(H)]
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def _every_visit(active: ActivePolicies, model: Model) -> FloatArray:
+    total = active.shape[0] * active.shape[1]
+    policies = np.stack([active.policy(i) for i in range(total)])
+    kept = np.stack([policy for policy in policies if active.contains(policy)])
+    return occupancy(model.P, active.d1, kept)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("radius", [9.0, 0.2])
+def test_the_certificate_holds_over_every_active_policy(seed: int, radius: float) -> None:
+    sizes = Sizes(2, 2, 3)
+    model, d1 = random_model(sizes, seed, mass=0.9)
+    active, _ = ActivePolicies.everything(sizes, d1).eliminate(model, radius)
+    found = design(active, model.P, _atoms(active, model), floor=1e-9, tolerance=0.02)
+    d = _every_visit(active, model)
+    reached = d.max(axis=0) > 0
+    g = (d[:, reached] / found.visits[reached]).sum(axis=1).max()
+    assert np.array_equal(found.reached, reached)
+    assert found.gap <= 0.02
+    assert g / reached.sum() - 1 == pytest.approx(found.gap, abs=1e-9)
+    assert found.probabilities.sum() == pytest.approx(1)
+    assert all(active.contains(policy) for policy in found.policies)
+
+
+def test_the_objective_is_within_its_bound_of_a_general_solvers() -> None:
+    sizes = Sizes(2, 2, 2)
+    model, d1 = random_model(sizes, 3)
+    active = ActivePolicies.everything(sizes, d1)
+    d = _every_visit(active, model).reshape(active.size, -1)
+
+    def loss(z: FloatArray) -> float:
+        w = np.exp(z - z.max())
+        return -float(np.log(w / w.sum() @ d).sum())
+
+    solved = minimize(loss, np.zeros(active.size), method="BFGS", options={"maxiter": 500})
+    found = design(active, model.P, _atoms(active, model), floor=1e-9, tolerance=0.01)
+    ours = float(np.log(found.visits).sum())
+    assert ours >= -solved.fun - found.visits.size * 0.01
+    assert ours <= -solved.fun + 1e-3
+
+
+def test_what_cannot_be_reached_is_left_out() -> None:
+    mdp = riverswim(4, 6)
+    model = Model(mdp.P, mdp.r)
+    active = ActivePolicies.everything(mdp.sizes, mdp.d1)
+    found = design(active, mdp.P, _atoms(active, model), floor=1e-9)
+    possible = np.arange(4)[None, :] <= np.arange(6)[:, None]
+    assert np.array_equal(found.reached.all(axis=-1), possible)
+    assert (found.visits[~found.reached] == 0).all()
+    assert found.gap <= 0.05
+
+
+def test_a_floor_above_everything_still_gives_a_design() -> None:
+    sizes = Sizes(4, 2, 2)
+    model, d1 = random_model(sizes, 5)
+    active = ActivePolicies.everything(sizes, d1)
+    assert design(active, model.P, _atoms(active, model), floor=2.0).reached.all()

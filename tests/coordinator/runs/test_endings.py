@@ -1,0 +1,350 @@
+"""Batches that do not come about, dishonest reports, stops: how a run goes on or ends."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from riffle.common.protocol.descriptor import batch_id
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.hpke import KeyPair
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import OneKey
+from riffle.coordinator.runs.coordinator import Coordinator
+from tests.coordinator.conftest import both_engines
+from tests.coordinator.faults import Breaking, outcome, read
+from tests.coordinator.world import (
+    NOW,
+    RUN,
+    Clock,
+    FakeShuffler,
+    desk,
+    drivers_end,
+    play,
+    run_to_end,
+    spec,
+    until,
+)
+
+pytestmark = both_engines
+
+
+def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None:
+    clock = Clock()
+
+    class Slow(FakeShuffler):
+        async def deposit(self, *args: Any) -> Any:
+            clock.now += spec().batch_seconds
+            raise RemoteError("late", "the descriptor expired")
+
+    run_to_end(desk(tmp_path, Slow(), clock), spec(reissues=2))
+    found = outcome(tmp_path)
+    assert [state for state, _, _ in found["states"]] == ["abandoned"] * 3
+    assert found["state"][0] == "failed"
+    assert "3 tries" in found["state"][1]
+
+
+def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    """The shuffler's clock is ahead by more than a batch lasts, until somebody sets it right."""
+    shuffler = FakeShuffler()
+    shuffler.refusal = RemoteError("late", "the descriptor expired")
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=0))
+        await until(lambda: shuffler.calls.count("deposit") == 2)
+        assert "clock" in (coordinator.trouble(RUN) or "")
+        shuffler.refusal = None
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler), act)
+    found = outcome(tmp_path)
+    assert {**found, "state": None} == {**undisturbed, "state": None}
+
+
+def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Path) -> None:
+    shuffler, clock = FakeShuffler(), Clock()
+    shuffler.fills = False
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=1))
+        for batch in (batch_id(RUN, 0), batch_id(RUN, 1)):
+            await until(partial(is_open, shuffler, batch))
+            clock.now += 63
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler, clock), act)
+    found = outcome(tmp_path)
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "abandoned"]
+    assert found["state"][0] == "failed"
+    assert "2 tries" in found["state"][1]
+    assert found["ledger"] == []
+    rows = read(tmp_path, lambda store: store.deployments(RUN))
+    assert [(row.index, row.step, row.episodes_executed) for row in rows] == [(0, 0, 4), (1, 0, 4)]
+    assert rows[0].descriptor.mixture.same_as(rows[1].descriptor.mixture)
+    assert rows[1].descriptor.expires_at == int(NOW) + 63 + 60
+
+
+def test_a_reissued_batch_can_still_succeed(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    shuffler, clock = FakeShuffler(), Clock()
+    shuffler.fills = False
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(partial(is_open, shuffler, batch_id(RUN, 0)))
+        await shuffler.abandon(batch_id(RUN, 0))
+        shuffler.fills = True
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler, clock), act)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "finished"
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+    assert len(found["ledger"]) == 2
+
+
+def is_open(shuffler: FakeShuffler, batch: str) -> bool:
+    return shuffler.states.get(batch) == "open"
+
+
+def rejected_and_used(directory: Path, broken: int, reissues: int) -> dict[str, Any]:
+    shuffler = FakeShuffler()
+    shuffler.broken = {0: broken}
+    run_to_end(desk(directory, shuffler), spec(reissues=reissues))
+    found = outcome(directory)
+    assert len(shuffler.acknowledged) == len(found["ledger"])
+    return found
+
+
+def test_failures_within_the_promise_are_counted_away(tmp_path: Path) -> None:
+    found = rejected_and_used(tmp_path, broken=2, reissues=0)
+    first = found["ledger"][0]
+    assert (first.failed, first.spend.within_promise, first.spend.dishonest) == (2, True, 2)
+    assert first.spend.epsilon_upper <= 4.0
+    assert found["state"][0] == "finished"
+
+
+def test_failures_past_the_promise_weaken_the_ledger_and_are_not_used(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    L = read_messages(tmp_path / "probe")
+    found = rejected_and_used(tmp_path, broken=2 * L + 1, reissues=1)
+    first = found["ledger"][0]
+    assert first.spend.dishonest == 3
+    assert not first.spend.within_promise
+    assert first.spend.epsilon_upper > undisturbed["ledger"][0].spend.epsilon_upper
+    assert 0 not in found["histograms"]
+    assert [state for state, _, _ in found["states"]] == ["rejected", "counted", "counted"]
+    assert "batch_rejected" in [kind for _, kind in found["events"]]
+    assert found["state"][0] == "finished"
+
+
+def test_a_rejected_batch_without_reissues_fails_the_run(tmp_path: Path) -> None:
+    L = read_messages(tmp_path / "probe")
+    found = rejected_and_used(tmp_path, broken=20 * L, reissues=0)
+    assert found["state"][0] == "failed"
+    assert found["ledger"][0].spend.epsilon_upper == float("inf")
+    assert found["histograms"] == {}
+
+
+def read_messages(directory: Path) -> int:
+    """L of the small run's first batch."""
+    directory.mkdir()
+    shuffler = FakeShuffler()
+    run_to_end(desk(directory, shuffler), spec())
+    return shuffler.contexts[batch_id(RUN, 0)].descriptor.padding.messages
+
+
+def stop_when(directory: Path, fills: bool, ready: Callable[[FakeShuffler], bool]) -> Any:
+    shuffler = FakeShuffler()
+    shuffler.fills = fills
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: ready(shuffler))
+        await coordinator.stop(RUN)
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    play(desk(directory, shuffler), act)
+    return shuffler, outcome(directory)
+
+
+def test_stopping_abandons_the_open_batch(tmp_path: Path) -> None:
+    shuffler, found = stop_when(tmp_path, False, lambda s: "status" in s.calls)
+    assert found["state"][0] == "stopped"
+    assert found["states"][0][0] == "abandoned"
+    assert shuffler.states[batch_id(RUN, 0)] == "abandoned"
+
+
+def test_stopping_before_the_deposit_leaves_nothing(tmp_path: Path) -> None:
+    whole = desk(tmp_path, FakeShuffler())
+    whole.shuffler.down = 10**9  # type: ignore[attr-defined]
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: coordinator.trouble(RUN) is not None)
+        whole.shuffler.down = 0  # type: ignore[attr-defined]
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    play(whole, act)
+    found = outcome(tmp_path)
+    assert (found["state"][0], found["states"][0][0]) == ("stopped", "abandoned")
+
+
+def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
+    shuffler = FakeShuffler()
+    whole = desk(tmp_path, shuffler)
+    breaking: Any = Breaking(whole.store, "settle", 1, "before")
+    run_to_end(replace(whole, store=breaking), spec())
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    at = desk(tmp_path, shuffler)
+    at.store.stop(RUN, NOW)
+    play(at, act)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "stopped"
+    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(found["ledger"]) == 1
+    assert np.sum(found["histograms"][0]) == found["ledger"][0].opened
+
+
+# -- full batches are not given up ---------------------------------------------------------------
+
+
+def test_a_batch_that_fills_as_its_run_is_stopped_is_settled(tmp_path: Path) -> None:
+    shuffler = FakeShuffler()
+    shuffler.fills, shuffler.fills_when_abandoned = False, True
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: "status" in shuffler.calls)
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler), act)
+    assert_stopped_and_counted(shuffler, outcome(tmp_path))
+
+
+def test_a_full_batch_of_a_stopped_run_is_settled_though_its_deposit_was_not_noted(
+    tmp_path: Path,
+) -> None:
+    shuffler = FakeShuffler()
+    whole = desk(tmp_path, shuffler)
+    breaking: Any = Breaking(whole.store, "opened", 1, "before")
+    run_to_end(replace(whole, store=breaking), spec())
+    shuffler.states[batch_id(RUN, 0)] = "sealed"
+    at = desk(tmp_path, shuffler)
+    at.store.stop(RUN, NOW)
+    run_to_end(at)
+    assert_stopped_and_counted(shuffler, outcome(tmp_path))
+
+
+def assert_stopped_and_counted(shuffler: FakeShuffler, found: dict[str, Any]) -> None:
+    assert found["state"][0] == "stopped"
+    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(found["ledger"]) == 1
+    assert shuffler.states[batch_id(RUN, 0)] == "erased"
+
+
+def test_a_batch_that_fills_as_it_expires_is_counted(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    shuffler, clock = FakeShuffler(), Clock()
+    shuffler.fills, shuffler.fills_when_abandoned = False, True
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(partial(is_open, shuffler, batch_id(RUN, 0)))
+        clock.now += 63
+        await until(lambda: "abandon" in shuffler.calls)
+        shuffler.fills = True
+        await drivers_end()
+
+    play(desk(tmp_path, shuffler, clock), act)
+    assert outcome(tmp_path) == undisturbed
+
+
+# -- full batches that the shuffler lost ---------------------------------------------------------
+
+
+def lose(shuffler: FakeShuffler, how: str) -> None:
+    """The first batch is full, and then gone at the shuffler."""
+    batch = batch_id(RUN, 0)
+    assert shuffler.states[batch] == "sealed"
+    if how == "late":
+        shuffler.states[batch] = "abandoned"
+    else:
+        del shuffler.states[batch]
+
+
+def seal_first(directory: Path, shuffler: FakeShuffler, reissues: int) -> None:
+    """Run until the first batch is recorded as sealed, and no further."""
+    whole = desk(directory, shuffler)
+    breaking: Any = Breaking(whole.store, "sealed", 1, "after")
+    run_to_end(replace(whole, store=breaking), spec(reissues=reissues))
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_full_batch_that_was_lost_is_issued_again(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=1)
+    lose(shuffler, how)
+    run_to_end(desk(tmp_path, shuffler))
+    found = outcome(tmp_path)
+    assert found["state"][0] == "finished"
+    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+    assert len(found["ledger"]) == 2
+    rows = read(tmp_path, lambda store: store.deployments(RUN))
+    assert [(row.step, row.episodes_executed) for row in rows] == [(0, 21), (0, 21), (1, 21)]
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_full_batch_that_was_lost_too_often_fails_the_run(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=0)
+    lose(shuffler, how)
+    run_to_end(desk(tmp_path, shuffler))
+    found = outcome(tmp_path)
+    assert found["state"][0] == "failed"
+    assert "lost" in found["state"][1]
+    assert [state for state, _, _ in found["states"]] == ["abandoned"]
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=2)
+    lose(shuffler, how)
+    at = desk(tmp_path, shuffler)
+    at.store.stop(RUN, NOW)
+    run_to_end(at)
+    found = outcome(tmp_path)
+    assert found["state"][0] == "stopped"
+    assert [state for state, _, _ in found["states"]] == ["abandoned"]
+    assert shuffler.calls.count("messages") == 1
+
+
+@pytest.mark.parametrize("how", ["late", "unknown-batch"])
+def test_a_lost_batch_is_noticed_with_another_analyzer_key_too(tmp_path: Path, how: str) -> None:
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=0)
+    other = Analyzer(OneKey(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
+
+    async def act(coordinator: Coordinator) -> None:
+        await until(lambda: coordinator.trouble(RUN) is not None)
+        lose(shuffler, how)
+        await drivers_end()
+
+    play(replace(desk(tmp_path, shuffler), analyzer=other), act)
+    found = outcome(tmp_path)
+    assert (found["state"][0], found["states"][0][0]) == ("failed", "abandoned")
+    assert "messages" not in shuffler.calls

@@ -1,0 +1,203 @@
+"""The store: one count a batch, refused transitions, budget, versions, damaged files."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.coordinator.batches.issue import Issue, Party, issue
+from riffle.coordinator.batches.ledger import Spend, planned
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.states import DEPLOYMENT, RUN, check_deployment, check_run
+from riffle.coordinator.store.leases import RunLease
+from riffle.coordinator.store.records import Released, Settlement
+from riffle.coordinator.store.store import Store
+from tests.coordinator.conftest import both_engines
+from tests.coordinator.world import NOW, SHUFFLER_ID, spec, store_url
+from tests.coordinator.world import RUN as RUN_ID
+
+pytestmark = both_engines
+
+MANUAL = spec(learner="manual")
+LEASE = RunLease(RUN_ID, 1)
+
+
+def issued(index: int, n: int = 20) -> Issue:
+    deployment = Deployment(index, "manual", Mixture.single([[0, 0], [0, 0]]), n, 0)
+    party = Party(SHUFFLER_ID, "0" * 64)
+    return issue(MANUAL, RUN_ID, party, deployment, index=index, step=index, expires_at=int(NOW))
+
+
+def settlement(index: int = 0, **changes: Any) -> Settlement:
+    plan = Settlement(
+        index=index,
+        spend=planned(issued(0).descriptor),
+        released=Released(np.arange(9), opened=36, failed=1, messages_sha256="0" * 64),
+        timings={"opening": 1.0},
+    )
+    return replace(plan, **changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(store_url(tmp_path))
+    opened.create_run(RUN_ID, MANUAL, issued(0), NOW, "me", NOW + 15)
+    yield opened
+    opened.close()
+
+
+def to_sealed(store: Store, index: int = 0) -> None:
+    store.opened(LEASE, index, NOW)
+    store.sealed(LEASE, index, 20, {"waiting": 1.0}, NOW)
+
+
+def test_the_descriptors_bytes_are_kept_as_they_are(store: Store) -> None:
+    (row,) = store.deployments(RUN_ID)
+    assert row.data == issued(0).data
+    assert row.state == "issued"
+    assert store.next_work(RUN_ID)[1] == row
+
+
+def test_a_batch_is_counted_once(store: Store) -> None:
+    to_sealed(store)
+    store.settle(LEASE, settlement(), NOW)
+    with pytest.raises(LocalError, match="counted cannot become counted"):
+        store.settle(LEASE, settlement(), NOW)
+    assert len(store.ledger(RUN_ID)) == 1
+    assert store.histograms(RUN_ID)[0].tolist() == list(range(9))
+
+
+def test_a_batch_that_is_not_sealed_is_not_counted(store: Store) -> None:
+    with pytest.raises(LocalError, match="issued cannot become counted"):
+        store.settle(LEASE, settlement(), NOW)
+    assert store.ledger(RUN_ID) == []
+
+
+def test_a_deployment_beyond_the_budget_is_refused_with_all_that_came_with_it(
+    store: Store,
+) -> None:
+    to_sealed(store)
+    before = store.events(RUN_ID)
+    too_much = replace(issued(1), spend=Spend(4.0, 4.1, 0.01, 2, True))
+    with pytest.raises(LocalError, match="budget"):
+        store.settle(LEASE, settlement(following=too_much), NOW)
+    assert store.ledger(RUN_ID) == []
+    assert store.histograms(RUN_ID) == {}
+    assert store.events(RUN_ID) == before
+    assert [row.state for row in store.deployments(RUN_ID)] == ["sealed"]
+
+
+def test_a_first_deployment_beyond_the_budget_makes_no_run(tmp_path: Path) -> None:
+    store = Store(store_url(tmp_path))
+    too_much = replace(issued(0), spend=Spend(0.0, 1.0, 0.02, 2, True))
+    with pytest.raises(LocalError, match="budget"):
+        store.create_run(RUN_ID, MANUAL, too_much, NOW, "me", NOW)
+    assert store.runs() == []
+    store.close()
+
+
+def test_a_manual_deployment_beyond_the_budget_is_refused(store: Store) -> None:
+    to_sealed(store)
+    store.settle(LEASE, settlement(), NOW)
+    too_much = replace(issued(1), spend=Spend(4.0, 4.1, 0.01, 2, True))
+    with pytest.raises(LocalError, match="budget"):
+        store.issue_manual(RUN_ID, too_much, NOW)
+    assert len(store.deployments(RUN_ID)) == 1
+
+
+def test_a_weaker_batch_is_recorded_without_counts(store: Store) -> None:
+    to_sealed(store)
+    weaker = Spend(5.0, 5.1, 0.01, 3, False)
+    store.settle(LEASE, settlement(spend=weaker, following=issued(1)), NOW)
+    (entry,) = store.ledger(RUN_ID)
+    assert entry.spend == weaker
+    assert store.histograms(RUN_ID) == {}
+    assert [row.state for row in store.deployments(RUN_ID)] == ["rejected", "issued"]
+
+
+def test_the_census_tells_an_unbounded_epsilon_apart(store: Store) -> None:
+    empty = store.census()
+    assert (empty.opened, empty.failed, empty.epsilon, empty.seeded) == (0, 0, 0.0, 0)
+    for index, upper in enumerate((0.25, math.inf)):
+        if index:
+            store.issue_manual(RUN_ID, issued(index), NOW)
+        to_sealed(store, index)
+        spend = Spend(0.1, upper, 0.01, 0, True)
+        store.settle(LEASE, settlement(index, spend=spend), NOW)
+    found = store.census()
+    assert (found.opened, found.failed, found.epsilon, found.seeded) == (72, 2, 0.25, 1)
+    assert found.batches == {"counted": 2}
+
+
+def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
+    to_sealed(store)
+    store.stop(RUN_ID, NOW)
+    with pytest.raises(LocalError, match="is stopped"):
+        store.settle(LEASE, settlement(following=issued(1)), NOW)
+    store.settle(LEASE, settlement(), NOW)
+    assert [row.state for row in store.deployments(RUN_ID)] == ["counted"]
+    with pytest.raises(RemoteError, match="is stopped"):
+        store.issue_manual(RUN_ID, issued(1), NOW)
+
+
+def test_work_ends_with_the_acknowledgement(store: Store) -> None:
+    to_sealed(store)
+    store.settle(LEASE, settlement(finished=True), NOW)
+    assert store.with_work() == [RUN_ID]
+    store.acknowledged(LEASE, 0, {"storing": 1.0})
+    assert store.with_work() == []
+    assert store.next_work(RUN_ID)[1] is None
+
+
+def test_a_run_is_created_once(store: Store) -> None:
+    assert store.create_run(RUN_ID, MANUAL, issued(0), NOW, "me", NOW) is None
+    with pytest.raises(RemoteError, match="another spec"):
+        store.create_run(RUN_ID, spec(), issued(0), NOW, "me", NOW)
+
+
+def test_the_same_index_is_not_issued_twice(store: Store) -> None:
+    to_sealed(store)
+    with pytest.raises(IntegrityError):
+        store.settle(LEASE, settlement(following=issued(0)), NOW)
+    assert store.ledger(RUN_ID) == []
+
+
+def test_events_are_numbered_within_their_run(store: Store) -> None:
+    other = "f" * 32
+    store.create_run(other, spec(learner="manual", run_id=other), None, NOW, "me", NOW)
+    to_sealed(store)
+    assert [event.id for event in store.events(RUN_ID)] == [1, 2, 3]
+    assert [event.id for event in store.events(other)] == [1]
+    assert [event.id for event in store.events(RUN_ID, after=2)] == [3]
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    path.write_bytes(b"not a database, " * 1000)
+    with pytest.raises(LocalError, match="cannot be used"):
+        Store(f"sqlite:///{path}")
+
+
+def test_a_missing_directory_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot be used"):
+        Store(f"sqlite:///{tmp_path / 'absent' / 'store.sqlite'}")
+
+
+def test_the_tables_of_transitions_end() -> None:
+    for state, targets in DEPLOYMENT.items():
+        for to in DEPLOYMENT:
+            if to in targets:
+                check_deployment(state, to)
+            else:
+                with pytest.raises(LocalError, match="cannot become"):
+                    check_deployment(state, to)
+    assert all(not RUN[end] for end in ("finished", "failed", "stopped"))
+    with pytest.raises(LocalError, match="finished cannot become running"):
+        check_run("finished", "running")

@@ -1,0 +1,351 @@
+"""The command line: one document on stdout, one line on stderr, stated exit codes."""
+
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from riffle.deploy import output
+from riffle.deploy.cli.main import main
+from riffle.deploy.cli.options import resolve
+from riffle.experiments.adversarial import Algorithm, run
+from tests.deploy.cli.calls import document, riffle
+
+RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
+
+
+LOCAL = "http://127.0.0.1:1"
+ROOT = Path(__file__).parents[3]
+OWN = ["--learner", f"{ROOT}/examples/own_learner.py:ExploreThenCommit", "--option"]
+MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
+
+
+def test_account_states_what_a_guarantee_costs() -> None:
+    found = document(riffle("account", *RIVERSWIM, "--families", "paper", "--format", "json"))
+    assert found["counters"] == 288
+    assert found["expected_ones"] <= 510
+    assert found["epsilon_lower"] <= found["epsilon_upper"] <= 1
+    assert found["variance_over_gaussian"] <= 1.02
+    assert found["ones_of_the_paper_over_exact"] > 100
+
+
+def test_account_turned_around_gives_the_epsilon_of_a_noise() -> None:
+    made = document(riffle("account", *RIVERSWIM, "--format", "json"))
+    numerator, log2 = str(made["p_exact"]).split("/2^")
+    back = document(
+        riffle(
+            "account",
+            *RIVERSWIM,
+            "--bits",
+            str(made["bits_per_user"]),
+            "--p",
+            f"{numerator}/{2 ** int(log2)}",
+            "--noise-slots",
+            str(int(made["padded_messages"]) - 6),
+            "--format",
+            "json",
+        )
+    )
+    assert back["epsilon_upper"] == pytest.approx(made["epsilon_upper"])
+
+
+def test_fewer_honest_reports_need_more_noise_of_each() -> None:
+    everyone = document(riffle("account", *RIVERSWIM, "--format", "json"))
+    most = document(riffle("account", *RIVERSWIM, "--honest-fraction", "0.8", "--format", "json"))
+    assert most["honest_reports"] == 4096 - 819
+    assert most["expected_ones"] > everyone["expected_ones"] * 1.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["account", *RIVERSWIM, "--epsilon", "-1"], 3, "epsilon"),
+        (["account", *RIVERSWIM, "--honest-fraction", "0"], 3, "dishonest_fraction"),
+        (["account", *RIVERSWIM, "--bits", "3"], 3, "--bits and --p belong together"),
+        (["account", *RIVERSWIM, "--bits", "3", "--p", "1/3"], 3, "power of two"),
+        (["account", *RIVERSWIM, "--bits", "3", "--p", "x"], 3, "not a fraction"),
+        (["account", *RIVERSWIM, "--families", "all"], 2, "families"),
+        (["simulate", "--preset", "nothing"], 3, "known are demo, paper"),
+        (["simulate", "--env", "RiverSwin-v0"], 3, "did you mean 'RiverSwim-v0'"),
+        (["simulate", "--param", "states"], 3, "not NAME=VALUE"),
+        (["simulate", "--env", "RandomMDP-v0", "--param", "seed=-1"], 3, "must not be negative"),
+        (["simulate", "--param", "colour=1"], 3, "no parameter 'colour'"),
+        (["simulate", "--option", "first_stag=64"], 3, "did you mean 'first_stage'? known are"),
+        (["simulate", "--learner", "ucbvi", "--option", "least_visit=2"], 3, "mean 'least_visits'"),
+        (["simulate", "--episodes", "0"], 3, "episodes"),
+        (["simulate", "--learner", "ucbvi", "--families", "lean"], 3, "--calibration decides"),
+        (["simulate", "--learner", "q-learning"], 3, "known are pe, sdp-pe"),
+        (["simulate", "--learner", "ucbvi-jpd"], 3, "did you mean 'ucbvi-jdp'"),
+        (["simulate", "--learner", "uob-lbps", "--trust", "local"], 3, "--option privacy"),
+        (["simulate", "--learner", "uob-lbps", "--preset", "paper"], 3, "--preset"),
+        (["simulate", "--learner", "uob-lbps", "--preset", "demo"], 3, "--preset"),
+        (["simulate", "--learner", "uob-lbps", "--option", "width=1"], 3, "'widths'? known are"),
+        (["simulate", "--learner", "uob-lbps", "--option", "seed=1"], 3, "known are widths"),
+        (["simulate", "--learner", "uob-lbps", "--option", "eta=x"], 3, "eta"),
+        (["simulate", "--learner", "uob-lbps", "--param", "widths=1-x-1"], 3, "widths"),
+        (["simulate", "--learner", "uob-lbps", "--option", "privacy=both"], 3, "privacy"),
+        (["simulate", "--learner", "manual"], 3, "there is no simulated learner 'manual'; known"),
+        (["simulate", "--learner", "no/such.py:Mine"], 3, "there is no Python file"),
+        (["simulate", "--env", "no/such.py:make"], 3, "no Python file"),
+        (["simulate", *OWN, "share=x"], 3, "own-learner: TypeError"),
+        (["simulate", *OWN, "share=2"], 3, "cannot deploy 20000 episodes; 10000 of K are left"),
+        (["up", *OWN, "share=0"], 3, "own-learner: cannot deploy 0 episodes"),
+        (["up", "--learner", f"{MISTAKES}:NoLearner"], 3, "it has no next_deployment"),
+        (["compare", "--learner", f"{MISTAKES}:Raises"], 3, "KeyError: 'deployment' (mistakes.py"),
+        (["simulate", "--learner", f"{MISTAKES}:ReturnsAPolicy"], 3, "is not a Deployment"),
+        (["simulate", "--env", f"{MISTAKES}:raises"], 3, "KeyError: 3 (mistakes.py, line"),
+        (["up", "--env", f"{MISTAKES}:returns_a_dict"], 3, "a dict, which is no environment"),
+        (["simulate", "--preset", "papr"], 3, "did you mean 'paper'"),
+        (["up", "--learner", "sdp-pi"], 3, "did you mean 'sdp-pe'"),
+        (["figures", "fig9"], 3, "known are fig6a"),
+        (["figures", "fig-6a"], 3, "did you mean 'fig6a'? known are"),
+        (["figures", "fig6a", "--backend", "dask"], 3, "--address"),
+        (["run", "--network", "no/such/folder"], 4, "as --network runs/demo/network"),
+        (["health", "http://127.0.0.1:1/readyz"], 4, "does not answer"),
+        (["health", "nonsense"], 3, "'nonsense' is no address: it must be http://host:port"),
+        (["up", "--learner", "ucbvi"], 3, "ucbvi is on the simulator only: riffle simulate --lea"),
+        (["compare", "--learner", "uob-lbps"], 3, "uob-lbps is on the simulator only"),
+        (["health", "http://[::1/readyz"], 3, "'http://[::1/readyz' is no address"),
+        (["account", *RIVERSWIM, "--honest-fraction", "nan"], 3, "--honest-fraction"),
+        (["simulate", "--param", "states=10000000"], 4, "memory is too small"),
+        (["network", "enrol", "no", "--shuffler-url", LOCAL, "--users", "1"], 4, "no token at"),
+        (["nothing"], 2, "nothing"),
+    ],
+)
+def test_bad_input_has_one_line_and_a_code(
+    arguments: list[str], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = riffle(*arguments)
+    assert result.exit_code == code
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+    if code != 2:
+        assert result.stderr.strip().count("\n") == 0
+        assert result.stderr.startswith("riffle: ")
+
+
+def test_results_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    result = riffle("up", "--out", str(tmp_path))
+    assert result.exit_code == 3
+    assert "--force" in result.stderr
+    assert (tmp_path / "summary.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("name", ["stages.csv", "manifest.json", "regret.png"])
+def test_results_of_an_interrupted_run_are_not_written_over(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    result = riffle("up", "--out", str(tmp_path))
+    assert result.exit_code == 3
+    assert f"{name} exists" in result.stderr
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        result = riffle("up", "--out", str(tmp_path), "--shuffler-port", port)
+    assert result.exit_code == 4
+    assert port in result.stderr
+    assert "choose another port" in result.stderr
+
+
+def test_simulate_reports_the_documented_keys() -> None:
+    found = document(
+        riffle("simulate", "--episodes", "2000", "--seeds", "2", "--workers", "1", "--horizon", "3",
+               "--format", "json")
+    )  # fmt: skip
+    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
+    assert found["seeds"] == 2
+    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+
+
+@pytest.mark.parametrize("learner", ["sdp-pe-conference", "pe", "ucbvi", "ucbvi-jdp", "ucbvi-ldp"])
+def test_simulate_any_learner(learner: str) -> None:
+    result = riffle("simulate", "--learner", learner, "--calibration", "tight", "--episodes",
+                    "1000", "--seeds", "2", "--workers", "1", "--horizon", "3", "--format",
+                    "json")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
+    assert found["learner"] == learner
+    assert found["calibration"] == "tight"
+    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+
+
+@pytest.mark.parametrize("learner", ["uc-o-reps", "uob-lbps"])
+def test_simulate_against_an_adversary(learner: Algorithm) -> None:
+    found = document(
+        riffle("simulate", "--learner", learner, "--episodes", "60", "--seeds", "2", "--workers",
+               "1", "--calibration", "paper", "--env", "LayeredMDP-v0", "--param", "widths=1-2-2-1",
+               "--param", "adversary=drifting", "--option", "privacy=local", "--format", "json")
+    )  # fmt: skip
+    one, two = (
+        run(learner, 60, 1.0, 1e-5, "local", "paper", seed, adversary="drifting",
+            widths=(1, 2, 2, 1)) for seed in (0, 1)
+    )  # fmt: skip
+    assert found["regret_mean"] == pytest.approx((one.total + two.total) / 2)
+    assert found["regret_uniform_mean"] > 0
+    assert found["seconds"] > 0
+
+
+def test_one_seed_has_no_confidence_interval() -> None:
+    words = ("simulate", "--learner", "ucbvi", "--episodes", "200", "--seeds", "1")
+    assert document(riffle(*words, "--format", "json"))["regret_ci"] is None
+    assert re.search(r"regret_ci +│ - ", riffle(*words).stdout)
+
+
+def test_simulate_prints_constants_in_the_papers_calibration() -> None:
+    result = riffle("simulate", "--learner", "ucbvi-ldp", "--calibration", "paper", "--episodes",
+                    "200", "--seeds", "1", "--workers", "1")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "laplace" in result.stdout
+    assert "constants.noise_parameter" in result.stdout
+
+
+def test_figures_end_to_end_and_are_not_written_over(tmp_path: Path) -> None:
+    arguments = ["figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1",
+                 "--out", str(tmp_path), "--format", "json"]  # fmt: skip
+    found = json.loads(riffle(*arguments).stdout)
+    assert found["seeds"] == 1
+    assert [figure["figure"] for figure in found["figures"]] == ["adversarial-full"]
+    for ending in (".csv", ".png", ".svg", ".md", ".json"):
+        assert (tmp_path / f"adversarial-full{ending}").stat().st_size > 0
+    (made,) = found["figures"]
+    assert Path(made["picture"]) == tmp_path / "adversarial-full.png"
+    assert Path(made["table"]) == tmp_path / "adversarial-full.md"
+    refused = riffle(*arguments)
+    assert refused.exit_code == 3
+    assert "--force" in refused.stderr
+
+
+def test_figures_say_where_they_are_and_where_it_says_what_is_missing(tmp_path: Path) -> None:
+    words = ("figures", "fig8", "--quick", "--seeds", "1", "--workers", "1")
+    result = riffle(*words, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert f"written to {tmp_path}" in result.stdout
+    assert str(tmp_path / "fig8.png") in result.stdout
+    assert f"SDP-PE, papers' noise: why is in {tmp_path / 'fig8.md'}" in result.stdout
+
+
+def test_figures_without_their_packages_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("riffle.experiments.figures.sweep.find_spec", lambda _: None)
+    result = riffle("figures", "fig6a", "--out", str(tmp_path))
+    assert result.exit_code == 4
+    assert "pip install 'riffle-rl[experiments]'" in result.stderr
+    assert result.stderr.strip().count("\n") == 0
+
+
+def test_what_a_preset_declares_of_its_environment_holds_for_no_other() -> None:
+    assert resolve("demo").spec.options == {"homogeneous": True}
+    assert resolve("demo", "SpectrumAccess-v0", horizon=3).spec.options == {}
+
+
+def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> None:
+    assert riffle("network", "init", str(tmp_path)).exit_code == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert riffle("network", "init", str(tmp_path)).exit_code == 0
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert before == after
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in after)
+    private = {
+        (tmp_path / "shuffler" / "signing_key").read_bytes(),
+        (tmp_path / "coordinator" / "signing_key").read_bytes(),
+        *(file.read_bytes() for file in (tmp_path / "coordinator/analyzer_keys").glob("*.key")),
+    }
+    assert not any(file.read_bytes() in private for file in (tmp_path / "nodes").iterdir())
+    shuffler = {file.read_bytes() for file in (tmp_path / "shuffler").iterdir()}
+    tokens = {file.read_bytes() for file in (tmp_path / "operator").glob("*_token")}
+    assert not shuffler & tokens, "the shuffler keeps hashes of tokens only"
+
+
+def test_network_init_answers_in_json(tmp_path: Path) -> None:
+    folder = str(tmp_path / "network")
+    result = riffle("network", "init", folder, "--replicas", "2", "--format", "json")
+    assert document(result) == {"folder": folder, "replicas": 2}
+    assert result.stderr == ""
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+    riffle("network", "init", str(tmp_path / "network"))
+    port = riffle("doctor", "--out", str(tmp_path), "--port", "99999")
+    assert port.exit_code == 1
+    assert "port 99999 cannot be used: ports end at 65535" in port.stdout
+    (tmp_path / "afile").write_text("")
+    file = riffle("doctor", "--out", str(tmp_path / "afile"))
+    assert "afile is a file where a folder is needed" in file.stdout
+    well = riffle("doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"))
+    assert well.exit_code == 0, well.stdout
+    (tmp_path / "network" / "nodes" / "ca.pem").chmod(0o644)
+    url = "http://127.0.0.1:1"
+    result = riffle(
+        "doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"), "--url", url,
+        "--format", "json",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    wrong = [f["check"] for f in json.loads(result.stdout)["findings"] if not f["ok"]]
+    assert wrong == ["secrets", "service"]
+
+
+def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
+    assert "fig6a, " in " ".join(riffle("figures", "--help").stdout.split())
+    said = "is needed is not available, or is in use; 130 interrupted."
+    for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
+        assert said in re.sub(r"[\s│]+", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("riffle si", {"simulate"}),
+        ("riffle con", {"conservation"}),
+        ("riffle simulate --zz", set()),
+        ("riffle simulate --lear", {"--learner"}),
+        ("riffle simulate --env River", {"RiverSwim-v0"}),
+        ("riffle simulate --learner sdp", {"sdp-pe", "sdp-pe-conference"}),
+        ("riffle simulate --preset d", {"demo"}),
+        ("riffle show --network nowhere x", set()),
+    ],
+)
+def test_a_shell_completes(
+    words: str,
+    offered: set[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["riffle"])
+    monkeypatch.setenv("_RIFFLE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit):
+        main()
+    found = set(capsys.readouterr().out.split())
+    assert offered <= found if offered else not found, found
+
+
+def test_commands_are_completed_without_loading_them() -> None:
+    program = "import sys\nfrom riffle.deploy.cli.main import main\nsys.argv = ['riffle']\n" + (
+        "try:\n    main()\nfinally:\n    print(*sys.modules)"
+    )
+    words = {"_RIFFLE_COMPLETE": "complete_bash", "COMP_WORDS": "riffle s", "COMP_CWORD": "1"}
+    path = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | words | path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert {"show", "simulate", "stop"} <= set(done.stdout.split())
+    assert not {"numpy", "riffle.coordinator", "httpx"} & set(done.stdout.split())

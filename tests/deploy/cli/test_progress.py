@@ -1,0 +1,123 @@
+"""What takes seconds says how far it is: a bar on a terminal, lines off it, never on stdout."""
+
+import io
+import itertools
+import json
+import queue
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from riffle.deploy import output
+from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.output import steps
+from tests.deploy.cli.calls import riffle
+
+SIMULATED = {
+    "sdp-pe": ("--episodes", "300", "--horizon", "2"),
+    "ucbvi": ("--episodes", "100", "--horizon", "2"),
+    "uob-lbps": ("--episodes", "60", "--param", "widths=1-2-1"),
+}
+
+
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_LINE_SECONDS", "LINE_SECONDS"):
+        monkeypatch.setattr(output, name, 0.0)
+    monkeypatch.setattr(output, "SILENT_SECONDS", 3600.0)  # only steps, however long they take
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    screen = io.StringIO()
+    monkeypatch.setattr(output, "progress", Console(file=screen, force_terminal=True, width=100))
+    return screen
+
+
+def test_off_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    with steps("seeds", 10, clock=lambda: now) as shown:
+        for _ in range(10):
+            now += 2.0
+            shown.step()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == [
+        "seeds: 1 of 10, about 18 s left",
+        "seeds: 4 of 10, about 12 s left",
+        "seeds: 7 of 10, about 6 s left",
+        "seeds: 10 of 10",
+    ]
+
+
+def test_a_step_that_takes_long_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "SILENT_SECONDS", 0.01)
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(output, "line", said.put)
+    times = itertools.chain([100.0, 100.5], itertools.repeat(107.0))
+    with steps("seeds", 2, clock=lambda: next(times)) as shown:
+        assert said.get(timeout=60) == "seeds: 0 of 2 after 7 s"
+        shown.step()
+    assert said.empty(), "the next line is due five seconds later"
+
+
+def test_a_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with steps("runs") as shown:
+        shown.step()
+        shown.expect(2)
+        shown.step()
+    assert capsys.readouterr().err.splitlines() == ["runs: 1", "runs: 2 of 2"]
+
+
+def test_a_terminal_has_a_bar_and_no_lines(every_step: None, terminal: io.StringIO) -> None:
+    with steps("seeds", 2) as shown:
+        shown.step()
+    assert "1/2" in terminal.getvalue()
+    assert "of 2" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("learner", SIMULATED)
+def test_simulate_says_how_far_it_is(learner: str, every_step: None) -> None:
+    words = ("--seeds", "2", "--workers", "1", "--format", "json")
+    result = riffle("simulate", "--learner", learner, *SIMULATED[learner], *words)
+    assert json.loads(result.stdout)["seeds"] == 2
+    first, last = result.stderr.splitlines()
+    assert re.fullmatch(r"seeds: 1 of 2, about \d+ s left", first)
+    assert last == "seeds: 2 of 2"
+
+
+@pytest.mark.parametrize("learner", SIMULATED)
+def test_simulate_has_a_bar_on_a_terminal(learner: str, terminal: io.StringIO) -> None:
+    words = ("--seeds", "2", "--workers", "1", "--format", "json")
+    result = riffle("simulate", "--learner", learner, *SIMULATED[learner], *words)
+    assert json.loads(result.stdout)["seeds"] == 2
+    assert "2/2" in terminal.getvalue()
+
+
+def test_figures_say_how_far_they_are(every_step: None, tmp_path: Path) -> None:
+    words = ("figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1")
+    result = riffle(*words, "--out", str(tmp_path), "--format", "json")
+    json.loads(result.stdout)
+    first, *told = result.stderr.splitlines()
+    total = int(first.removeprefix("runs to compute: "))
+    assert told[-1] == f"runs: {total} of {total}"
+    assert len(told) == total
+
+
+def test_a_network_that_starts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalNetwork(LocalConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)):
+        told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "starting the network\n")
+
+
+@pytest.mark.parametrize(("encoding", "batches"), [("riffle", 300), ("one-envelope", 300)])
+def test_an_audit_says_how_far_it_is(encoding: str, batches: int, every_step: None) -> None:
+    words = ("--trials", "100", "--sealed", "0", "--users", "0", "--format", "json")
+    result = riffle("audit", "--encoding", encoding, *words)
+    json.loads(result.stdout)
+    first, *told = result.stderr.splitlines()
+    assert first == f"attacking {encoding}, 100 batches a side"
+    assert len(told) == batches
+    assert told[-1] == f"batches: {batches} of {batches}"

@@ -1,0 +1,118 @@
+"""The wire's benchmark: its arithmetic, and a small run on live services."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle.coordinator.batches.issue import calibrated
+from riffle.deploy.load import wire
+from riffle.deploy.load.wire import (
+    Primitive,
+    Split,
+    batch_for,
+    bench,
+    disturbed,
+    measure_primitive,
+    missed,
+    report,
+)
+from riffle.deploy.network.processes import Usage
+from riffle.deploy.presets import preset, riverswim_run
+
+US = 1e-6
+MEETING_SECONDS = 60.0
+
+
+def test_time_is_split_by_who_used_it() -> None:
+    used = {
+        "node": Usage(1.0, main=1, threads=2, pool=50),
+        "shuffler": Usage(1.0, main=3, threads=7),
+        "coordinator": Usage(1.0, main=4, threads=5, pool=40),
+    }
+    assert Split.of(used, 6.0) == Split(crypto=96, http=8, store=1, episodes=2, coordinator=5)
+
+
+def test_rates_are_those_of_one_batch() -> None:
+    split = Split(crypto=1.35, http=0.25, store=0.15, episodes=0.1, coordinator=0.02)
+    row = {"n": 100, "messages": 100, "timings": {"waiting": 0.5}}
+    before, after = Primitive(80 * US, 50 * US, 14e3), Primitive(0, 30 * US, 16e3)
+    found = report(row, 0.8, split, 0.1, (before, after), 2)
+    assert found["messages_a_second"] == 12_500
+    assert found["share_of_primitive"] == pytest.approx(12_500 / 15_000)
+    assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.87)
+    # 0.25 less the nodes' 0.1 in the event loops, 0.15 and 0.02: over 10,000 messages
+    assert found["server_us_a_message"] == pytest.approx(32.0)
+    assert missed(found) == ["share_of_primitive 0.833 < 0.85", "server_us_a_message 32.0 > 1.5"]
+    good = {"share_of_primitive": 0.85, "server_us_a_message": 1.5}
+    assert missed(good) == []
+    assert "before and 16,000 after" in str(disturbed(found))
+    assert disturbed(found | {"primitive_before": 14_600}) is None
+
+
+@pytest.mark.parametrize("messages", [100_000, 300_000])
+def test_a_batch_is_the_smallest_with_so_many_messages(messages: int) -> None:
+    spec = preset("paper").spec
+    n = batch_for(spec, messages)
+    assert n * calibrated(spec, n, None).padding.messages >= messages
+    assert (n - 1) * calibrated(spec, n - 1, None).padding.messages < messages
+
+
+def met(folder: Path, jobs: int, work: Callable[[Any], Any], job: Any) -> Any:
+    """Do the work once all jobs are begun, each by another process; ``folder`` has their names."""
+    (folder / str(os.getpid())).touch()
+    deadline = time.monotonic() + MEETING_SECONDS
+    while len(list(folder.iterdir())) < jobs:
+        assert time.monotonic() < deadline, "one process did what was for several"
+        time.sleep(0.01)
+    return work(job)
+
+
+def test_the_primitive_is_measured_on_every_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    class Meeting(ProcessPoolExecutor):
+        def map(self, fn: Callable[[Any], Any], *jobs: Iterable[Any], **_: Any) -> Iterator[Any]:
+            (listed,) = map(list, jobs)
+            folders.append(tmp_path / str(len(folders)))
+            folders[-1].mkdir()
+            return super().map(partial(met, folders[-1], len(listed), fn), listed)
+
+    monkeypatch.setattr(wire, "ProcessPoolExecutor", Meeting)
+    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.6)
+    found = measure_primitive(2, 2)
+    warm, measured = ({file.name for file in folder.iterdir()} for folder in folders)
+    assert warm == measured
+    assert len(measured) == 2
+    assert str(os.getpid()) not in measured
+    assert 10 * US < found.open < 2_000 * US
+    assert found.seal > found.open
+    assert 0 < found.rate < 4 / (found.seal + found.open)  # two processes, of which one may be slow
+
+
+def test_one_process_has_no_more_of_a_processor_than_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.2)
+    found = measure_primitive(2, 1)
+    assert 0 < found.rate <= 1.01 / (found.seal + found.open)
+
+
+def test_a_small_run_says_where_the_time_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.3)
+    monkeypatch.setattr(wire, "WARM_EPISODES", 300)
+    found = bench(1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0))
+    assert found["messages"] == found["reports"] * found["messages_a_report"] >= 1_000
+    assert found["share_of_primitive"] > 0  # two rates, each of a moment: no bar for a test
+    assert 0 < found["share_by_core_time"] < 1
+    assert set(found["wall_seconds"]) >= {"waiting", "fetching", "opening", "planning"}
+    assert min(found["core_us_a_message"].values()) >= 0

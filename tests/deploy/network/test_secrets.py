@@ -1,0 +1,259 @@
+"""Secrets, enrolment at a real shuffler over TLS, and a whole network on loopback."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from riffle.common.process.endpoint import trusted
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.server.service import GRACE_SECONDS
+from riffle.coordinator.batches.shuffler_client import ShufflerApi
+from riffle.deploy.load.feed import enrol_members
+from riffle.deploy.network.certificates import LOOPBACK
+from riffle.deploy.network.local import LocalConfig, LocalNetwork, free_port
+from riffle.deploy.network.secrets import (
+    SHUFFLER_ID,
+    TOKEN_FILE,
+    enrol,
+    enrolled,
+    init_network,
+    operator_client,
+    operator_token,
+)
+from riffle.deploy.operator import Operator
+from tests.asking import taken_up
+
+PREFIX = "RIFFLE_SHUFFLER_"
+
+
+def credentials(secrets: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((secrets / "nodes" / "credentials.json").read_text())
+    return found
+
+
+def accepted(client: httpx.Client, token: str) -> int:
+    """Status of a node's question for open batches."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return client.get("/v1/batches", headers=headers).status_code
+
+
+# -- a shuffler over TLS ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shuffler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Secrets, and the URL of a shuffler that runs with them over TLS."""
+    secrets, port = tmp_path_factory.mktemp("network"), free_port()
+    init_network(secrets)
+    mine = secrets / "shuffler"
+    settings = {
+        "PORT": port,
+        "DATA_DIR": tmp_path_factory.mktemp("data"),
+        "SHUFFLER_ID": SHUFFLER_ID,
+        "STORAGE_KEY_FILE": secrets / "shuffler-storage" / "key",
+        "SIGNING_KEY_FILE": mine / "signing_key",
+        "COORDINATOR_KEY_FILE": mine / "coordinator_key",
+        "COORDINATOR_TOKEN_HASH_FILE": mine / "coordinator_token_hash",
+        "OPERATOR_TOKEN_HASH_FILE": mine / "operator_token_hash",
+        "TLS_CERT_FILE": mine / "tls.pem",
+        "TLS_KEY_FILE": mine / "tls.key",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "riffle.deploy.cli.main", "shuffler"],
+        env=os.environ | {PREFIX + name: str(value) for name, value in settings.items()},
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"https://{LOOPBACK}:{port}"
+    try:
+        with operator_client(secrets, url, "none") as client:
+            wait_for(client, process)
+        yield secrets, url
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None
+        try:
+            if client.get("/readyz").is_success:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.05)
+    raise AssertionError("the shuffler does not start")
+
+
+def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> None:
+    secrets, url = shuffler
+    enrol(secrets, url, 2, 100)
+    first = credentials(secrets)
+    enrol(secrets, url, 2, 100)
+    assert credentials(secrets) == first
+    enrol(secrets, url, 3, 100)
+    assert credentials(secrets)[:2] == first
+    assert len({node["token"] for node in credentials(secrets)}) == 3
+    assert (secrets / "nodes" / "credentials.json").stat().st_mode & 0o777 == 0o600
+    with operator_client(secrets, url, "none") as client:
+        assert [accepted(client, node["token"]) for node in credentials(secrets)] == [200] * 3
+        assert accepted(client, "another") == 401
+
+
+def test_a_folder_without_a_token_says_where_the_network_is_or_may_be(tmp_path: Path) -> None:
+    """Within the first second ``riffle up`` has written none yet: another would be wrong there."""
+    with pytest.raises(LocalError, match=r"or not yet .riffle up says when it is.") as caught:
+        operator_token(tmp_path / "network", TOKEN_FILE)
+    assert f"init {tmp_path}" not in caught.value.detail
+    init_network(tmp_path / "network")
+    with pytest.raises(LocalError, match=f"; the network's folder is {tmp_path / 'network'}$"):
+        operator_token(tmp_path, TOKEN_FILE)
+
+
+def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Path, str]) -> None:
+    secrets, url = shuffler
+    token = (secrets / "coordinator" / "shuffler_token").read_text()
+
+    async def ready(ca_file: Path | None) -> str:
+        api = ShufflerApi.connect(url, token, trusted(ca_file))
+        try:
+            return await api.ready()
+        finally:
+            await api.close()
+
+    async def fetch(ca_file: Path | None) -> None:
+        api = ShufflerApi.connect(url, token, trusted(ca_file))
+        try:
+            await api.messages("ab" * 16, 1)
+        finally:
+            await api.close()
+
+    own = secrets / "coordinator" / "ca.pem"
+    assert asyncio.run(ready(own)) == SHUFFLER_ID
+    with pytest.raises(RemoteError, match="batch"):
+        asyncio.run(fetch(own))
+    for ask in (ready, fetch):
+        with pytest.raises(LocalError, match="does not answer"):
+            asyncio.run(ask(None))
+
+
+def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
+    shuffler: tuple[Path, str], tmp_path: Path
+) -> None:
+    secrets, url = shuffler
+    init_network(tmp_path)  # another network's operator
+    (tmp_path / "operator" / "ca.pem").write_text((secrets / "operator" / "ca.pem").read_text())
+    with pytest.raises(RemoteError, match=r"the shuffler refused: .*token") as caught:
+        enrol(tmp_path, url, 1, 100)
+    assert caught.value.slug == "unauthorized"
+    assert not (tmp_path / "nodes" / "credentials.json").exists()
+
+
+def test_a_shuffler_that_is_away_is_told(tmp_path: Path) -> None:
+    init_network(tmp_path)
+    with pytest.raises(LocalError, match="the shuffler does not answer") as caught:
+        enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1, 100)
+    assert caught.value.slug == "unavailable"
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:8401", "https://a:1,http://b:2", "nowhere"])
+def test_a_token_is_sent_over_tls_or_to_this_machine_only(url: str, tmp_path: Path) -> None:
+    init_network(tmp_path)
+    with pytest.raises(ValueError, match=r"the address 'http://(10|b).* must be https|'nowhere'"):
+        enrol(tmp_path, url, 1, 100)
+    with pytest.raises(ValueError, match="the address"):
+        enrol_members(tmp_path, url, 1, lambda: None)
+    with pytest.raises(ValueError, match="the address"):
+        Operator.of(tmp_path, url)
+
+
+def test_secrets_that_are_damaged_are_named(tmp_path: Path) -> None:
+    init_network(tmp_path)
+    file = tmp_path / "nodes" / "credentials.json"
+    for content in ("{", "{}", '[{"node_id": "x", "token": "SECRET"}]'):
+        file.write_text(content)
+        with pytest.raises(LocalError, match=r"credentials\.json: ") as caught:
+            enrol(tmp_path, "http://127.0.0.1:1", 1, 100)
+        assert "SECRET" not in caught.value.detail
+    file = tmp_path / "shuffler-storage" / "key"
+    file.write_text("none")
+    with pytest.raises(LocalError, match=f"{file} must hold 64"):
+        init_network(tmp_path)
+
+
+def test_an_answer_that_is_no_enrolment_is_told_without_its_token() -> None:
+    with pytest.raises(RemoteError, match="no enrolment") as caught:
+        enrolled(httpx.Response(201, json={"token": "SECRET"}))
+    assert "SECRET" not in str(caught.value)
+
+
+# -- a network on loopback -------------------------------------------------------------------------
+
+
+def config(folder: Path, **changes: Any) -> LocalConfig:
+    small: dict[str, Any] = {
+        "environment": "RiverSwim-v0",
+        "environment_parameters": {"states": 3, "horizon": 2},
+        "nodes": 2,
+        "workers": 1,
+    }
+    return LocalConfig(folder=folder, **small | changes)
+
+
+@contextmanager
+def long_poll(network: LocalNetwork) -> Iterator[None]:
+    """Somebody who waits for a batch of the shuffler's, and is answered before the end."""
+    headers = {"Authorization": f"Bearer {credentials(network.secrets)[0]['token']}"}
+    with httpx.Client(base_url=network.shuffler_url, headers=headers, timeout=60) as client:
+        answer = taken_up(client, "/v1/batches", wait=30, accepting=1)
+        yield
+        assert answer.result().json() == {"batches": []}
+
+
+def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
+    with LocalNetwork(config(tmp_path)) as network:
+        network.check_alive()
+        assert set(network.processes) == {"shuffler", "coordinator", "node"}
+        url, token = network.coordinator_url, network.operator_token
+        with operator_client(network.secrets, url, token) as operator:
+            assert operator.get("/v1/runs").json() == {"runs": []}
+            assert set(operator.get("/readyz").json().values()) == {"ok"}
+        with operator_client(network.secrets, network.shuffler_url, "none") as client:
+            assert [accepted(client, node["token"]) for node in credentials(network.secrets)] == [
+                200,
+                200,
+            ]
+        assert "serving" in network.last_line("node")
+        with long_poll(network):
+            started = time.monotonic()
+            network.stop()
+            assert time.monotonic() - started < GRACE_SECONDS
+    assert [process.returncode for process in network.processes.values()] == [0, 0, 0]
+    for role in network.processes:
+        assert "Traceback" not in (tmp_path / "logs" / f"{role}.log").read_text()
+
+
+def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    network = LocalNetwork(config(tmp_path, environment="RiverSwin-v0"))
+    init_network(network.secrets)
+    (tmp_path / "logs").mkdir()
+    enrolled = [{"node_id": "ab" * 16, "token": "t"}]
+    (network.secrets / "nodes" / "credentials.json").write_text(json.dumps(enrolled))
+    network.start("node")
+    network.processes["node"].wait(60)
+    with pytest.raises(LocalError, match=r"the node ended with code 3: .*did you mean") as caught:
+        network.check_alive()
+    assert caught.value.slug == "unavailable"
+    network.stop()
