@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COVERAGE := --cov --cov-report=json:build/coverage.json --cov-report=term:skip-covered
 
 .PHONY: page-images demo extras test check lint types docs site audit sbom lock clean
 
@@ -10,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -21,8 +22,8 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 check: lint types
-	$(BIN)/python -m coverage run -m pytest
-	$(BIN)/python -m coverage report --skip-covered
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(COVERAGE)
+	$(BIN)/python .ci/check_coverage.py build/coverage.json
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -25,6 +25,11 @@ hypothesis.settings.register_profile("riffle", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("riffle")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start long tests first: neither of two processes then waits for the other at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[postgres.Cluster]:
     """A PostgreSQL server; skips where there is none."""

@@ -113,6 +113,7 @@ def terminal(line: str, folder: Path) -> Iterator[Path]:
             process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(10 * PATIENCE)
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
 def test_a_page_is_typed_from_top_to_bottom(page: Path, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset, preset
 
+pytestmark = pytest.mark.long
+
 SMALL = ["--param", "states=3", "--horizon", "3", "--episodes", "300", "--epsilon", "4"]
 SMALL += ["--beta", "1e-3", "--option", "first_stage=60", "--nodes", "3"]
 

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from riffle.deploy.load.feed import Feeder, load_spec
 from riffle.deploy.load.run import Target
 from riffle.deploy.network.local import LocalConfig, LocalNetwork
 from riffle.deploy.network.secrets import enrol
 from riffle.deploy.presets import riverswim_run
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 

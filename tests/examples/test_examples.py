@@ -61,6 +61,7 @@ def operator_of(network: LocalNetwork) -> Operator:
     return Operator(client)
 
 
+@pytest.mark.long
 def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
     environment = f"{EXAMPLES / 'own_environment.py'}:make"
     chosen = seeded(environment, LEARNER)
@@ -92,6 +93,7 @@ def test_a_learner_outside_ends_when_its_batch_does_not_come_about(tmp_path: Pat
         assert operator.run(run["id"])["state"] == "failed"
 
 
+@pytest.mark.long
 def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
     environment = f"{EXAMPLES / 'own_gymnasium.py'}:make"
     chosen = seeded(environment, LEARNER)

@@ -4,6 +4,7 @@ import signal
 import time
 from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from riffle.coordinator.specs import ManualDeployment, RunSpec
@@ -12,6 +13,8 @@ from riffle.deploy.operator import Operator
 from tests.page.conftest import SMALL, Open
 from tests.page.node import HandNode
 from tests.page.test_page import cells
+
+pytestmark = pytest.mark.long
 
 N, SENT = 100, 25
 SECONDS = 20  # for all that is done while a batch is open, on a busy machine

@@ -12,11 +12,15 @@ import random
 import time
 from pathlib import Path
 
+import pytest
+
 from riffle.common.protocol.errors import LocalError
 from riffle.deploy.network.local import LocalNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
+
+pytestmark = pytest.mark.long
 
 KILLS = int(os.environ.get("RIFFLE_KILLS", "2"))
 SEED = int(os.environ.get("RIFFLE_KILLS_SEED", str(time.time_ns() % 10**6)))

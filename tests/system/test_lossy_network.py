@@ -16,6 +16,8 @@ from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 from tests.system.proxy import FAULTS, Proxy
 
+pytestmark = pytest.mark.long
+
 RUNS = int(os.environ.get("RIFFLE_LOSSY_RUNS", "1"))
 SEED = int(os.environ.get("RIFFLE_LOSSY_SEED", str(time.time_ns() % 10**6)))
 EPISODES = 240

@@ -30,6 +30,8 @@ from tests.system.agreement import (
 )
 from tests.system.test_restore import rows, store, until
 
+pytestmark = pytest.mark.long
+
 
 def operator_of(network: LocalNetwork) -> Operator:
     client = operator_client(network.secrets, network.coordinator_url, network.operator_token)

@@ -26,6 +26,8 @@ from riffle.shuffler.store.schema import batches
 from tests.postgres import Cluster
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
 
+pytestmark = pytest.mark.long
+
 EPISODES = int(os.environ.get("RIFFLE_REPLICAS_EPISODES", "300"))
 VICTIMS = ("shuffler", "coordinator", "shuffler-2", "coordinator-2")
 COORDINATORS = VICTIMS[1::2]

@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from riffle.common.protocol.verification import pinned
@@ -13,6 +14,8 @@ from riffle.deploy.network.local import LocalNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
+
+pytestmark = pytest.mark.long
 
 
 def rotate(network: LocalNetwork) -> None:

@@ -169,6 +169,7 @@ def test_simulate_reports_the_documented_keys() -> None:
     assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learner", ["sdp-pe-conference", "pe", "ucbvi", "ucbvi-jdp", "ucbvi-ldp"])
 def test_simulate_any_learner(learner: str) -> None:
     result = riffle("simulate", "--learner", learner, "--calibration", "tight", "--episodes",
@@ -182,6 +183,7 @@ def test_simulate_any_learner(learner: str) -> None:
     assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learner", ["uc-o-reps", "uob-lbps"])
 def test_simulate_against_an_adversary(learner: Algorithm) -> None:
     found = document(

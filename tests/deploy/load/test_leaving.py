@@ -21,6 +21,8 @@ from riffle.deploy.operator import Operator
 from riffle.deploy.output import Exit
 from riffle.deploy.presets import preset
 
+pytestmark = pytest.mark.long
+
 
 class Interrupted:
     """A process and a pipe of which nobody hears before Ctrl-C."""

@@ -16,6 +16,8 @@ from riffle.deploy.cli.load import cores
 from riffle.deploy.cli.main import build
 from riffle.deploy.load.run import LoadConfig
 
+pytestmark = pytest.mark.long
+
 SHORT = ("--nodes", "2", "--rate", "1", "--duration", "5")
 
 

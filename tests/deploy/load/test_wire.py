@@ -105,6 +105,7 @@ def test_one_process_has_no_more_of_a_processor_than_there_is(
     assert 0 < found.rate <= 1.01 / (found.seal + found.open)
 
 
+@pytest.mark.long
 def test_a_small_run_says_where_the_time_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from riffle.experiments.audit.attack import Attack, Pair, audit
 from riffle.experiments.audit.world import Setting, World, build
 from riffle.shuffler import permutation
 
+pytestmark = pytest.mark.long
+
 ERROR, ALPHA = 1e-3, 1e-6
 TRIALS, SEALED = 20_000, 500
 ATTEMPTS = 3

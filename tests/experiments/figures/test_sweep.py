@@ -32,6 +32,7 @@ def results(file: Path) -> dict[tuple[str, int], tuple[float, ...]]:
     return {(d["key"], d["seed"]): tuple(d["regret"]) for d in documents}
 
 
+@pytest.mark.long
 def test_every_catalogued_learner_can_be_computed() -> None:
     """The adapter still speaks the simulators' language."""
     smallest = {run.learner: run for figure in figures(quick=True).values() for run in figure.runs}

@@ -1,0 +1,16 @@
+"""Fails when the tests cover less than before, or when coverage did not see the code at all."""
+
+import json
+import sys
+from pathlib import Path
+
+LEAST_STATEMENTS = 15_000
+LEAST_PERCENT = 91.5  # statements and branches, as of the first measurement
+
+totals = json.loads(Path(sys.argv[1]).read_text())["totals"]
+statements, percent = totals["num_statements"], totals["percent_covered"]
+print(f"{statements} statements, {percent:.2f} % covered")
+if statements < LEAST_STATEMENTS:
+    sys.exit(f"coverage saw fewer than {LEAST_STATEMENTS} statements: is its source list right?")
+if percent < LEAST_PERCENT:
+    sys.exit(f"coverage fell below {LEAST_PERCENT} %: test what you added")
