@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from riffle.common.accounting import (
+    BatchEvent,
     Calibration,
     CalibrationName,
     account,
@@ -104,17 +105,8 @@ def times(families: Families, layer: int | None, epsilon: float) -> str:
     layout = CounterLayout(SIZES, families, layer)
     noise = replace(found.noise, bits=found.noise.bits + 1)
     padding = Padding(found.padding.data_slots, found.padding.noise_slots + 5)
-    one = seconds(
-        lambda: account(
-            noise,
-            padding,
-            n=4096,
-            dishonest_fraction=0.0,
-            cells=layout.cells,
-            counters=layout.counters,
-            beta=BETA,
-        )
-    )
+    event = BatchEvent(noise, padding, 4096, 0.0, layout.cells, layout.counters)
+    one = seconds(lambda: account(event, BETA))
     scope = "all" if layer is None else "layer"
     return f"{families:6s} {scope:6s}{epsilon:5.1f}{cold:9.3f}{warm:9.3f}{near:9.3f}{one:9.3f}"
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from riffle.common.process.tracing import collecting
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
@@ -56,7 +56,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
                     users=users,
                     pipeline=pipeline,
                     users_a_request=settings.users_a_request,
-                    pins=lambda: pinned(settings.analyzer_keys_file),
+                    pins=lambda: read_pins(settings.analyzer_keys_file),
                 ).run(stop)
     finally:
         users.close()

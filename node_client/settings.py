@@ -14,7 +14,7 @@ from riffle.common.process.endpoint import check_urls, is_local_url, split_urls
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.messages import MAX_USERS_A_LEASE
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands
@@ -130,7 +130,7 @@ class Settings(RoleSettings):
             sizes=environment.sizes,
             reward_range=environment.reward_range,
             trust_models=self.trust_models,
-            analyzer_keys=pinned(self.analyzer_keys_file),
+            analyzer_keys=read_pins(self.analyzer_keys_file),
             test_entry=self.test_entry,
             loopback=self.loopback,
         )

@@ -35,7 +35,7 @@ from riffle.common.protocol.messages import (
     UploadReply,
     frames,
 )
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.common.server.database import writer
 from riffle.common.server.limits import Callers
 from riffle.common.server.monitoring import Shared, disk_trouble
@@ -125,7 +125,7 @@ class Shuffler:
         known = await self._access.read(partial(records.signed_descriptor, batch_id=batch_id))
         if known is not None:
             return _same(known, data), False
-        pins = await asyncio.to_thread(pinned, self.settings.analyzer_keys_file)
+        pins = await asyncio.to_thread(read_pins, self.settings.analyzer_keys_file)
         demands = replace(self._demands, analyzer_keys=pins)
         context = await asyncio.to_thread(
             accept_deposit, data, signature, batch_id, demands, self.now
@@ -363,7 +363,7 @@ def preflight(settings: Settings) -> None:
         LocalError: keys, tokens or store are missing, damaged or newer than this program.
     """
     settings.demands()
-    pinned(settings.analyzer_keys_file)
+    read_pins(settings.analyzer_keys_file)
     settings.tls()
     settings.public_key()
     settings.coordinator_hash()

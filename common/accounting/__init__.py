@@ -13,7 +13,6 @@ from riffle.common.accounting.account import (
     BatchEvent,
     LedgerEntry,
     account,
-    account_event,
     repeated_user_guarantee,
     run_guarantee,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "CalibrationName",
     "LedgerEntry",
     "account",
-    "account_event",
     "calibrate",
     "calibrate_central",
     "calibrate_local",

@@ -1,32 +1,30 @@
-"""The forward check: what a batch's noise and padding give its users.
+"""The accountant: the guarantee of one batch (`account`), and of several together.
 
-Every role runs `account` on the descriptor it is shown, and believes nobody else's number.
-beta pays for two things: the composition of the counters' losses (`composition`), and noise that
-finds no slot (`overflow`). epsilon_upper, the guarantee as shipped, is the smallest epsilon at
-which both together stay within beta. Only honest reports' noise counts; dishonest ones are
-independent of the user's data whatever they contain.
+Every role runs `account` on the descriptor that it is shown, and trusts nobody else's number.
 
-Local and central batches (`Flips`; `Laplace`, `FairBits`) cut no noise and count on nobody else's:
-their beta is for composition alone, and n and the dishonest fraction change nothing.
+**Neighbours.** A user is one person who gives one episode: one report in a population. Two
+populations are neighbours if one user's report is replaced by another and all n reports stay:
+"replace one user". The number of users is public.
 
-Events, neighbours and ledger entries: what happened, apart from how it is accounted.
+**One batch.** beta pays for the composition of the counters' losses (`bounds`) and for noise that
+finds no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
+together stay within beta. Only the noise of honest reports counts; a dishonest report is
+independent of the user's data whatever it contains. Local and central batches (`Flips`; `Laplace`,
+`FairBits`) drop no noise and rely on nobody else's, so composition takes all of their beta, and n
+and the dishonest fraction do not matter.
 
-Unit and neighbouring relation. A user is one person who gives one episode, one report in a
-population. Two populations are neighbours when one user's report is replaced by another, all n
-reports staying: `replace one user`. The number of users is public.
+**Several batches.**
 
-A batch is an event. What it gives each user is `account`; over several batches:
-
-* parallel (`run_guarantee`): users that appear once. The user who differs reports in one batch b.
-  Batches before b have the same distribution under both neighbours; batch b is
-  (epsilon_b, beta_b)-DP given them; later batches see b's output and other users' data only, which
-  is post-processing. The run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
-* sequential (`repeated_user_guarantee`): a user who appears in t batches. Losses of all t batches
-  add, so all their moves are composed exactly, ups and downs alike, which again makes the two
-  directions one. Whatever a batch's deployment depends on, its loss is dominated by the same
-  distribution, so adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10) as long
-  as the events themselves, n and noise, were fixed before. Overflow of all batches is charged:
-  (1 + e^epsilon) times the sum of the eta.
+* Parallel (`run_guarantee`): each user appears in one batch. Let the user who differs report in
+  batch b. Batches before b have the same distribution under both neighbours; given them, batch b is
+  (epsilon_b, beta_b)-DP; later batches see only b's output and other users' data, which is
+  post-processing. The run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
+* Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
+  add, so all their moves are composed exactly, as many up as down, and again one number covers both
+  directions. Whatever a batch's deployment depends on, the same distribution dominates its loss, so
+  adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10), provided that the events
+  themselves (n and noise) were fixed before. The overflow of all batches is charged:
+  (1 + e^epsilon) times the sum of their eta.
 """
 
 from __future__ import annotations
@@ -52,19 +50,56 @@ from riffle.common.mechanism.noise import (
     honest_reports,
 )
 
+Neighbours = Literal["replace one user"]
+
+NEIGHBOURS: Final[Neighbours] = "replace one user"
+
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""A descriptor has thousands of cells; these bounds keep arrays within memory and doubles finite.
-"""
+"""Keep arrays within memory and doubles finite; a descriptor has thousands of cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvent:
+    """A batch of n reports over `counters` counters.
+
+    Replacing one user moves at most `cells` counters up by one and at most `cells` down by one. Up
+    to `dishonest_fraction` of the reports carry no noise.
+    """
+
+    noise: BatchNoise
+    padding: Padding
+    n: int
+    dishonest_fraction: float
+    cells: int
+    counters: int
+
+    @property
+    def honest(self) -> int:
+        """Number of reports whose noise counts."""
+        return honest_reports(self.n, self.dishonest_fraction)
+
+    @property
+    def overflow(self) -> float:
+        """eta, a bound on the probability that any user's noise finds no slot (see `binomial`)."""
+        noise = self.noise
+        if not isinstance(noise, Noise):  # only bits that users send need slots
+            return 0.0
+        trials = noise.bits * self.counters
+        return overflow_probability(self.n, trials, noise.p, self.padding.noise_slots)
+
+    def moves(self) -> AnyMoves:
+        """Returns the moves of one user, with the noise of the honest reports."""
+        return moves_of(self.noise, self.honest, self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """(epsilon, beta)-DP of one batch for each user, and what its noise costs.
+    """The (epsilon, beta)-DP of one batch for each user, and what its noise costs.
 
     `epsilon_upper` holds; the true epsilon lies between `epsilon_lower` and it. `beta_overflow` is
     the part of beta that padding takes at epsilon_upper. `variance` and `expected_ones` are those
-    of one counter when all n reports are honest; `expected_ones_per_report` is one user's noise
-    messages over all counters, of `messages` in all.
+    of one counter when all n reports are honest. `expected_ones_per_report` is the expected number
+    of noise messages of one user over all counters, out of `messages` in all.
     """
 
     epsilon_lower: float
@@ -84,29 +119,36 @@ class Account:
         return self.epsilon_upper <= epsilon and self.beta <= beta
 
 
-def account(
-    noise: BatchNoise,
-    padding: Padding,
-    *,
-    n: int,
-    dishonest_fraction: float,
-    cells: int,
-    counters: int,
-    beta: float,
-) -> Account:
-    """Guarantee at beta of a batch of n reports over `counters` counters, of which replacing one
-    user moves at most `cells` up and `cells` down by one.
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What a batch spent: the event, and the guarantee recorded for it.
 
-    Raises ValueError for impossible arguments. Epsilon is infinity when the noise is too small or
-    the slots too few for any epsilon at this beta.
+    `guarantee` may be weaker than the event's account: a seeded test batch has infinite epsilon.
     """
-    honest = honest_reports(n, dishonest_fraction)
-    check_batch(cells, counters, beta)
-    return _account(noise, padding, n=n, honest=honest, cells=cells, counters=counters, beta=beta)
+
+    run: str
+    batch: str
+    event: BatchEvent
+    guarantee: Guarantee
+    neighbours: Neighbours = NEIGHBOURS
+
+
+def account(event: BatchEvent, beta: float) -> Account:
+    """Returns the guarantee of a batch at beta, with lower and upper bounds.
+
+    Epsilon is infinity if the noise is too small, or the slots too few, for any epsilon at this
+    beta.
+
+    Raises:
+        ValueError: n, the dishonest fraction, the cells, the counters or beta are impossible.
+    """
+    _ = event.honest  # checks n and the dishonest fraction
+    check_batch(event.cells, event.counters, beta)
+    return _account(event, beta)
 
 
 def check_batch(cells: int, counters: int, beta: float) -> None:
-    """Raise ValueError unless there are cells to move among the counters, and 0 < beta < 1."""
+    """Raises ValueError unless 1 <= cells <= counters, within limits, and 0 < beta < 1."""
     if not 1 <= cells <= counters:
         raise ValueError(
             f"cells must be 1 to the number of counters, got cells={cells}, counters={counters}"
@@ -118,7 +160,7 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
 
 
 def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
-    """Losses of `cells` pairs of moves under this noise; `honest` reports carry it."""
+    """Returns `cells` pairs of moves under this noise, which `honest` reports carry."""
     match noise:
         case Noise():
             return Moves(honest * noise.bits, noise.p, cells)
@@ -130,93 +172,33 @@ def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
             return Moves(noise.bits, 0.5, cells)
 
 
-def overflow_of(noise: BatchNoise, padding: Padding, n: int, counters: int) -> float:
-    """eta of `overflow`: only bits that users send can find no slot."""
-    if not isinstance(noise, Noise):
-        return 0.0
-    return overflow_probability(n, noise.bits * counters, noise.p, padding.noise_slots)
-
-
 @lru_cache(maxsize=1024)
-def _account(
-    noise: BatchNoise,
-    padding: Padding,
-    *,
-    n: int,
-    honest: int,
-    cells: int,
-    counters: int,
-    beta: float,
-) -> Account:
-    moves = [moves_of(noise, honest, cells)]
-    eta = overflow_of(noise, padding, n, counters)
+def _account(event: BatchEvent, beta: float) -> Account:
+    noise, n, eta = event.noise, event.n, event.overflow
+    moves = [event.moves()]
     upper = bounds.epsilon(moves, beta, "upper", eta)
     lower = bounds.epsilon(moves, beta, "lower", eta)
-    middle = bounds.epsilon(moves, beta, "estimate")
+    estimate = bounds.epsilon(moves, beta, "estimate")
     from_user = isinstance(noise, Noise | Flips)
     return Account(
         epsilon_lower=min(lower, upper),
-        epsilon_estimate=min(max(middle, lower), upper),
+        epsilon_estimate=min(max(estimate, lower), upper),
         epsilon_upper=upper,
         beta=beta,
         beta_overflow=min(1.0, charge(upper, eta)) if math.isfinite(upper) else min(1.0, eta),
         variance=noise.variance(n),
         expected_ones=noise.mean(n),
-        expected_ones_per_report=counters * noise.mean(1) if from_user else 0.0,
-        messages=padding.messages,
+        expected_ones_per_report=event.counters * noise.mean(1) if from_user else 0.0,
+        messages=event.padding.messages,
         n=n,
-        honest_reports=honest,
-    )
-
-
-Neighbours = Literal["replace one user"]
-
-NEIGHBOURS: Final[Neighbours] = "replace one user"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEvent:
-    """A batch of n reports over `counters` counters, of which one user moves `cells` pairs."""
-
-    noise: BatchNoise
-    padding: Padding
-    n: int
-    dishonest_fraction: float
-    cells: int
-    counters: int
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """What a batch spent: the event, and the guarantee that was recorded for it.
-
-    `guarantee` may be weaker than the event's account: infinite epsilon for a seeded test batch.
-    """
-
-    run: str
-    batch: str
-    event: BatchEvent
-    guarantee: Guarantee
-    neighbours: Neighbours = NEIGHBOURS
-
-
-def account_event(event: BatchEvent, beta: float) -> Account:
-    """Account of one batch at beta."""
-    return account(
-        event.noise,
-        event.padding,
-        n=event.n,
-        dishonest_fraction=event.dishonest_fraction,
-        cells=event.cells,
-        counters=event.counters,
-        beta=beta,
+        honest_reports=event.honest,
     )
 
 
 def run_guarantee(entries: Sequence[LedgerEntry]) -> Guarantee:
-    """Guarantee of all batches together for users that appear in one of them (parallel).
+    """Returns the guarantee of all batches for users that appear in one of them (parallel).
 
-    It holds up to the smallest dishonest fraction of any batch. Nothing released: (0, 0).
+    It holds up to the smallest dishonest fraction of any batch. Without entries it is (0, 0).
     """
     if not entries:
         return Guarantee(0.0, 0.0)
@@ -229,12 +211,12 @@ def run_guarantee(entries: Sequence[LedgerEntry]) -> Guarantee:
 
 
 def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guarantee:
-    """Guarantee at beta for a user who reports once in each of these batches (sequential)."""
+    """Returns the guarantee at beta for a user who reports once in each batch (sequential)."""
     if not events:
         return Guarantee(0.0, 0.0)
     for event in events:
         check_batch(event.cells, event.counters, beta)
-    eta = sum(_overflow(event) for event in events)
+    eta = sum(event.overflow for event in events)
     return Guarantee(
         bounds.epsilon(_merged(events), beta, "upper", eta),
         beta,
@@ -242,14 +224,9 @@ def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guaran
     )
 
 
-def _overflow(event: BatchEvent) -> float:
-    return overflow_of(event.noise, event.padding, event.n, event.counters)
-
-
 def _merged(events: Sequence[BatchEvent]) -> list[AnyMoves]:
-    """Moves of all events, those with equal noise taken together."""
+    """Returns the moves of all events, those with equal noise taken together."""
     cells: Counter[AnyMoves] = Counter()
     for event in events:
-        honest = honest_reports(event.n, event.dishonest_fraction)
-        cells[moves_of(event.noise, honest, 1)] += event.cells
-    return [replace(one, cells=count) for one, count in cells.items()]
+        cells[moves_of(event.noise, event.honest, 1)] += event.cells
+    return [replace(moves, cells=count) for moves, count in cells.items()]

@@ -44,7 +44,7 @@ from functools import lru_cache
 from typing import Generic, Literal, TypeVar
 
 from riffle.common.accounting import bounds
-from riffle.common.accounting.account import Account, account, check_batch, moves_of
+from riffle.common.accounting.account import Account, BatchEvent, account, check_batch, moves_of
 from riffle.common.accounting.binomial import LARGEST_EPSILON, fewest_slots
 from riffle.common.accounting.bounds import Steps
 from riffle.common.accounting.search import (
@@ -235,15 +235,9 @@ def _ones(noise: Noise) -> tuple[float, int]:
 
 def _achieved(request: _Request, noise: Noise, padding: Padding) -> Account:
     """The account of what is about to be promised; exact calibration must meet it."""
-    achieved = account(
-        noise,
-        padding,
-        n=request.n,
-        dishonest_fraction=request.dishonest_fraction,
-        cells=request.cells,
-        counters=request.counters,
-        beta=request.beta,
-    )
+    r = request
+    event = BatchEvent(noise, padding, r.n, r.dishonest_fraction, r.cells, r.counters)
+    achieved = account(event, request.beta)
     if request.tau is None and not achieved.meets(request.epsilon, request.beta):
         raise CalibrationError(
             f"the noise found gives epsilon={achieved.epsilon_upper:.9g} at beta={request.beta:g}, "

@@ -1,24 +1,24 @@
-"""The check that everyone makes: does this descriptor give what its owner demands?
+"""What each party checks for itself: the batch's guarantee and trust model, and pinned public keys.
 
-The shuffler runs it when a descriptor is deposited, a node before it takes a slot, the analyzer
-when it writes the ledger. Nobody believes the numbers a descriptor claims: the guarantee is
-recomputed from n, noise, padding and counters at the *owner's* dishonest fraction.
-
-Public keys that an owner pinned in a file: 64 hex digits a line, ``#`` begins a comment.
+The shuffler checks a descriptor when it is deposited, a node before it takes a slot, the analyzer
+when it writes the ledger. Nobody trusts the numbers that a descriptor claims: each party recomputes
+the guarantee from n, noise, padding and counters at its *own* dishonest fraction.
 """
 
 import re
 from collections.abc import Collection
 from pathlib import Path
 
-from riffle.common.accounting import Account, account
+from riffle.common.accounting import Account, BatchEvent, account
 from riffle.common.mechanism.noise import Guarantee, Trust
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 
+_KEY = re.compile(r"[0-9a-f]{64}")
+
 
 def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None:
-    """Raise RemoteError ``trust-refused`` unless an owner allows the descriptor's trust model.
+    """Raises RemoteError ``trust-refused`` unless an owner allows the descriptor's trust model.
 
     A batch of another model may give the same epsilon, but against other people: a coordinator that
     asks for ``central`` would read every trajectory.
@@ -31,60 +31,68 @@ def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None
         )
 
 
-def achieved(descriptor: BatchDescriptor, *, beta: float, dishonest_fraction: float) -> Account:
-    """The guarantee of a batch at a given beta and dishonest fraction, with bounds."""
-    layout = descriptor.layout
-    return account(
+def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
+    """Returns the batch as the accountant sees it, at a given dishonest fraction."""
+    return BatchEvent(
         descriptor.to_noise(),
         descriptor.padding,
-        n=descriptor.n,
-        dishonest_fraction=dishonest_fraction,
-        cells=layout.cells,
-        counters=layout.counters,
-        beta=beta,
+        descriptor.n,
+        dishonest_fraction,
+        cells=descriptor.layout.cells,
+        counters=descriptor.layout.counters,
     )
 
 
+def account_descriptor(
+    descriptor: BatchDescriptor, *, beta: float, dishonest_fraction: float
+) -> Account:
+    """Returns the guarantee of a batch at a given beta and dishonest fraction, with bounds."""
+    return account(batch_event(descriptor, dishonest_fraction), beta)
+
+
 def check_guarantee(descriptor: BatchDescriptor, required: Guarantee) -> Account:
-    """Refuse a descriptor that gives less than ``required``.
+    """Refuses a descriptor that gives less than ``required``.
 
     Returns:
-        The recomputed account at the required beta and dishonest fraction; its upper bound of
+        The recomputed account at the required beta and dishonest fraction. Its upper bound of
         epsilon is at most the required one.
 
     Raises:
         RemoteError: ``weak-guarantee``, with both numbers; also when the descriptor promises more
             than its noise gives.
     """
-    account_here = achieved(
+    result = account_descriptor(
         descriptor, beta=required.beta, dishonest_fraction=required.dishonest_fraction
     )
-    if not account_here.epsilon_upper <= required.epsilon:
+    if not result.epsilon_upper <= required.epsilon:
         raise RemoteError(
             "weak-guarantee",
-            f"the batch gives epsilon {account_here.epsilon_upper:.6g} at beta {required.beta:g} "
+            f"the batch gives epsilon {result.epsilon_upper:.6g} at beta {required.beta:g} "
             f"with {required.dishonest_fraction:.0%} dishonest reports; at most "
             f"{required.epsilon:g} is accepted here",
         )
-    promised = descriptor.to_guarantee()
-    claim = achieved(descriptor, beta=promised.beta, dishonest_fraction=promised.dishonest_fraction)
-    if not claim.epsilon_upper <= promised.epsilon:
+    promise = descriptor.to_guarantee()
+    actual = account_descriptor(
+        descriptor, beta=promise.beta, dishonest_fraction=promise.dishonest_fraction
+    )
+    if not actual.epsilon_upper <= promise.epsilon:
         raise RemoteError(
             "weak-guarantee",
-            f"the descriptor promises epsilon {promised.epsilon:g}, its noise gives "
-            f"{claim.epsilon_upper:.6g}",
+            f"the descriptor promises epsilon {promise.epsilon:g}, its noise gives "
+            f"{actual.epsilon_upper:.6g}",
         )
-    return account_here
+    return result
 
 
-_KEY = re.compile(r"[0-9a-f]{64}")
+def read_pins(file: Path | None) -> frozenset[str] | None:
+    """Returns the public keys that an owner pinned in a file, or None without a file: no pins.
 
-
-def pinned(file: Path | None) -> frozenset[str] | None:
-    """The keys in a file as it is now; None without a file: nothing is pinned.
+    The file has one key of 64 hex digits on a line; ``#`` begins a comment. It is read anew at each
+    call.
 
     Raises:
-        LocalError: ``invalid-spec``: it cannot be read, has no key or a line that is none.
+        LocalError: ``invalid-spec`` if the file cannot be read, holds no key, or has a line that is
+            not a key.
     """
     if file is None:
         return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from riffle.common.accounting import (
+    BatchEvent,
     Calibration,
     CalibrationError,
     account,
@@ -113,16 +114,8 @@ def _of_one_message(spec: RunSpec, layout: CounterLayout, n: int) -> Calibration
         noise = calibrate_central(
             cells=cells, counters=counters, epsilon=spec.epsilon, beta=spec.beta
         )
-    given = account(
-        noise,
-        padding,
-        n=n,
-        dishonest_fraction=spec.dishonest_fraction,
-        cells=cells,
-        counters=counters,
-        beta=spec.beta,
-    )
-    return Calibration(noise, padding, given)
+    event = BatchEvent(noise, padding, n, spec.dishonest_fraction, cells, counters)
+    return Calibration(noise, padding, account(event, spec.beta))
 
 
 def issue(

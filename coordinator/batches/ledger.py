@@ -14,11 +14,11 @@ weaker guarantee of the remaining reports is recorded and the counts are not use
 import math
 from dataclasses import dataclass
 
-from riffle.common.accounting import Account, BatchEvent, LedgerEntry
+from riffle.common.accounting import Account, LedgerEntry
 from riffle.common.mechanism.noise import Guarantee, honest_reports
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import achieved
+from riffle.common.protocol.verification import account_descriptor, batch_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,8 @@ def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
 
 def entry(descriptor: BatchDescriptor, spend: Spend) -> LedgerEntry:
     """A batch's spend as the accountant's ledger entry."""
-    layout, fraction = descriptor.layout, spend.dishonest / descriptor.n
-    event = BatchEvent(
-        noise=descriptor.to_noise(),
-        padding=descriptor.padding,
-        n=descriptor.n,
-        dishonest_fraction=descriptor.guarantee.dishonest_fraction,
-        cells=layout.cells,
-        counters=layout.counters,
-    )
+    fraction = spend.dishonest / descriptor.n
+    event = batch_event(descriptor, descriptor.guarantee.dishonest_fraction)
     guarantee = Guarantee(spend.epsilon_upper, spend.beta, min(fraction, math.nextafter(1.0, 0.0)))
     return LedgerEntry(descriptor.run_id, descriptor.batch_id, event, guarantee)
 
@@ -106,4 +99,6 @@ def _account(descriptor: BatchDescriptor, dishonest: int) -> Account:
     # The quotient may round below dishonest / n, which would count one lying report as honest.
     while descriptor.n - honest_reports(descriptor.n, fraction) < dishonest:
         fraction = math.nextafter(fraction, 1.0)
-    return achieved(descriptor, beta=descriptor.guarantee.beta, dishonest_fraction=fraction)
+    return account_descriptor(
+        descriptor, beta=descriptor.guarantee.beta, dishonest_fraction=fraction
+    )

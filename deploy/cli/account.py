@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from riffle.common.accounting import Account, account, calibrate, gaussian_variance
+from riffle.common.accounting import Account, BatchEvent, account, calibrate, gaussian_variance
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.noise import Noise, Padding
 from riffle.deploy.output import Format, Output, emit, one_line_errors, table
@@ -54,16 +54,8 @@ def account_command(
         noise = Noise(bits, *dyadic(p))
         slots = noise_slots if noise_slots is not None else bits * layout.counters
         padding = Padding(layout.data_slots, slots)
-        result = account(
-            noise,
-            padding,
-            n=episodes,
-            dishonest_fraction=dishonest,
-            cells=layout.cells,
-            counters=layout.counters,
-            beta=beta,
-        )
-        document = describe(layout, noise, result)
+        event = BatchEvent(noise, padding, episodes, dishonest, layout.cells, layout.counters)
+        document = describe(layout, noise, account(event, beta))
     else:
         document = calibrated(layout, episodes, dishonest, epsilon, beta, calibration)
     rows = list(document.items())

@@ -8,8 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from riffle.common.accounting import BatchEvent as BatchEvent
     from riffle.common.accounting import account as account
     from riffle.common.accounting import calibrate as calibrate
+    from riffle.common.mechanism.noise import Noise as Noise
+    from riffle.common.mechanism.noise import Padding as Padding
     from riffle.common.mechanism.policy import Mixture as Mixture
     from riffle.coordinator.learners.own import OwnLearner as OwnLearner
     from riffle.coordinator.learners.own import estimate as estimate
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
     from riffle.node_client.environments.tabular import stationary as stationary
 
 _MODULES = {
-    "riffle.common.accounting": ("account", "calibrate"),
+    "riffle.common.accounting": ("BatchEvent", "account", "calibrate"),
+    "riffle.common.mechanism.noise": ("Noise", "Padding"),
     "riffle.common.mechanism.policy": ("Mixture",),
     "riffle.coordinator.learning.learner": (
         "BatchCounts",

@@ -36,7 +36,7 @@ from riffle.common.protocol.hpke import (
     seal,
     seal_indices,
 )
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.common.server.at_rest import AtRest
 from riffle.coordinator.api.runs import _known_index, follow_events
 from riffle.coordinator.batches import shuffler_client as coordinators
@@ -343,7 +343,9 @@ def files(folder: Path) -> dict[str, Case]:
     return {
         **at_rest(folder),
         "pins": Case(
-            in_a_file(folder, pinned), (f"{KEY_HEX} # a key\n{ID * 2}\n".encode(),), (LocalError,)
+            in_a_file(folder, read_pins),
+            (f"{KEY_HEX} # a key\n{ID * 2}\n".encode(),),
+            (LocalError,),
         ),
         "MDP file": Case(in_a_file(folder, load), (MDP,), (LocalError,)),
         "users file": Case(

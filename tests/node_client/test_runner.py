@@ -13,7 +13,7 @@ import pytest
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.node_client.environments.registry import make
 from riffle.node_client.episode import BatchPlan, slot_report
 from riffle.node_client.pipeline import Totals
@@ -83,7 +83,7 @@ def test_a_batch_whose_key_is_not_pinned_waits_for_the_pin(
             pins.write_text(f"{world.ANALYZER.public.hex()} # rotated\n")
         return min(now, world.EXPIRES - 100)
 
-    totals, _ = asyncio.run(serve(fake, tmp_path, clock=clock, pins=lambda: pinned(pins)))
+    totals, _ = asyncio.run(serve(fake, tmp_path, clock=clock, pins=lambda: read_pins(pins)))
     assert totals.accepted == world.N == len(batch.reports)
     assert caplog.text.count("not pinned here") == 1
 

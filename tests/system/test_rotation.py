@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.deploy.cli.main import build
 from riffle.deploy.network.local import LocalNetwork
 from riffle.deploy.network.secrets import operator_client
@@ -65,4 +65,4 @@ def test_a_rotation_amid_a_live_run(tmp_path: Path) -> None:
         rotate(network)  # the pins of the erased one go
         listed = operator.keys()
         current = frozenset(key["public"] for key in listed if key["state"] != "erased")
-        assert pinned(network.secrets / "nodes" / "analyzer_keys") == current
+        assert read_pins(network.secrets / "nodes" / "analyzer_keys") == current

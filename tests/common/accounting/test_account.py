@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle.common.accounting import Account, account
+from riffle.common.accounting import Account, BatchEvent, account
 from riffle.common.mechanism.noise import Noise, Padding
 
 
@@ -14,15 +14,9 @@ def of(
     bits: int = 126, n: int = 4096, slots: int = 82, fraction: float = 0.0, **more: float
 ) -> Account:
     given_more = {"cells": 18, "counters": 288, "beta": 1e-5} | more
-    return account(
-        Noise(bits, 1, 10),
-        Padding(18, slots),
-        n=n,
-        dishonest_fraction=fraction,
-        cells=int(given_more["cells"]),
-        counters=int(given_more["counters"]),
-        beta=given_more["beta"],
-    )
+    cells, counters = int(given_more["cells"]), int(given_more["counters"])
+    event = BatchEvent(Noise(bits, 1, 10), Padding(18, slots), n, fraction, cells, counters)
+    return account(event, given_more["beta"])
 
 
 def test_account_of_the_reference_batch() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle.common.accounting import (
+    BatchEvent,
     Calibration,
     CalibrationError,
     CalibrationName,
@@ -67,10 +68,8 @@ def test_every_calibration_keeps_its_promise(
         n=n, dishonest_fraction=fraction, cells=cells, counters=counters,
         data_slots=cells, epsilon=epsilon, beta=1e-5,
     )  # fmt: skip
-    again = account(
-        found.noise, found.padding, n=n, dishonest_fraction=fraction, cells=cells,
-        counters=counters, beta=1e-5,
-    )  # fmt: skip
+    event = BatchEvent(found.noise, found.padding, n, fraction, cells, counters)
+    again = account(event, 1e-5)
     assert again == found.account
     assert again.epsilon_upper <= epsilon
     assert again.beta_overflow <= 0.01 * 1e-5 * (1 + 1e-9)
@@ -81,7 +80,7 @@ def test_less_noise_would_break_the_promise(n: int) -> None:
     found = reference("paper", n=n)
     k = found.noise.p_numerator << (32 - found.noise.p_log2)
     less = Noise(found.noise.bits, math.floor(0.995 * k), 32)
-    a = account(less, found.padding, n=n, dishonest_fraction=0.0, cells=18, counters=288, beta=1e-5)
+    a = account(BatchEvent(less, found.padding, n, 0.0, cells=18, counters=288), 1e-5)
     assert a.epsilon_upper > 1.0
 
 

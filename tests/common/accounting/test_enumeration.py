@@ -7,7 +7,7 @@ from itertools import permutations, product
 
 import pytest
 
-from riffle.common.accounting import account, bounds
+from riffle.common.accounting import BatchEvent, account, bounds
 from riffle.common.accounting.binomial import charge, overflow_probability
 from riffle.common.accounting.bounds import Moves
 from riffle.common.mechanism.noise import Noise, Padding
@@ -109,9 +109,7 @@ def test_the_real_protocol_with_capped_noise_keeps_its_guarantee(
 def test_account_of_a_tiny_batch_is_a_true_guarantee(beta: float) -> None:
     noise, n, counters, slots = Noise(4, 1, 1), 2, 2, 8
     summed = total([capped_report(noise, counters, slots)] * n)
-    achieved = account(
-        noise, Padding(1, slots), n=n, dishonest_fraction=0, cells=1, counters=2, beta=beta
-    )
+    achieved = account(BatchEvent(noise, Padding(1, slots), n, 0, 1, counters), beta)
     outputs = [shifted(summed, (1, 0)), shifted(summed, (0, 1))]
     for bound, sign in ((achieved.epsilon_upper, 1), (achieved.epsilon_lower, -1)):
         e_epsilon = Fraction(math.exp(bound))

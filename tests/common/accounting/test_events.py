@@ -9,7 +9,7 @@ from riffle.common.accounting import (
     NEIGHBOURS,
     BatchEvent,
     LedgerEntry,
-    account_event,
+    account,
     bounds,
     repeated_user_guarantee,
     run_guarantee,
@@ -39,11 +39,11 @@ def test_entries_name_the_neighbouring_relation() -> None:
 
 def test_one_batch_repeated_once_is_its_account() -> None:
     once = repeated_user_guarantee([FINE], 1e-5)
-    assert once.epsilon == account_event(FINE, 1e-5).epsilon_upper
+    assert once.epsilon == account(FINE, 1e-5).epsilon_upper
 
 
 def test_two_batches_cost_more_than_one_and_less_than_the_sum() -> None:
-    once = account_event(FINE, 1e-5).epsilon_upper
+    once = account(FINE, 1e-5).epsilon_upper
     twice = repeated_user_guarantee([FINE, FINE], 1e-5).epsilon
     assert 1.35 * once < twice < 1.6 * once
 

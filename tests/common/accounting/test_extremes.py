@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle.common.accounting import Account, account
+from riffle.common.accounting import Account, BatchEvent, account
 from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.bounds import Moves, epsilon
 from riffle.common.mechanism.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
@@ -16,15 +16,7 @@ ROUNDING = 1e-12
 
 
 def of(noise: BatchNoise, *, cells: int, beta: float, n: int = 1, slots: int = 0) -> Account:
-    return account(
-        noise,
-        Padding(1, slots),
-        n=n,
-        dishonest_fraction=0.0,
-        cells=cells,
-        counters=cells,
-        beta=beta,
-    )
+    return account(BatchEvent(noise, Padding(1, slots), n, 0.0, cells, cells), beta)
 
 
 def ratio(noise: Flips | Laplace) -> float:
@@ -125,15 +117,8 @@ def test_every_noise_of_a_descriptor_has_bounds(
     noise: BatchNoise, slots: int, n: int, fraction: float, cells: int, more: int, beta: float
 ) -> None:
     """No error, no warning (pytest makes them errors), no number that is none."""
-    found = account(
-        noise,
-        Padding(1, slots),
-        n=n,
-        dishonest_fraction=fraction,
-        cells=cells,
-        counters=cells * more,
-        beta=beta,
-    )
+    event = BatchEvent(noise, Padding(1, slots), n, fraction, cells, cells * more)
+    found = account(event, beta)
     assert 0.0 <= found.epsilon_lower <= found.epsilon_estimate <= found.epsilon_upper
     assert 0.0 <= found.beta_overflow <= 1.0
     assert math.isfinite(found.variance)

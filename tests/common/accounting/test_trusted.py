@@ -108,9 +108,7 @@ def test_numbers_of_the_documentation() -> None:
 @pytest.mark.parametrize("noise", [Flips(2**30), Laplace(3 * 2**30), FairBits(300)])
 def test_the_account_depends_neither_on_n_nor_on_the_others(noise: BatchNoise) -> None:
     found = [
-        account(
-            noise, Padding(1, 0), n=n, dishonest_fraction=gamma, cells=2, counters=50, beta=BETA
-        )
+        account(BatchEvent(noise, Padding(1, 0), n, gamma, cells=2, counters=50), BETA)
         for n, gamma in ((1, 0.0), (1000, 0.9))
     ]
     assert found[0].epsilon_upper == found[1].epsilon_upper < math.inf

@@ -5,21 +5,21 @@ from pathlib import Path
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 
 ONE, TWO = "ab" * 32, "cd" * 32
 
 
 def test_without_a_file_nothing_is_pinned() -> None:
-    assert pinned(None) is None
+    assert read_pins(None) is None
 
 
 def test_the_file_as_it_is_now(tmp_path: Path) -> None:
     file = tmp_path / "pins"
     file.write_text(f"# keys\n{ONE}\n\n")
-    assert pinned(file) == frozenset({ONE})
+    assert read_pins(file) == frozenset({ONE})
     file.write_text(f"{ONE} # old\n {TWO}")
-    assert pinned(file) == frozenset({ONE, TWO})
+    assert read_pins(file) == frozenset({ONE, TWO})
 
 
 @pytest.mark.parametrize("text", ["", "# none\n", "ab", ONE.upper(), f"{ONE} {TWO}", "\xe9" * 64])
@@ -27,9 +27,9 @@ def test_a_file_without_keys_pins_not_everything(tmp_path: Path, text: str) -> N
     file = tmp_path / "pins"
     file.write_text(text)
     with pytest.raises(LocalError, match=r"pins|64 hex digits"):
-        pinned(file)
+        read_pins(file)
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot read the pins"):
-        pinned(tmp_path / "nowhere")
+        read_pins(tmp_path / "nowhere")

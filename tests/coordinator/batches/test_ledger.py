@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.accounting import account, run_guarantee
+from riffle.common.accounting import BatchEvent, account, run_guarantee
 from riffle.common.mechanism.noise import Guarantee
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import BatchDescriptor
@@ -66,15 +66,9 @@ def test_a_lying_report_is_never_counted_as_honest(dishonest: int) -> None:
     d = batch(gamma=0.0)
     layout = d.layout
     spend = spent(d, dishonest * d.padding.messages)
-    honest = account(
-        d.to_noise(),
-        d.padding,
-        n=d.n,
-        dishonest_fraction=math.nextafter(dishonest / d.n, 1.0),
-        cells=layout.cells,
-        counters=layout.counters,
-        beta=d.guarantee.beta,
-    )
+    fraction = math.nextafter(dishonest / d.n, 1.0)
+    event = BatchEvent(d.to_noise(), d.padding, d.n, fraction, layout.cells, layout.counters)
+    honest = account(event, d.guarantee.beta)
     assert honest.honest_reports == d.n - dishonest
     assert spend.epsilon_upper == honest.epsilon_upper
 

@@ -23,7 +23,7 @@ from sqlalchemy import select
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.messages import DIGEST_HEADER, Enrolment, EnrolRequest
-from riffle.common.protocol.verification import pinned
+from riffle.common.protocol.verification import read_pins
 from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
@@ -280,7 +280,7 @@ class World:
             users=users,
             pipeline=pipeline,
             users_a_request=4,
-            pins=lambda: pinned(settings.analyzer_keys_file),
+            pins=lambda: read_pins(settings.analyzer_keys_file),
             clock=now,
         )
         role.ready = True
