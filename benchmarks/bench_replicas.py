@@ -29,12 +29,12 @@ import numpy as np
 from riffle.common.protocol.descriptor import SignedDescriptor, batch_id, parse
 from riffle.common.protocol.messages import LeaseReply, frame
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import Usage, read_usage
 from riffle.deploy.network.secrets import enrol
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import BatchPlan, slot_report
+from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from tests import postgres
 
@@ -63,14 +63,14 @@ def spec(run_id: str, n: int) -> RunSpec:
 
 
 @contextmanager
-def running(cluster: postgres.Cluster, engine: str, replicas: int) -> Iterator[LocalNetwork]:
+def running(cluster: postgres.Cluster, engine: str, replicas: int) -> Iterator[LoopbackNetwork]:
     with ExitStack() as stack:
         shuffler, coordinator = (
             stack.enter_context(cluster.database(store)) if engine else ""
             for store in ("shuffler", "coordinator")
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cluster.folder.parent)))
-        config = LocalConfig(
+        config = LoopbackConfig(
             folder,
             "RiverSwim-v0",
             PARAMETERS,
@@ -79,10 +79,10 @@ def running(cluster: postgres.Cluster, engine: str, replicas: int) -> Iterator[L
             shuffler_store=shuffler,
             coordinator_store=coordinator,
         )
-        yield stack.enter_context(LocalNetwork(config))
+        yield stack.enter_context(LoopbackNetwork(config))
 
 
-def uploads(network: LocalNetwork, run_id: str, n: int, tokens: list[str]) -> Iterator[Upload]:
+def uploads(network: LoopbackNetwork, run_id: str, n: int, tokens: list[str]) -> Iterator[Upload]:
     """One sealed report a body, for every slot of a run's first batch."""
     path = f"/v1/batches/{batch_id(run_id, 0)}"
     with httpx.Client(base_url=next(iter(network.shufflers.values())), timeout=60) as client:
@@ -93,7 +93,7 @@ def uploads(network: LocalNetwork, run_id: str, n: int, tokens: list[str]) -> It
         signed = SignedDescriptor.model_validate_json(answer.content)
         context = parse(signed.descriptor.encode())
         keys = SealKeys.of(context, bytes.fromhex(signed.batch_key))
-        plan, environment = BatchPlan.of(context.descriptor), make("RiverSwim-v0", **PARAMETERS)
+        plan, environment = PreparedBatch.of(context.descriptor), make("RiverSwim-v0", **PARAMETERS)
         for token, users in zip(tokens, np.array_split(np.arange(n), len(tokens)), strict=True):
             names = [f"{run_id[:8]}{user:024x}" for user in users.tolist()]
             answer = client.post(f"{path}/leases", json={"users": names}, headers=bearer(token))
@@ -114,12 +114,12 @@ def send(url: str, mine: list[Upload]) -> None:
             assert answer.is_success and b'"accepted"' in answer.content, answer.text
 
 
-def usage(network: LocalNetwork, database: int) -> dict[str, Usage]:
+def usage(network: LoopbackNetwork, database: int) -> dict[str, Usage]:
     """Of every role, and of the database server, whose process this is."""
     return network.usage() | {"database": read_usage([database])[database]}
 
 
-def measure(network: LocalNetwork, database: int, n: int) -> dict[str, float]:
+def measure(network: LoopbackNetwork, database: int, n: int) -> dict[str, float]:
     """Reports and messages a second, and processor seconds by role while uploading."""
     enrol(network.secrets, network.shuffler_url, NODES, 1 << 30)
     credentials = json.loads((network.secrets / "nodes" / "credentials.json").read_text())

@@ -51,7 +51,7 @@ from riffle.experiments.study import (
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment, Modelled, TabularMDP
-from riffle.node_client.episode import BatchPlan, play, slot_randomness, slot_report
+from riffle.node_client.episode import PreparedBatch, play, slot_randomness, slot_report
 
 NOBODY = Party(shuffler_id="simulator", analyzer_key="00" * 32)
 NEVER = 1 << 40
@@ -76,7 +76,7 @@ class Users:
         self._environment = environment
         self._on_users = on_users
 
-    def report(self, plan: BatchPlan, slot: int) -> Ints:
+    def report(self, plan: PreparedBatch, slot: int) -> Ints:
         """The symbols of the report of the user in a batch's slot."""
         episode, symbols = slot_report(plan, self._environment, slot, test_entry=True)
         self.episodes += 1
@@ -101,7 +101,7 @@ class Users:
         done = self.episodes - self.failed
         return self.rewards / done if done else None
 
-    def _why(self, plan: BatchPlan, slot: int) -> str:
+    def _why(self, plan: PreparedBatch, slot: int) -> str:
         """Run a user's episode again, with the same draws, for the error that ended it."""
         known = plan.descriptor
         policy, world = (
@@ -168,7 +168,7 @@ def _carried_out(
 
 def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
     """What the analyzer makes (C + 1,) of all n reports of a batch."""
-    plan = BatchPlan.of(descriptor)
+    plan = PreparedBatch.of(descriptor)
     reports = [users.report(plan, slot) for slot in range(descriptor.n)]
     symbols = np.concatenate(reports).reshape(-1, descriptor.symbols.count)
     histogram, _ = count(descriptor.trust, plan.layout, symbols)

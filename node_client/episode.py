@@ -4,7 +4,7 @@ Rewards of the declared range [low, high] become the mean (R - low) / (high - lo
 one Bernoulli bit with that mean: a report holds bits, and E[bit] is the scaled reward. After an
 early end the user stays in the environment's absorbing state with zero reward bits until step H.
 
-Whatever goes wrong raises `EpisodeFailed`, which carries nothing of the episode, on purpose: it
+Whatever goes wrong raises `EpisodeError`, which carries nothing of the episode, on purpose: it
 may be logged by whoever catches it.
 
 What one user's slot in a batch becomes: policy draw, episode, and the L messages of the report.
@@ -38,7 +38,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.tabular import Environment
 
 
-class EpisodeFailed(Exception):  # noqa: N818
+class EpisodeError(Exception):
     """The environment raised, or gave what it may not give. Says nothing of the episode."""
 
 
@@ -51,12 +51,12 @@ def run_episode(
     """Run policy (H, X) for one user.
 
     Raises:
-        EpisodeFailed: the environment failed; no cause is attached, since a cause could hold data.
+        EpisodeError: the environment failed; no cause is attached, since a cause could hold data.
     """
     try:
         return play(environment, policy, reward_range, randomness)
     except Exception:  # a user's environment may raise anything
-        failed = EpisodeFailed("the environment failed")
+        failed = EpisodeError("the environment failed")
     raise failed
 
 
@@ -113,7 +113,7 @@ Purpose = Literal["policy", "environment", "noise"]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
+class PreparedBatch:
     """A descriptor with what every slot needs, computed once a batch."""
 
     descriptor: BatchDescriptor
@@ -123,7 +123,7 @@ class BatchPlan:
     padding: Padding
 
     @classmethod
-    def of(cls, descriptor: BatchDescriptor) -> "BatchPlan":
+    def of(cls, descriptor: BatchDescriptor) -> "PreparedBatch":
         """The plan of a descriptor."""
         return cls(
             descriptor=descriptor,
@@ -156,7 +156,7 @@ def slot_randomness(
 
 
 def slot_report(
-    plan: BatchPlan, environment: Environment, slot: int, *, test_entry: bool = False
+    plan: PreparedBatch, environment: Environment, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Ints]:
     """One user's episode (None when the environment failed) and the report's symbols (L count,).
 
@@ -174,7 +174,7 @@ def slot_report(
     episode: Episode | None
     try:
         episode = run_episode(environment, policy, reward_range, environment_draw)
-    except EpisodeFailed:
+    except EpisodeError:
         episode = None
     return episode, encode(plan.layout, plan.noise, plan.padding, episode, noise_draw)
 

@@ -30,7 +30,7 @@ from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.protocol.messages import Lease, UploadReply, frame
 from riffle.node_client.environments.tabular import Environment
-from riffle.node_client.episode import BatchPlan, slot_report
+from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.journal import JOURNAL, note
 from riffle.node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
 from riffle.node_client.settings import Credential
@@ -94,7 +94,7 @@ class Job:
     """An accepted batch with what its reports need."""
 
     batch_id: str
-    plan: BatchPlan
+    plan: PreparedBatch
     keys: SealKeys
 
     @classmethod
@@ -103,7 +103,7 @@ class Job:
         descriptor = accepted.context.descriptor
         return cls(
             batch_id=descriptor.batch_id,
-            plan=BatchPlan.of(descriptor),
+            plan=PreparedBatch.of(descriptor),
             keys=SealKeys.of(accepted.context, accepted.batch_key),
         )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from riffle.common.mechanism.counters import Families
-from riffle.deploy.network.folder import claimed
+from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.output import (
     Exit,
     Format,
@@ -61,7 +61,7 @@ def figures_command(
     place = Backend(backend, workers or os.cpu_count() or 1, address)
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
     order = Order(chosen(name, quick=quick), count, out, place, force)
-    with claimed(out):
+    with lock_folder(out):
         made = [figure | _files(figure, out) for figure in _make(order)]
     document = {
         "out": str(out),

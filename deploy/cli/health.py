@@ -7,7 +7,7 @@ import httpx
 import typer
 
 from riffle.common.protocol.errors import LocalError
-from riffle.deploy.network.processes import get
+from riffle.deploy.network.processes import probe
 from riffle.deploy.output import Exit, Format, Output, emit, fail, one_line_errors
 
 
@@ -19,7 +19,7 @@ def health_command(
 ) -> None:
     """Ask a service whether it is ready: exit code 0 yes, 1 no, 4 no answer."""
     try:
-        answer = get(url, ca)
+        answer = probe(url, ca)
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"{url} does not answer: {error}") from error
     document = {"url": url, "ready": answer.is_success, "status": answer.status_code}

@@ -17,11 +17,11 @@ from rich.table import Table
 
 from riffle.deploy.cli.options import said
 from riffle.deploy.cli.runs import Force, Out, results
+from riffle.deploy.load.benchmark import bench, disturbed, missed
+from riffle.deploy.load.generator import Arrivals, Sample
 from riffle.deploy.load.page import write_report
 from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
-from riffle.deploy.load.wire import bench, disturbed, missed
-from riffle.deploy.load.worker import Arrivals, Sample
-from riffle.deploy.network.processes import ended_by_signal
+from riffle.deploy.network.processes import interrupt_on_termination
 from riffle.deploy.output import (
     Exit,
     Format,
@@ -99,7 +99,7 @@ def load_command(
         seed=seed,
     )
     loaded = None if network is None else Target(network, shuffler_url, coordinator_url)
-    with ended_by_signal(), results(out, force=force) as lock:
+    with interrupt_on_termination(), results(out, force=force) as lock:
         progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
         found = measured(config, loaded, lock)
         write_report(out, found)

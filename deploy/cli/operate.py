@@ -16,7 +16,7 @@ import typer
 from riffle.common.process.tables import flat
 from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.deploy.cli.options import NETWORK, CoordinatorUrl, Network
-from riffle.deploy.network.folder import held
+from riffle.deploy.network.processes import is_locked
 from riffle.deploy.operator import FINISHED, Answer, Operator
 from riffle.deploy.output import (
     Exit,
@@ -244,7 +244,7 @@ def _say_end(run: str, network: Path, url: str | None) -> None:
     """
     shown, folder = _show(run, network, url), network.parent
     where = f"{shown} has its result"
-    if held(folder):  # by a command that writes results beside its network
+    if is_locked(folder):  # by a command that writes results beside its network
         where = (
             f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
             f"network too; of any other, {shown} has the result"

@@ -16,9 +16,9 @@ import typer
 from riffle.deploy.cli import options
 from riffle.deploy.cli.options import NETWORK, CoordinatorUrl, Network
 from riffle.deploy.follow import TRUST_MODELS, compare, run_to_end, stop_earlier
-from riffle.deploy.load.wire import Split
-from riffle.deploy.network.folder import claimed
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.load.benchmark import Split
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
 from riffle.deploy.output import Format, Output, emit, one_line_errors, progress, table
 from riffle.deploy.presets import Preset
@@ -81,17 +81,17 @@ def up_command(
     )
     options.check(chosen, chosen.spec)
     config = replace(
-        LocalConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
+        LoopbackConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
         shuffler_port=shuffler_port,
         coordinator_port=coordinator_port,
     )
-    with results(out, force=force) as lock, LocalNetwork(config, lock) as network:
+    with results(out, force=force) as lock, LoopbackNetwork(config, lock) as network:
         show(_carried_out(network, chosen, started), output, out)
         if keep:
             stay(network)
 
 
-def _carried_out(network: LocalNetwork, chosen: Preset, started: float) -> dict[str, object]:
+def _carried_out(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[str, object]:
     """Run to the end on a network that was just started; writes files, returns the summary."""
     out = network.config.folder
     progress.print(
@@ -172,7 +172,7 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
         LocalError: ``unavailable``, a network is up in it or another command writes there.
         FileExistsError: there are results, finished or not, and ``force`` is false.
     """
-    with claimed(out) as lock:
+    with lock_folder(out) as lock:
         earlier = [out / name for name in names if (out / name).exists()]
         if earlier and not force:
             raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
@@ -181,7 +181,7 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
         yield lock
 
 
-def stay(network: LocalNetwork) -> None:
+def stay(network: LoopbackNetwork) -> None:
     """Keep the network up until Ctrl-C.
 
     Raises:
@@ -248,10 +248,10 @@ def compare_command(
     )
     for trust in TRUST_MODELS:
         options.check(chosen, chosen.spec.model_copy(update={"trust": trust}))
-    config = LocalConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
+    config = LoopbackConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
     with (
         results(out, force=force, names=WRITTEN) as lock,
-        LocalNetwork(config, lock) as network,
+        LoopbackNetwork(config, lock) as network,
         Operator.of(network.secrets) as operator,
     ):
         stop_earlier(operator)

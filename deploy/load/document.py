@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from riffle.deploy.load.worker import Sample
+from riffle.deploy.load.generator import Sample
 from riffle.deploy.network.processes import Usage
 
 CARRIED, SATURATED, BUSY = 0.98, 0.85, 0.95

@@ -145,7 +145,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-def enrol_members(
+def enrol_nodes(
     secrets: Path, url: str, count: int, on_node: Callable[[], None]
 ) -> list[Credential]:
     """Credentials of ``count`` new nodes; they are kept nowhere. ``on_node`` is called after each.
@@ -164,8 +164,8 @@ def enrol_members(
     return _each(secrets, url, range(count), one)
 
 
-def revoke_members(secrets: Path, url: str, members: list[Credential]) -> None:
-    """Refuse these nodes from now on. Raises as `enrol_members` does."""
+def revoke_nodes(secrets: Path, url: str, members: list[Credential]) -> None:
+    """Refuse these nodes from now on. Raises as `enrol_nodes` does."""
 
     async def one(client: httpx.AsyncClient, member: Credential) -> None:
         answer = await client.delete(f"/v1/nodes/{member.node_id}")

@@ -12,10 +12,10 @@ import numpy as np
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_earlier
 from riffle.deploy.load.document import document
-from riffle.deploy.load.feed import Feeder, enrol_members, load_spec, revoke_members
-from riffle.deploy.load.worker import Arrivals, Crew, Sample, Share, schedule
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
-from riffle.deploy.network.processes import noted_signals
+from riffle.deploy.load.feed import Feeder, enrol_nodes, load_spec, revoke_nodes
+from riffle.deploy.load.generator import Arrivals, Crew, Sample, Share, schedule
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import preset
@@ -89,7 +89,7 @@ def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
     ``lock`` is that of its folder, which is claimed already.
     """
     chosen = preset("paper")
-    local = LocalConfig(
+    local = LoopbackConfig(
         config.folder,
         chosen.spec.environment,
         chosen.environment,
@@ -100,7 +100,7 @@ def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
     os.sched_setaffinity(0, config.service_cores or mine)  # children inherit it
     with ExitStack() as stack:
         try:
-            network = stack.enter_context(LocalNetwork(local, lock))
+            network = stack.enter_context(LoopbackNetwork(local, lock))
         finally:
             os.sched_setaffinity(0, mine)
         pids = {role: process.pid for role, process in network.processes.items()}
@@ -133,16 +133,16 @@ def run(config: LoadConfig, target: Target, screen: Screen) -> dict[str, Any]:
     """
     spec = load_spec(preset("paper").spec)
     screen.phase(f"enrolling {config.nodes} nodes", config.nodes)
-    credentials = enrol_members(target.secrets, target.shuffler_url, config.nodes, screen.advance)
+    credentials = enrol_nodes(target.secrets, target.shuffler_url, config.nodes, screen.advance)
     with ExitStack() as stack:
         if not target.pids:  # a network of our own ends with the load
-            stack.callback(revoke_members, target.secrets, target.shuffler_url, credentials)
+            stack.callback(revoke_nodes, target.secrets, target.shuffler_url, credentials)
         feeder = stack.enter_context(Feeder(target.operator, spec, config.reports_a_batch))
         crew = stack.enter_context(Crew(shares(config, target, spec, credentials)))
         screen.phase(f"loading for {config.seconds:g} s", config.seconds)
         samples, interrupted = crew.watch(config.seconds, target.pids, screen.show)
         screen.phase(f"settling, at most {SETTLE_SECONDS:g} s", None)
-        with noted_signals() as noted:
+        with record_signals() as noted:
             feeder.settle(SETTLE_SECONDS, noted)
             batches = feeder.batches()
     found = document(config.summary(), samples, batches, len(crew.processes))

@@ -25,8 +25,7 @@ from riffle.common.server.monitoring import clock_trouble, skew
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.network import doctor
 from riffle.deploy.network.certificates import LOOPBACK
-from riffle.deploy.network.folder import made
-from riffle.deploy.network.processes import get
+from riffle.deploy.network.processes import make_folder, probe
 from riffle.deploy.network.secrets import ROLES, STORAGE, inner_network
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.settings import Settings as ShufflerSettings
@@ -106,7 +105,7 @@ def certificates(network: Path, now: datetime.datetime) -> Iterator[Finding]:
 def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
     """Whether a service is ready, and how far its clock is off ours."""
     try:
-        answer = get(f"{url}/readyz", ca_file)
+        answer = probe(f"{url}/readyz", ca_file)
     except httpx.HTTPError as error:
         yield Finding("service", False, f"{url} does not answer: {error}; is it started?")
         return
@@ -196,7 +195,7 @@ def _processors() -> Finding:
 
 def _folder(folder: Path) -> Finding:
     try:
-        with tempfile.TemporaryFile(dir=made(folder)) as file:
+        with tempfile.TemporaryFile(dir=make_folder(folder)) as file:
             file.write(b"x")
             file.flush()
             os.fsync(file.fileno())

@@ -1,24 +1,21 @@
-"""One GET without a token: does a service answer, and what?
+"""Operating-system helpers of commands and networks: folder locks, signals, probes, resource use.
 
-Proxy variables of the environment are ignored, here and by every client of Riffle's: a request goes
-where the caller pointed it, and a bearer token to nobody else.
+A folder of results or of a network belongs to one command at a time (`lock_folder`).
 
-What processes use, read from /proc: processor time, waiting for a processor, memory.
-
-A service is its process with the pools it started. Of the process itself the main thread, which
-runs the event loop, is told from its other threads (store, checks, planning), and from the pool
-(cryptography), so that a service's time can be split without a word from the service.
-
-A thread that is always running or waiting for a processor is saturated, however many others share
-its processor: `Usage.demand` counts both, in processors. Linux only.
+`read_usage` reads processor time, waiting for a processor and memory from /proc (Linux only). A
+service is its process with the pools that it started. The main thread, which runs the event loop,
+is counted apart from the other threads (store, checks, planning) and from the pools (cryptography),
+so that a service's time can be split without its help. A thread that always runs or waits for a
+processor is saturated, however many others share that processor: `Usage.demand` counts both.
 """
 
+import fcntl
 import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,17 +25,93 @@ import httpx
 from riffle.common.process.endpoint import trusted
 from riffle.common.protocol.errors import LocalError
 
-SECONDS = 5.0
+LOCK = ".lock"
+PROC = Path("/proc")
+PROBE_SECONDS = 5.0
+NANO = 1e-9
+_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ALL_THREADS = 2  # CPUCLOCK_SCHED: the processor time of all threads of a process
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def get(url: str, ca_file: Path | None = None) -> httpx.Response:
-    """The answer to GET ``url``; https is checked against ``ca_file`` or the system's authorities.
+def make_folder(folder: Path) -> Path:
+    """Makes a folder where it is missing, and returns it.
+
+    Raises:
+        LocalError: ``wrong-state``: a file has the name of this folder or of one around it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        paths = (folder, *folder.parents)
+        file = next((path for path in paths if os.path.lexists(path) and not path.is_dir()), folder)
+        raise LocalError(
+            "wrong-state",
+            f"{file} is a file where a folder is needed; move it away, or choose another folder",
+        ) from None
+    return folder
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[int]:
+    """Keeps all other commands out of ``folder``, which is made if it is missing.
+
+    Yields the lock's file descriptor. Processes that inherit it hold the lock too: the kernel
+    releases it when the last of them ends, however it ends. The empty file `LOCK` stays.
+
+    Raises:
+        LocalError: ``unavailable``: the folder is in use, and nothing in it was touched; or as
+            `make_folder`.
+    """
+    lock = make_folder(folder) / LOCK
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LocalError(
+                "unavailable",
+                f"{folder} is in use: a network is up in it, or another command writes there"
+                f"{_holders(lock)}; stop it, or choose another --out",
+            ) from None
+        yield file.fileno()
+
+
+def is_locked(folder: Path) -> bool:
+    """Returns whether a process holds the lock of ``folder``; makes and changes no file."""
+    try:
+        with (folder / LOCK).open("rb") as file:  # shared: two callers do not see each other
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it was never locked, or is not ours to read
+        return False
+    return False
+
+
+def _holders(lock: Path) -> str:
+    """Names the visible processes that hold a lock: a network outlives a command that is killed."""
+    pids = set()
+    for descriptor in PROC.glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # the process has ended, or belongs to another user
+            if descriptor.samefile(lock):
+                pids.add(int(descriptor.parts[2]))
+    numbers = ", ".join(map(str, sorted(pids - {os.getpid()})))
+    return f" (processes {numbers})" if numbers else ""
+
+
+def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
+    """Returns the answer to GET ``url``, sent without a token.
+
+    https is verified against ``ca_file``, or else the system's authorities. Proxy variables of the
+    environment are ignored, as in every client of Riffle: a request goes only where the caller
+    pointed it.
 
     Raises:
         httpx.HTTPError: nothing answers.
-        LocalError: ``invalid-spec``, it is no address.
+        LocalError: ``invalid-spec``: ``url`` is no address.
     """
-    with httpx.Client(verify=trusted(ca_file), trust_env=False, timeout=SECONDS) as client:
+    with httpx.Client(verify=trusted(ca_file), trust_env=False, timeout=PROBE_SECONDS) as client:
         try:
             return client.get(url)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
@@ -46,20 +119,62 @@ def get(url: str, ca_file: Path | None = None) -> httpx.Response:
             raise LocalError("invalid-spec", detail) from error
 
 
-PROC = Path("/proc")
-NANO = 1e-9
-_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_ALL_THREADS = 2
-"""Of a process's clocks, the one of the processor time of all its threads (CPUCLOCK_SCHED)."""
+@contextmanager
+def interrupt_on_termination() -> Iterator[None]:
+    """Treats SIGTERM, SIGHUP and SIGQUIT as Ctrl-C, so that child processes are ended too.
+
+    Signals that are ignored, as under ``nohup``, stay ignored. For main threads.
+    """
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    handlers = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def record_signals() -> Iterator[list[int]]:
+    """Records Ctrl-C (or a signal treated as such) instead of raising KeyboardInterrupt.
+
+    The second one interrupts all the same. For main threads.
+    """
+    recorded: list[int] = []
+
+    def record(number: int, frame: FrameType | None) -> None:
+        if recorded:
+            signal.default_int_handler(number, frame)
+        recorded.append(number)
+
+    candidates = (signal.SIGINT, *_ENDING)
+    interrupts = [n for n in candidates if signal.getsignal(n) is signal.default_int_handler]
+    for number in interrupts:
+        signal.signal(number, record)
+    try:
+        yield recorded
+    finally:
+        for number in interrupts:
+            signal.signal(number, signal.default_int_handler)
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Delays Ctrl-C (or a signal treated as such) until the block is over. For main threads."""
+    with record_signals() as recorded:
+        yield
+    if recorded:
+        raise KeyboardInterrupt
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One role's use since its processes started; seconds and bytes.
+    """Resources that a service used since its processes started; seconds and bytes.
 
-    ``waited`` is time a thread of the process could have run and no processor was free, and
-    ``pool_waited`` the same of its pool.
+    ``waited`` is time in which a thread of the process could have run but no processor was free;
+    ``pool_waited`` is the same for its pool. ``at`` is the time of the reading (monotonic).
     """
 
     at: float
@@ -71,7 +186,7 @@ class Usage:
     rss: int = 0
 
     def since(self, before: "Usage") -> "Usage":
-        """Use between two readings; memory as it is now."""
+        """Returns the use between two readings; memory as it is now."""
         return Usage(
             self.at - before.at,
             self.main - before.main,
@@ -89,45 +204,43 @@ class Usage:
 
     @property
     def total(self) -> float:
-        """Processor seconds of all."""
+        """Processor seconds of the process and its pool."""
         return self.own + self.pool
 
     @property
     def demand(self) -> float:
-        """Of an interval: processors that the process would have used, had it had them to itself.
+        """Processors that the process would have used in an interval without competition.
 
-        One is the most that an interpreter's threads reach, but for what they do without its lock.
+        An interpreter's threads reach at most one, apart from work without its lock.
         """
         return (self.own + self.waited) / self.at if self.at > 0 else 0.0
 
     @property
     def pool_demand(self) -> float:
-        """The same of the pool, all its processes together."""
+        """Processors that all processes of the pool together would have used."""
         return (self.pool + self.pool_waited) / self.at if self.at > 0 else 0.0
 
 
 def read_usage(pids: Iterable[int]) -> dict[int, Usage]:
-    """Use of each of these processes with its descendants; without those that have ended."""
+    """Returns the use of each process with its descendants; leaves out those that have ended."""
     children = _children()
-    found: dict[int, Usage] = {}
+    usage: dict[int, Usage] = {}
     for pid in pids:
-        try:
-            found[pid] = _usage(pid, children)
-        except (OSError, ValueError, IndexError):  # it ended while it was read
-            continue
-    return found
+        with suppress(OSError, ValueError, IndexError):  # it ended while it was read
+            usage[pid] = _usage(pid, children)
+    return usage
 
 
 def busy_by_core() -> dict[int, tuple[float, float]]:
-    """Core -> seconds it was busy, and seconds in all, since the machine started."""
-    found = {}
+    """Returns core -> (seconds busy, seconds in all) since the machine started."""
+    times = {}
     for line in (PROC / "stat").read_text().splitlines():
         name, *values = line.split()
         if name.startswith("cpu") and name != "cpu":
-            ticks = [int(value) * _TICK for value in values[:8]]  # guests are in user already
+            ticks = [int(value) * _TICK for value in values[:8]]  # user time includes guests
             idle = ticks[3] + ticks[4]
-            found[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
-    return found
+            times[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
+    return times
 
 
 def _usage(pid: int, children: dict[int, list[int]]) -> Usage:
@@ -137,17 +250,17 @@ def _usage(pid: int, children: dict[int, list[int]]) -> Usage:
         at=time.monotonic(),
         main=main,
         threads=max(0.0, _seconds(PROC / str(pid)) - main),
-        pool=sum(_quiet(_seconds, one) for one in pool),
+        pool=sum(_read_or_zero(_seconds, process) for process in pool),
         waited=_waited(PROC / str(pid)),
-        pool_waited=sum(_quiet(_waited, one) for one in pool),
-        rss=sum(int(_quiet(_rss, one)) for one in (PROC / str(pid), *pool)),
+        pool_waited=sum(_read_or_zero(_waited, process) for process in pool),
+        rss=sum(int(_read_or_zero(_rss, process)) for process in (PROC / str(pid), *pool)),
     )
 
 
-def _quiet(read: Callable[[Path], float], folder: Path) -> float:
-    """What is read, or nothing of a process that has ended."""
+def _read_or_zero(read: Callable[[Path], float], process: Path) -> float:
+    """Returns zero for a process that has ended."""
     try:
-        return read(folder)
+        return read(process)
     except (OSError, ValueError, IndexError):
         return 0.0
 
@@ -159,92 +272,34 @@ def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
 
 
 def _seconds(process: Path) -> float:
-    """User and system time of a process, its threads that have ended among them.
+    """Returns user and system time of a process, including threads that have ended.
 
-    By its clock as clock_getcpuclockid(3) names it, which shows nanoseconds where /proc shows
+    Reads the process's clock, named as in clock_getcpuclockid(3): it counts nanoseconds, /proc
     hundredths of a second.
     """
     return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)
 
 
 def _main_seconds(pid: int) -> float:
-    """User and system time of a process's main thread."""
+    """Returns user and system time of a process's main thread."""
     return NANO * int((PROC / f"{pid}/task/{pid}/schedstat").read_text().split()[0])
 
 
-def _waited(folder: Path) -> float:
-    """Seconds that threads waited for a processor."""
-    return NANO * sum(
-        int((task / "schedstat").read_text().split()[1]) for task in (folder / "task").iterdir()
-    )
+def _waited(process: Path) -> float:
+    """Returns the seconds that a process's threads waited for a processor."""
+    tasks = (process / "task").iterdir()
+    return NANO * sum(int((task / "schedstat").read_text().split()[1]) for task in tasks)
 
 
-def _rss(folder: Path) -> float:
-    return float(int((folder / "statm").read_text().split()[1]) * _PAGE)
+def _rss(process: Path) -> float:
+    return float(int((process / "statm").read_text().split()[1]) * _PAGE)
 
 
 def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
+    children: dict[int, list[int]] = defaultdict(list)
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
-            try:
+            with suppress(OSError, IndexError, ValueError):
                 parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError, ValueError):
-                continue
-            found[parent].append(int(folder.name))
-    return found
-
-
-@contextmanager
-def ended_by_signal() -> Iterator[None]:
-    """Treat what ends a program as Ctrl-C, so that what it started is ended too.
-
-    That is SIGTERM, and at a terminal its end and Ctrl-\\. What is ignored, as under ``nohup``,
-    stays so. For main threads.
-    """
-    ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in ends}
-    before = {number: how for number, how in before.items() if how is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """Note Ctrl-C, or what is treated as such, where it must not fall between two lines.
-
-    The second one interrupts all the same. For main threads.
-    """
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if noted:
-            signal.default_int_handler(number, frame)
-        noted.append(number)
-
-    interrupts = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-        if signal.getsignal(number) is signal.default_int_handler
-    ]
-    for number in interrupts:
-        signal.signal(number, note)
-    try:
-        yield noted
-    finally:
-        for number in interrupts:
-            signal.signal(number, signal.default_int_handler)
-
-
-@contextmanager
-def held_signals() -> Iterator[None]:
-    """Let Ctrl-C, or what is treated as such, wait until the block is over. For main threads."""
-    with noted_signals() as noted:
-        yield
-    if noted:
-        raise KeyboardInterrupt
+                children[parent].append(int(folder.name))
+    return children

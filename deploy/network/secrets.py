@@ -44,7 +44,7 @@ from riffle.common.protocol.messages import Enrolment, EnrolRequest
 from riffle.common.server.at_rest import AtRest, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
 from riffle.deploy.network.certificates import make_authority
-from riffle.deploy.network.folder import made
+from riffle.deploy.network.processes import make_folder
 
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
@@ -67,7 +67,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
         LocalError: ``wrong-state``, a file is where a folder is needed.
     """
     for role in (*ROLES, *STORAGE):
-        made(folder / role)
+        make_folder(folder / role)
     for role in ("shuffler", "coordinator"):
         _write(folder / f"{role}-storage" / "key", secrets.token_bytes(32).hex())
         _key_pair(folder, role)

@@ -33,7 +33,7 @@ from riffle.common.protocol.descriptor import (
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.verification import check_guarantee
 from riffle.node_client.environments.tabular import Step
-from riffle.node_client.episode import BatchPlan
+from riffle.node_client.episode import PreparedBatch
 from riffle.node_client.sealing import SealKeys
 
 RUN_ID = "00" * 16
@@ -110,7 +110,7 @@ class World:
 
     setting: Setting
     context: Context
-    plan: BatchPlan
+    plan: PreparedBatch
     noise: Noise
     analyzer: KeyPair
     outer: KeyPair
@@ -148,7 +148,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
         claim(descriptor)
     context = parse(serialize(descriptor))
     keys = SealKeys.of(context, outer.public)
-    return World(setting, context, BatchPlan.of(descriptor), added, analyzer, outer, keys)
+    return World(setting, context, PreparedBatch.of(descriptor), added, analyzer, outer, keys)
 
 
 def claim(descriptor: BatchDescriptor) -> Account:

@@ -54,7 +54,7 @@ from riffle.node_client.environments.tabular import (
 MEMBERS = ("sizes", "reward_range", "absorbing", "reset", "step")
 
 
-def make_brought(name: str, maker: Maker, given: Mapping[str, object]) -> Environment:
+def make_external(name: str, maker: Maker, given: Mapping[str, object]) -> Environment:
     """What ``maker`` makes of the parameters given.
 
     Raises:
@@ -128,7 +128,7 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
     for key in given.keys() - accepted - sizes.keys():
         raise LocalError("invalid-spec", f"{name}: {no_such('parameter', key, accepted)}")
     known = name in BUILDERS or name.startswith(GYMNASIUM)
-    environment = (_make_known if known else make_brought)(name, builder, chosen)
+    environment = (_make_known if known else make_external)(name, builder, chosen)
     _check_sizes(name, environment.sizes, sizes)
     return environment
 

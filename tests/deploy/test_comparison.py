@@ -10,7 +10,7 @@ from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.cli.main import build
 from riffle.deploy.follow import SEES, TRUST_MODELS
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset, preset
 
@@ -47,8 +47,8 @@ def test_three_runs_on_one_network(tmp_path: Path) -> None:
 
 def left_unfinished(folder: Path) -> str:
     """What a command that was interrupted leaves in a folder: the id of its run."""
-    config = LocalConfig(folder, "RiverSwim-v0", nodes=0, workers=1)
-    with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
+    config = LoopbackConfig(folder, "RiverSwim-v0", nodes=0, workers=1)
+    with LoopbackNetwork(config) as network, Operator.of(network.secrets) as operator:
         return str(operator.create_run(preset("demo").spec)["id"])
 
 

@@ -17,7 +17,7 @@ from riffle.common.process.endpoint import split_urls
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.cli.main import build
-from riffle.deploy.network.local import MEMORY
+from riffle.deploy.network.loopback import MEMORY
 from riffle.deploy.network.secrets import ROLES, SHUFFLER_ID, init_network
 from riffle.deploy.presets import preset
 from riffle.node_client.settings import Settings as NodeSettings

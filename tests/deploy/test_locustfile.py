@@ -10,7 +10,7 @@ import pytest
 
 from riffle.deploy.load.feed import Feeder, load_spec
 from riffle.deploy.load.run import Target
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import enrol
 from riffle.deploy.presets import riverswim_run
 
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_its_users_are_nodes_whose_reports_are_accepted(tmp_path: Path) -> None:
     chosen = riverswim_run("locust", horizon=2, episodes=1_000, epsilon=1.0)
-    config = LocalConfig(tmp_path, chosen.spec.environment, chosen.environment, nodes=0)
-    with LocalNetwork(config) as network:
+    config = LoopbackConfig(tmp_path, chosen.spec.environment, chosen.environment, nodes=0)
+    with LoopbackNetwork(config) as network:
         enrol(network.secrets, network.shuffler_url, 3, 1_000)
         target = Target(network.secrets, network.shuffler_url, network.coordinator_url)
         with Feeder(target.operator, load_spec(chosen.spec), 1_000):

@@ -19,7 +19,7 @@ from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.cli.options import resolve
 from riffle.deploy.follow import run_to_end
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset
@@ -41,8 +41,8 @@ def seeded(environment: str, learner: str) -> Preset:
     return resolve("demo", environment, learner=learner, test_seed=3, **SMALL)
 
 
-def network_of(folder: Path, chosen: Preset) -> LocalNetwork:
-    config = LocalConfig(
+def network_of(folder: Path, chosen: Preset) -> LoopbackNetwork:
+    config = LoopbackConfig(
         folder=folder,
         environment=chosen.spec.environment,
         environment_parameters=chosen.environment,
@@ -53,10 +53,10 @@ def network_of(folder: Path, chosen: Preset) -> LocalNetwork:
         test_entry=True,
         learners=chosen.learners,
     )
-    return LocalNetwork(config)
+    return LoopbackNetwork(config)
 
 
-def operator_of(network: LocalNetwork) -> Operator:
+def operator_of(network: LoopbackNetwork) -> Operator:
     client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
     return Operator(client)
 
@@ -131,7 +131,7 @@ def assert_the_command_agrees(
 
 
 def assert_outside_learner_agrees(
-    network: LocalNetwork, operator: Operator, chosen: Preset
+    network: LoopbackNetwork, operator: Operator, chosen: Preset
 ) -> None:
     run = operator.create_run(chosen.spec)
     with operator_client(network.secrets, network.coordinator_url, network.operator_token) as api:

@@ -21,7 +21,7 @@ from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.descriptor import Context, SignedDescriptor, batch_id, parse
 from riffle.coordinator.app import create_app as coordinator_app
 from riffle.coordinator.app import release_waiting
-from riffle.node_client.episode import BatchPlan, slot_report
+from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.shuffler.app import create_app as shuffler_app
 from riffle.shuffler.app import release_polls
@@ -78,7 +78,7 @@ class Batch:
 
     def honest(self, environment: Any, slot: int = 0) -> bytes:
         """A sealed report as a deployed node makes it."""
-        plan = BatchPlan.of(self.context.descriptor)
+        plan = PreparedBatch.of(self.context.descriptor)
         return self.sealed(slot_report(plan, environment, slot)[1])
 
     def sealed(self, symbols: Any) -> bytes:

@@ -14,7 +14,7 @@ from riffle import node_client
 from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import EpisodeFailed, reward_mean, run_episode
+from riffle.node_client.episode import EpisodeError, reward_mean, run_episode
 
 UNIT = (0.0, 1.0)
 
@@ -76,7 +76,7 @@ FAULTS: dict[str, Scripted] = {
 
 @pytest.mark.parametrize("environment", FAULTS.values(), ids=FAULTS.keys())
 def test_a_failure_tells_nothing(environment: Scripted) -> None:
-    with pytest.raises(EpisodeFailed) as caught:
+    with pytest.raises(EpisodeError) as caught:
         run_episode(environment, POLICY, UNIT, SystemRandomness())
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
@@ -86,7 +86,7 @@ def test_a_failure_tells_nothing(environment: Scripted) -> None:
 def test_an_undeclared_early_end_is_a_failure() -> None:
     environment = Scripted((1, 1.0, True))
     environment.absorbing = None
-    with pytest.raises(EpisodeFailed):
+    with pytest.raises(EpisodeError):
         run_episode(environment, POLICY, UNIT, SystemRandomness())
 
 

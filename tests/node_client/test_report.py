@@ -11,18 +11,18 @@ from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomnes
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client import episode as module
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import BatchPlan, slot_randomness, slot_report
+from riffle.node_client.episode import PreparedBatch, slot_randomness, slot_report
 from riffle.node_client.trust import accept
 from tests.node_client import world
 from tests.node_client.running import Failing
 
-PLAN = BatchPlan.of(world.descriptor())
-SEEDED = BatchPlan.of(world.descriptor(test_seed=7))
+PLAN = PreparedBatch.of(world.descriptor())
+SEEDED = PreparedBatch.of(world.descriptor(test_seed=7))
 ENVIRONMENT = make("RiverSwim-v0", states=4, horizon=2)
 ALPHA = 1e-6
 
 
-def reports(plan: BatchPlan, count: int, **options: bool) -> Any:
+def reports(plan: PreparedBatch, count: int, **options: bool) -> Any:
     return [slot_report(plan, ENVIRONMENT, slot, **options) for slot in range(count)]
 
 

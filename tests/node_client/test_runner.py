@@ -15,7 +15,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import read_pins
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import BatchPlan, slot_report
+from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.pipeline import Totals
 from riffle.node_client.runner import portion
 from riffle.node_client.sealing import SealKeys
@@ -140,7 +140,7 @@ def test_seeded_counts_do_not_depend_on_who_serves(tmp_path: Path) -> None:
         asyncio.run(serve(fake, state, nodes=nodes, test_entry=True, loopback=True))
         return batch.counts()[0]
 
-    plan = BatchPlan.of(world.descriptor(test_seed=11))
+    plan = PreparedBatch.of(world.descriptor(test_seed=11))
     environment = make("RiverSwim-v0", states=4, horizon=2)
     rows = [slot_report(plan, environment, i, test_entry=True)[1] for i in range(world.N)]
     expected = np.bincount(np.concatenate(rows), minlength=plan.layout.counters + 1)

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 from riffle.coordinator.runs.coordinator import prepare_directory
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import TrueValues, follow
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.registry import Parameter
 from riffle.node_client.environments.tabular import riverswim
@@ -58,7 +58,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def network(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
+def network(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LoopbackNetwork]:
     folder = tmp_path_factory.mktemp("network")
     data = folder / "data" / "coordinator"
     data.parent.mkdir()
@@ -67,13 +69,13 @@ def network(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     seed(url, runs=RUNS, deployments=8)
     seed(url, runs=1, deployments=LONG, name="long", enumerated=False)
     environment: dict[str, Parameter] = {"states": 3, "horizon": 2}
-    config = LocalConfig(folder, "RiverSwim-v0", environment, nodes=2, max_epsilon=4.0)
-    with LocalNetwork(config) as found:
+    config = LoopbackConfig(folder, "RiverSwim-v0", environment, nodes=2, max_epsilon=4.0)
+    with LoopbackNetwork(config) as found:
         yield found
 
 
 @pytest.fixture(scope="package")
-def operator(network: LocalNetwork) -> Iterator[Operator]:
+def operator(network: LoopbackNetwork) -> Iterator[Operator]:
     with Operator.of(network.secrets) as found:
         yield found
 
@@ -127,14 +129,14 @@ class Watch:
 
 
 @pytest.fixture
-def watch(network: LocalNetwork) -> Iterator[Watch]:
+def watch(network: LoopbackNetwork) -> Iterator[Watch]:
     found = Watch(network.coordinator_url)
     yield found
     assert found.faults == []
 
 
 @pytest.fixture
-def opened(browser: Browser, network: LocalNetwork, watch: Watch) -> Iterator[Open]:
+def opened(browser: Browser, network: LoopbackNetwork, watch: Watch) -> Iterator[Open]:
     """Opens the page in a fresh profile, signed in, at a run or at the list."""
     contexts = []
 

@@ -16,14 +16,14 @@ import numpy as np
 from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import OVERHEAD, seal
 from riffle.common.protocol.messages import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 
 
 class HandNode:
     """One enrolled node's credential, and what it sends to one batch."""
 
-    def __init__(self, network: LocalNetwork, batch_id: str) -> None:
+    def __init__(self, network: LoopbackNetwork, batch_id: str) -> None:
         credentials = json.loads((network.secrets / "nodes" / "credentials.json").read_text())
         bearer = {"Authorization": f"Bearer {credentials[0]['token']}"}
         self._client = httpx.Client(base_url=network.shuffler_url, headers=bearer, trust_env=False)

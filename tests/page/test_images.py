@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from riffle.coordinator.specs import ManualDeployment, RunSpec
 from riffle.deploy.follow import TrueValues, follow
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import riverswim_run
 from riffle.node_client.environments.tabular import riverswim
@@ -40,7 +40,7 @@ PICTURES = {
 class Shown(NamedTuple):
     """A network, its run to look at, and what the page says of the run's band."""
 
-    network: LocalNetwork
+    network: LoopbackNetwork
     run: str
     band: str
 
@@ -57,8 +57,8 @@ def learned(
     preset = riverswim_run("demo", horizon=6, episodes=EPISODES, epsilon=4.0)
     options = {**preset.spec.options, "first_stage": FIRST_STAGE}
     spec = RunSpec.model_validate({**preset.spec.model_dump(), "options": options})
-    config = LocalConfig(folder, "RiverSwim-v0", preset.environment, nodes=4, max_epsilon=4.0)
-    with LocalNetwork(config) as network, Operator.of(network.secrets) as operator:
+    config = LoopbackConfig(folder, "RiverSwim-v0", preset.environment, nodes=4, max_epsilon=4.0)
+    with LoopbackNetwork(config) as network, Operator.of(network.secrets) as operator:
         for _ in range(2):
             run = operator.create_run(spec)["id"]
             watch = TrueValues(operator, run, riverswim(4, 6))

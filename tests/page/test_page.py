@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.operator import Operator
 from tests.page.conftest import LONG, RUNS, Open, Watch
 from tests.page.seed import seeded_id
@@ -37,7 +37,7 @@ def cells(table: Locator) -> list[list[str]]:
 
 
 def test_a_wrong_token_is_said_and_the_right_one_is_kept_in_this_tab_only(
-    opened: Open, network: LocalNetwork, watch: Watch, small: Run
+    opened: Open, network: LoopbackNetwork, watch: Watch, small: Run
 ) -> None:
     watch.expected = ("401",)
     page = opened(token="guessed")
@@ -314,7 +314,7 @@ def test_a_run_is_stopped_after_a_question(opened: Open, operator: Operator, man
 
 
 def test_a_long_run_is_thinned_and_paged_and_has_an_uncounted_set(
-    opened: Open, network: LocalNetwork
+    opened: Open, network: LoopbackNetwork
 ) -> None:
     page = opened(seeded_id(0, "long"))
     expect(page.locator("#value-chart-text")).to_contain_text(f"After {LONG * 1000:,} episodes")
@@ -353,7 +353,7 @@ def test_a_run_that_is_not_there(opened: Open, watch: Watch) -> None:
 
 
 def test_a_coordinator_that_is_away_is_said_and_waited_for(
-    opened: Open, network: LocalNetwork, watch: Watch, manual: Run, operator: Operator
+    opened: Open, network: LoopbackNetwork, watch: Watch, manual: Run, operator: Operator
 ) -> None:
     watch.expected = ("ERR_", "Failed to fetch", "503")
     page = opened(manual["id"])

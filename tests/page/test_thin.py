@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 
 POINTS, LIMIT = 2000, 1000
 THINNED = "async ([lines, dots]) => (await import('/page/thin.js')).thinned(lines, dots)"
@@ -29,7 +29,7 @@ Line = list[float | None]
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, network: LocalNetwork) -> Any:
+def page(browser: Browser, network: LoopbackNetwork) -> Any:
     found = browser.new_page(viewport={"width": 1280, "height": 900})
     found.goto(network.coordinator_url)
     yield found

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from riffle.coordinator.specs import ManualDeployment, RunSpec
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.operator import Operator
 from tests.page.conftest import SMALL, Open
 from tests.page.node import HandNode
@@ -21,7 +21,7 @@ SECONDS = 20  # for all that is done while a batch is open, on a busy machine
 
 
 def test_losses_are_shown_by_reason(
-    opened: Open, network: LocalNetwork, operator: Operator
+    opened: Open, network: LoopbackNetwork, operator: Operator
 ) -> None:
     """Deployment 0 stays short and expires; its second try, 1, has a report that nobody can open.
 

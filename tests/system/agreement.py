@@ -8,7 +8,7 @@ import numpy as np
 from riffle.common.mechanism.noise import Trust
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.network.local import LocalConfig
+from riffle.deploy.network.loopback import LoopbackConfig
 from riffle.deploy.operator import Operator
 from riffle.experiments.per_user import Users, run_per_user
 from riffle.node_client.environments.registry import Parameter, make
@@ -35,8 +35,8 @@ def seeded_spec(episodes: int, trust: Trust = "shuffle", run_id: str = RUN_ID) -
     )
 
 
-def seeded_network(folder: Path, **changes: Any) -> LocalConfig:
-    return LocalConfig(
+def seeded_network(folder: Path, **changes: Any) -> LoopbackConfig:
+    return LoopbackConfig(
         folder=folder,
         environment="RiverSwim-v0",
         environment_parameters=PARAMETERS,

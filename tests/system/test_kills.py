@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
@@ -29,7 +29,7 @@ LONGEST_LIFE_SECONDS = 1.5
 EPISODES = 600
 
 
-def kill(network: LocalNetwork, victims: list[str]) -> None:
+def kill(network: LoopbackNetwork, victims: list[str]) -> None:
     for victim in victims:
         network.processes[victim].kill()
     for victim in victims:
@@ -46,7 +46,7 @@ def running(operator: Operator, run_id: str) -> bool:
         return True
 
 
-def disturb(network: LocalNetwork, operator: Operator, run_id: str, most: int) -> int:
+def disturb(network: LoopbackNetwork, operator: Operator, run_id: str, most: int) -> int:
     """Kill until the run is over or ``most`` processes were killed; how many were."""
     draws = random.Random(f"{SEED} {run_id}")
     killed = 0
@@ -63,7 +63,7 @@ def disturb(network: LocalNetwork, operator: Operator, run_id: str, most: int) -
 def test_kills_at_random_instants_change_no_count(tmp_path: Path) -> None:
     print(f"RIFFLE_KILLS_SEED={SEED}")
     killed = runs = 0
-    with LocalNetwork(seeded_network(tmp_path, lease_seconds=3)) as network:
+    with LoopbackNetwork(seeded_network(tmp_path, lease_seconds=3)) as network:
         client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
         with Operator(client) as operator:
             while killed < KILLS:

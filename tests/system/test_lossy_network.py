@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
@@ -26,7 +26,7 @@ EPISODES = 240
 @pytest.mark.timeout(600 + 60 * RUNS)
 def test_a_network_that_loses_repeats_and_reorders_changes_no_count(tmp_path: Path) -> None:
     print(f"RIFFLE_LOSSY_SEED={SEED}")
-    network = LocalNetwork(seeded_network(tmp_path, lease_seconds=3))
+    network = LoopbackNetwork(seeded_network(tmp_path, lease_seconds=3))
     with Proxy(network.shuffler_url, SEED) as proxy:
         network.shuffler_url = proxy.url
         with network:

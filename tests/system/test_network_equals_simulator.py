@@ -16,7 +16,7 @@ import pytest
 
 from riffle.common.mechanism.noise import Trust
 from riffle.deploy.follow import run_to_end
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset
@@ -33,7 +33,7 @@ from tests.system.test_restore import rows, store, until
 pytestmark = pytest.mark.long
 
 
-def operator_of(network: LocalNetwork) -> Operator:
+def operator_of(network: LoopbackNetwork) -> Operator:
     client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
     return Operator(client)
 
@@ -41,7 +41,7 @@ def operator_of(network: LocalNetwork) -> Operator:
 @pytest.mark.parametrize("trust", ["shuffle", "local", "central"])
 def test_private_counts_are_equal_batch_by_batch(trust: Trust, tmp_path: Path) -> None:
     spec = seeded_spec(600, trust)
-    with LocalNetwork(seeded_network(tmp_path)) as network, operator_of(network) as operator:
+    with LoopbackNetwork(seeded_network(tmp_path)) as network, operator_of(network) as operator:
         summary = run_to_end(operator, Preset(spec, PARAMETERS), tmp_path, time.monotonic())
         assert_equal_to_simulator(operator, spec)
     assert summary["trust"] == trust
@@ -51,7 +51,7 @@ def test_private_counts_are_equal_batch_by_batch(trust: Trust, tmp_path: Path) -
     assert files | {"manifest.json"} <= {file.name for file in tmp_path.iterdir()}
 
 
-def reports(network: LocalNetwork) -> int:
+def reports(network: LoopbackNetwork) -> int:
     """How many the shuffler has taken so far."""
     ((found,),) = rows(store(network, "shuffler"), "SELECT coalesce(sum(reports), 0) FROM batches")
     return int(str(found))
@@ -81,7 +81,7 @@ def test_killing_every_process_changes_no_count(tmp_path: Path) -> None:
     spec = seeded_spec(900)
     victims = ["shuffler", "coordinator", "node", "shuffler", "coordinator"]
     config = seeded_network(tmp_path, lease_seconds=3)
-    with LocalNetwork(config) as network, operator_of(network) as operator:
+    with LoopbackNetwork(config) as network, operator_of(network) as operator:
         network.processes["node"].send_signal(signal.SIGSTOP)
         operator.create_run(spec)
         killed = 0

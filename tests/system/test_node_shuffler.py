@@ -24,7 +24,7 @@ from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.descriptor import SignedDescriptor, parse, serialize, sign_deposit
 from riffle.common.protocol.hpke import open_histogram
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import BatchPlan, slot_report
+from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.main import serve
 from riffle.node_client.pipeline import Totals
 from riffle.node_client.settings import Settings as NodeSettings
@@ -163,10 +163,10 @@ def test_counts_over_the_network_are_those_of_the_per_user_path(tmp_path: Path) 
                 d.layout.counters,
             )
             assert failed == 0
-            assert np.array_equal(histogram, expected_counts(BatchPlan.of(d)))
+            assert np.array_equal(histogram, expected_counts(PreparedBatch.of(d)))
 
 
-def expected_counts(plan: BatchPlan) -> Any:
+def expected_counts(plan: PreparedBatch) -> Any:
     environment = make("RiverSwim-v0", states=4, horizon=2)
     rows = [
         slot_report(plan, environment, slot, test_entry=True)[1]

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import create_engine, select
 
 from riffle.coordinator.store.schema import deployments, runs
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.shuffler.store.schema import batches
@@ -36,7 +36,7 @@ COORDINATORS = VICTIMS[1::2]
 class Scene:
     """A network of two replicas of each service, and what their databases say of a batch."""
 
-    def __init__(self, network: LocalNetwork) -> None:
+    def __init__(self, network: LoopbackNetwork) -> None:
         self.network = network
         self.coordinator = create_engine(network.config.coordinator_store)
         self.shuffler = create_engine(network.config.shuffler_store)
@@ -87,7 +87,7 @@ def scene(tmp_path: Path, cluster: Cluster) -> Iterator[Scene]:
             for store in ("shuffler", "coordinator")
         }
         config = seeded_network(tmp_path, replicas=2, lease_seconds=3, **urls)
-        made = Scene(stack.enter_context(LocalNetwork(config)))
+        made = Scene(stack.enter_context(LoopbackNetwork(config)))
         stack.callback(made.coordinator.dispose)
         stack.callback(made.shuffler.dispose)
         stack.callback(made.send, signal.SIGCONT, "node", *COORDINATORS)

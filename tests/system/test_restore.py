@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
@@ -20,14 +20,14 @@ Rows = list[tuple[object, ...]]
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackNetwork]:
     folder = tmp_path_factory.mktemp("restore")
-    with LocalNetwork(seeded_network(folder, lease_seconds=3)) as made:
+    with LoopbackNetwork(seeded_network(folder, lease_seconds=3)) as made:
         yield made
 
 
 @pytest.fixture
-def operator(network: LocalNetwork) -> Iterator[Operator]:
+def operator(network: LoopbackNetwork) -> Iterator[Operator]:
     client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
     with Operator(client) as made:
         yield made
@@ -40,7 +40,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def store(network: LocalNetwork, role: str) -> Path:
+def store(network: LoopbackNetwork, role: str) -> Path:
     return network.config.folder / "data" / role / f"{role}.sqlite"
 
 
@@ -55,7 +55,7 @@ def online_copy(file: Path, copy: Path) -> None:
         source.backup(target)
 
 
-def stop(network: LocalNetwork, role: str) -> None:
+def stop(network: LoopbackNetwork, role: str) -> None:
     network.processes[role].terminate()
     assert network.processes[role].wait(60) == 0
 
@@ -68,7 +68,7 @@ def restore(file: Path, copy: Path) -> None:
 
 
 def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_nothing_again(
-    network: LocalNetwork, operator: Operator, tmp_path: Path
+    network: LoopbackNetwork, operator: Operator, tmp_path: Path
 ) -> None:
     spec, file = seeded_spec(EPISODES), store(network, "coordinator")
     run_id, older, newer = spec.run_id or "", tmp_path / "older", tmp_path / "newer"
@@ -99,7 +99,7 @@ def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_noth
 
 
 def test_a_copy_of_the_stopped_shufflers_store_goes_on(
-    network: LocalNetwork, operator: Operator, tmp_path: Path
+    network: LoopbackNetwork, operator: Operator, tmp_path: Path
 ) -> None:
     spec = seeded_spec(EPISODES, run_id="7a" * 16)
     file, copy = store(network, "shuffler"), tmp_path / "copy"

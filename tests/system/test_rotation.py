@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from riffle.common.protocol.verification import read_pins
 from riffle.deploy.cli.main import build
-from riffle.deploy.network.local import LocalNetwork
+from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
@@ -18,7 +18,7 @@ from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_net
 pytestmark = pytest.mark.long
 
 
-def rotate(network: LocalNetwork) -> None:
+def rotate(network: LoopbackNetwork) -> None:
     arguments = [
         "network",
         "rotate-key",
@@ -39,7 +39,7 @@ def test_a_rotation_amid_a_live_run(tmp_path: Path) -> None:
     spec = seeded_spec(600)
     keys = tmp_path / "network" / "coordinator" / "analyzer_keys"
     with (
-        LocalNetwork(seeded_network(tmp_path)) as network,
+        LoopbackNetwork(seeded_network(tmp_path)) as network,
         Operator(
             operator_client(network.secrets, network.coordinator_url, network.operator_token)
         ) as operator,

@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import follow, ignore
-from riffle.deploy.network.folder import claimed
+from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
 from riffle.deploy.report import Growing, replace_csv, rows_of
 from tests.coordinator.world import RUN, SMALL, FakeShuffler
@@ -201,7 +201,7 @@ def test_the_last_deployment_says_where_the_results_will_be(network: Path) -> No
     words = ("--episodes", "60", "--always", "1")
     elsewhere = riffle(network, "deploy", ids[0], *words).stderr
     assert f"it ends; riffle show {ids[0]} --network {network} has its result" in elsewhere
-    with claimed(network.parent):
+    with lock_folder(network.parent):
         of_up = riffle(network, "deploy", ids[1], *words).stderr
     assert f"riffle up's own run writes its results into {network.parent}" in of_up
     assert f"of any other, riffle show {ids[1]} --network {network} has the result" in of_up

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from riffle.deploy import output
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.output import steps
 from tests.deploy.cli.calls import riffle
 
@@ -107,7 +107,7 @@ def test_figures_say_how_far_they_are(every_step: None, tmp_path: Path) -> None:
 
 
 def test_a_network_that_starts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with LocalNetwork(LocalConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)):
+    with LoopbackNetwork(LoopbackConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)):
         told = capsys.readouterr()
     assert (told.out, told.err) == ("", "starting the network\n")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from riffle.deploy.load.document import document, slope
+from riffle.deploy.load.generator import Sample
 from riffle.deploy.load.page import page
 from riffle.deploy.load.tally import Tally
-from riffle.deploy.load.worker import Sample
 from riffle.deploy.network.processes import Usage
 
 PARAMETERS: dict[str, Any] = {

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from riffle.deploy.load import worker
+from riffle.deploy.load import generator
 from riffle.deploy.load.feed import Feeder, load_spec
+from riffle.deploy.load.generator import Crew, Share, Worker
 from riffle.deploy.load.run import LoadConfig, own_network
-from riffle.deploy.load.worker import Crew, Share, Worker
-from riffle.deploy.network.folder import claimed
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
 from riffle.deploy.output import Exit
 from riffle.deploy.presets import preset
@@ -47,7 +47,7 @@ class Interrupted:
 def test_processes_that_were_started_are_told_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [Interrupted(), Interrupted()]
     workers = iter([Worker(cast("Any", one), cast("Any", one)) for one in made])
-    monkeypatch.setattr(worker, "start", lambda _: next(workers))
+    monkeypatch.setattr(generator, "start", lambda _: next(workers))
     with pytest.raises(KeyboardInterrupt), Crew(cast("list[Share]", [None, None])):
         pass
     assert [(one.told, one.joined) for one in made] == [([None], True)] * 2
@@ -84,7 +84,7 @@ class Ending:
 
 def test_an_interrupt_in_the_last_moment_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Ending()
-    monkeypatch.setattr(worker, "start", lambda _: Worker(cast("Any", one), cast("Any", one)))
+    monkeypatch.setattr(generator, "start", lambda _: Worker(cast("Any", one), cast("Any", one)))
     with Crew(cast("list[Share]", [None])) as made:
         samples, interrupted = made.watch(600, {}, lambda *_: None)
     assert interrupted
@@ -119,7 +119,7 @@ def test_told_again_a_network_leaves_at_once(again: bool, tmp_path: Path) -> Non
         def kill(self) -> None:
             self.killed = True
 
-    network = LocalNetwork(LocalConfig(tmp_path, "RiverSwim-v0", {}, nodes=0))
+    network = LoopbackNetwork(LoopbackConfig(tmp_path, "RiverSwim-v0", {}, nodes=0))
     deaf = [Deaf(), Deaf()]
     network.processes = cast("Any", dict(zip(("shuffler", "coordinator"), deaf, strict=True)))
     with pytest.raises(KeyboardInterrupt) if again else contextlib.nullcontext():
@@ -155,7 +155,7 @@ def test_runs_that_were_made_are_stopped() -> None:
 
 def test_runs_that_a_killed_load_left_are_stopped(tmp_path: Path) -> None:
     config = LoadConfig(tmp_path, nodes=1, rate=1, seconds=1, workers=1)
-    with claimed(tmp_path) as lock:
+    with lock_folder(tmp_path) as lock:
         with own_network(config, lock) as target, target.operator() as operator:
             left = operator.create_run(load_spec(preset("paper").spec))["id"]
         with own_network(config, lock) as target, target.operator() as operator:
@@ -173,7 +173,7 @@ def test_an_interrupt_at_a_terminal_ends_the_load_not_the_report(tmp_path: Path)
         time.sleep(3)  # in the middle of it; nothing is printed off a terminal before the end
         os.killpg(load.pid, signal.SIGINT)
         load.stderr.read()
-    with claimed(tmp_path):
+    with lock_folder(tmp_path):
         assert load.returncode == Exit.INTERRUPTED
     assert "It was interrupted" in (tmp_path / "load.html").read_text()
 
@@ -188,5 +188,5 @@ def test_a_termination_ends_the_network_too(said: str, tmp_path: Path) -> None:
         assert any(said in line.decode() for line in load.stderr)
         load.terminate()
         load.stderr.read()
-    with claimed(tmp_path):
+    with lock_folder(tmp_path):
         assert load.returncode == Exit.INTERRUPTED

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from riffle.deploy.load.worker import Arrivals, schedule
+from riffle.deploy.load.generator import Arrivals, schedule
 
 ALPHA = 1e-6
 

@@ -15,7 +15,7 @@ from riffle.deploy.network.secrets import init_network, operator_client
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """A listener that the environment calls a proxy; what it was sent."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def listen() -> None:
@@ -24,12 +24,12 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         except OSError:
             return
         with connection:
-            heard.append(connection.recv(4096))
+            received.append(connection.recv(4096))
 
     threading.Thread(target=listen, daemon=True).start()
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
-    yield heard
+    yield received
     listener.close()
 
 
@@ -45,5 +45,5 @@ def test_a_token_reaches_no_proxy(proxy: list[bytes], tmp_path: Path) -> None:
 
 def test_a_probe_asks_no_proxy(proxy: list[bytes]) -> None:
     with pytest.raises(httpx.ConnectError):
-        processes.get("http://127.0.0.1:1/readyz")
+        processes.probe("http://127.0.0.1:1/readyz")
     assert proxy == []

@@ -11,10 +11,10 @@ import pytest
 from riffle.deploy.network.processes import (
     Usage,
     busy_by_core,
-    ended_by_signal,
-    held_signals,
-    noted_signals,
+    defer_signals,
+    interrupt_on_termination,
     read_usage,
+    record_signals,
 )
 
 SPIN = """
@@ -72,7 +72,7 @@ def test_no_time_is_no_demand() -> None:
 def test_a_termination_is_an_interrupt(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt), ended_by_signal():
+        with pytest.raises(KeyboardInterrupt), interrupt_on_termination():
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
@@ -82,7 +82,7 @@ def test_a_termination_is_an_interrupt(number: signal.Signals) -> None:
 def test_the_end_of_a_terminal_is_ignored_where_it_was() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ended_by_signal():
+        with interrupt_on_termination():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -90,7 +90,7 @@ def test_the_end_of_a_terminal_is_ignored_where_it_was() -> None:
 
 def test_an_interrupt_is_noted_and_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), noted_signals() as noted:
+    with pytest.raises(KeyboardInterrupt), record_signals() as noted:
         os.kill(os.getpid(), signal.SIGINT)
         assert noted == [signal.SIGINT]
         os.kill(os.getpid(), signal.SIGINT)
@@ -99,7 +99,7 @@ def test_an_interrupt_is_noted_and_the_second_interrupts() -> None:
 
 def test_an_interrupt_waits_for_what_must_be_whole() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), held_signals():
+    with pytest.raises(KeyboardInterrupt), defer_signals():
         os.kill(os.getpid(), signal.SIGINT)
         done.append("all")
     assert done == ["all"]

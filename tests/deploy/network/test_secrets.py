@@ -18,9 +18,9 @@ from riffle.common.process.endpoint import trusted
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.service import GRACE_SECONDS
 from riffle.coordinator.batches.shuffler_client import ShufflerApi
-from riffle.deploy.load.feed import enrol_members
+from riffle.deploy.load.feed import enrol_nodes
 from riffle.deploy.network.certificates import LOOPBACK
-from riffle.deploy.network.local import LocalConfig, LocalNetwork, free_port
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork, free_port
 from riffle.deploy.network.secrets import (
     SHUFFLER_ID,
     TOKEN_FILE,
@@ -174,7 +174,7 @@ def test_a_token_is_sent_over_tls_or_to_this_machine_only(url: str, tmp_path: Pa
     with pytest.raises(ValueError, match=r"the address 'http://(10|b).* must be https|'nowhere'"):
         enrol(tmp_path, url, 1, 100)
     with pytest.raises(ValueError, match="the address"):
-        enrol_members(tmp_path, url, 1, lambda: None)
+        enrol_nodes(tmp_path, url, 1, lambda: None)
     with pytest.raises(ValueError, match="the address"):
         Operator.of(tmp_path, url)
 
@@ -202,18 +202,18 @@ def test_an_answer_that_is_no_enrolment_is_told_without_its_token() -> None:
 # -- a network on loopback -------------------------------------------------------------------------
 
 
-def config(folder: Path, **changes: Any) -> LocalConfig:
+def config(folder: Path, **changes: Any) -> LoopbackConfig:
     small: dict[str, Any] = {
         "environment": "RiverSwim-v0",
         "environment_parameters": {"states": 3, "horizon": 2},
         "nodes": 2,
         "workers": 1,
     }
-    return LocalConfig(folder=folder, **small | changes)
+    return LoopbackConfig(folder=folder, **small | changes)
 
 
 @contextmanager
-def long_poll(network: LocalNetwork) -> Iterator[None]:
+def long_poll(network: LoopbackNetwork) -> Iterator[None]:
     """Somebody who waits for a batch of the shuffler's, and is answered before the end."""
     headers = {"Authorization": f"Bearer {credentials(network.secrets)[0]['token']}"}
     with httpx.Client(base_url=network.shuffler_url, headers=headers, timeout=60) as client:
@@ -223,7 +223,7 @@ def long_poll(network: LocalNetwork) -> Iterator[None]:
 
 
 def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
-    with LocalNetwork(config(tmp_path)) as network:
+    with LoopbackNetwork(config(tmp_path)) as network:
         network.check_alive()
         assert set(network.processes) == {"shuffler", "coordinator", "node"}
         url, token = network.coordinator_url, network.operator_token
@@ -246,7 +246,7 @@ def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
-    network = LocalNetwork(config(tmp_path, environment="RiverSwin-v0"))
+    network = LoopbackNetwork(config(tmp_path, environment="RiverSwin-v0"))
     init_network(network.secrets)
     (tmp_path / "logs").mkdir()
     enrolled = [{"node_id": "ab" * 16, "token": "t"}]

@@ -29,7 +29,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import LABEL_MESSAGE
 from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import Usage
 from riffle.deploy.operator import LAST_EVENTS, Answer, Operator
 from riffle.deploy.output import expected, progress
@@ -103,7 +103,7 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
     total = n * calibrated(spec, n, None).padding.messages
     progress.print(f"a batch of {total} messages in {n} reports, {cores} cores", highlight=False)
     width = CounterLayout(spec.sizes, spec.families).width
-    config = LocalConfig(
+    config = LoopbackConfig(
         folder,
         spec.environment,
         chosen.environment,
@@ -112,7 +112,7 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
         workers=cores,
     )
     with (
-        LocalNetwork(config) as network,
+        LoopbackNetwork(config) as network,
         Operator.of(network.secrets, network.coordinator_url) as operator,
     ):
         run_id = operator.create_run(spec)["id"]

@@ -23,8 +23,14 @@ from riffle.common.mechanism.noise import Trust
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import replace_file
 from riffle.deploy.network.certificates import LOOPBACK
-from riffle.deploy.network.folder import claimed
-from riffle.deploy.network.processes import Usage, ended_by_signal, get, held_signals, read_usage
+from riffle.deploy.network.processes import (
+    Usage,
+    defer_signals,
+    interrupt_on_termination,
+    lock_folder,
+    probe,
+    read_usage,
+)
 from riffle.deploy.network.secrets import (
     NETWORK_FOLDER,
     SHUFFLER_ID,
@@ -54,7 +60,7 @@ MEMORY = {
 
 
 @dataclass(frozen=True, slots=True)
-class LocalConfig:
+class LoopbackConfig:
     """What to start: how many nodes of which environment, and what their owner demands.
 
     A port of 0 means any free one; 0 nodes, that others bring theirs. ``test_entry`` allows seeded
@@ -101,7 +107,7 @@ class LocalConfig:
         )
 
 
-class LocalNetwork:
+class LoopbackNetwork:
     """Context manager: the network runs inside the ``with`` block.
 
     A termination meanwhile is a KeyboardInterrupt, so that it ends the network too. Its folder is
@@ -109,7 +115,7 @@ class LocalNetwork:
     ``lock`` (`deploy.network.folder.claimed`).
     """
 
-    def __init__(self, config: LocalConfig, lock: int | None = None) -> None:
+    def __init__(self, config: LoopbackConfig, lock: int | None = None) -> None:
         self.config = config
         self._lock = lock
         self._held: tuple[int, ...] = ()
@@ -122,10 +128,10 @@ class LocalNetwork:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(ended_by_signal())
+            stack.enter_context(interrupt_on_termination())
             lock = self._lock
             self._held = (
-                stack.enter_context(claimed(self.config.folder)) if lock is None else lock,
+                stack.enter_context(lock_folder(self.config.folder)) if lock is None else lock,
             )
             stack.callback(self.stop)
             init_network(self.secrets)
@@ -183,7 +189,7 @@ class LocalNetwork:
             step()
 
     def _start_known(self, name: str) -> None:
-        with held_signals():  # a process that is started and not yet noted would never be ended
+        with defer_signals():  # a process that is started and not yet noted would never be ended
             self.start(name)
 
     def start(self, name: str) -> None:
@@ -256,7 +262,7 @@ class LocalNetwork:
         while time.monotonic() < deadline:
             self.check_alive()
             try:
-                if get(f"{url}/readyz").is_success:
+                if probe(f"{url}/readyz").is_success:
                     return
             except httpx.HTTPError:
                 pass

@@ -33,7 +33,7 @@ from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
 from riffle.deploy.load.fleet import Fleet, members
 from riffle.deploy.load.tally import Tally, merged
-from riffle.deploy.network.processes import Usage, busy_by_core, noted_signals, read_usage
+from riffle.deploy.network.processes import Usage, busy_by_core, read_usage, record_signals
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Credential, Settings
 
@@ -215,7 +215,7 @@ class Crew:
         for worker in self.processes:
             worker.pipe.send(begin)
         pause, told = max(1.0, seconds / MOST_SAMPLES), False
-        with noted_signals() as noted:
+        with record_signals() as noted:
             while len(self._done) < len(self.processes) and not self._overdue(begin, seconds):
                 if noted and not told:
                     told = True

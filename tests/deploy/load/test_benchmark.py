@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from riffle.coordinator.batches.issue import calibrated
-from riffle.deploy.load import wire
-from riffle.deploy.load.wire import (
+from riffle.deploy.load import benchmark
+from riffle.deploy.load.benchmark import (
     Primitive,
     Split,
     batch_for,
@@ -85,8 +85,8 @@ def test_the_primitive_is_measured_on_every_core(
             folders[-1].mkdir()
             return super().map(partial(met, folders[-1], len(listed), fn), listed)
 
-    monkeypatch.setattr(wire, "ProcessPoolExecutor", Meeting)
-    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.6)
+    monkeypatch.setattr(benchmark, "ProcessPoolExecutor", Meeting)
+    monkeypatch.setattr(benchmark, "PRIMITIVE_SECONDS", 0.6)
     found = measure_primitive(2, 2)
     warm, measured = ({file.name for file in folder.iterdir()} for folder in folders)
     assert warm == measured
@@ -100,7 +100,7 @@ def test_the_primitive_is_measured_on_every_core(
 def test_one_process_has_no_more_of_a_processor_than_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.2)
+    monkeypatch.setattr(benchmark, "PRIMITIVE_SECONDS", 0.2)
     found = measure_primitive(2, 1)
     assert 0 < found.rate <= 1.01 / (found.seal + found.open)
 
@@ -109,8 +109,8 @@ def test_one_process_has_no_more_of_a_processor_than_there_is(
 def test_a_small_run_says_where_the_time_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PRIMITIVE_SECONDS", 0.3)
-    monkeypatch.setattr(wire, "WARM_EPISODES", 300)
+    monkeypatch.setattr(benchmark, "PRIMITIVE_SECONDS", 0.3)
+    monkeypatch.setattr(benchmark, "WARM_EPISODES", 300)
     found = bench(1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0))
     assert found["messages"] == found["reports"] * found["messages_a_report"] >= 1_000
     assert found["share_of_primitive"] > 0  # two rates, each of a moment: no bar for a test

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.deploy.network.folder import LOCK, claimed, held
-from riffle.deploy.network.local import LocalConfig, LocalNetwork
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.network.processes import LOCK, is_locked, lock_folder
 from tests.deploy.cli.calls import riffle
 
 WORDS = (
@@ -25,7 +25,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
 def test_a_folder_in_use_is_not_touched(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "summary.json").write_text("{}")
-    with claimed(tmp_path):
+    with lock_folder(tmp_path):
         before = contents(tmp_path)
         result = riffle(*words, "--out", str(tmp_path), "--force")
         assert contents(tmp_path) == before
@@ -51,8 +51,8 @@ def test_a_file_where_a_folder_is_needed_is_told(
 
 
 def test_a_second_network_leaves_the_first_as_it_is(tmp_path: Path) -> None:
-    config = LocalConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)
-    with LocalNetwork(config) as network:
+    config = LoopbackConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)
+    with LoopbackNetwork(config) as network:
         secrets = str(network.secrets)
         (tmp_path / "summary.json").write_text("{}")
         before = contents(network.secrets)
@@ -64,29 +64,29 @@ def test_a_second_network_leaves_the_first_as_it_is(tmp_path: Path) -> None:
         assert contents(network.secrets) == before
         assert (tmp_path / "summary.json").exists()
         assert riffle("list", "--network", secrets).exit_code == 0
-    with claimed(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
 def test_a_claim_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> None:
-    with claimed(tmp_path) as lock:
+    with lock_folder(tmp_path) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
     try:
-        with pytest.raises(LocalError, match="is in use") as caught, claimed(tmp_path):
+        with pytest.raises(LocalError, match="is in use") as caught, lock_folder(tmp_path):
             pass
         assert caught.value.slug == "unavailable"
         assert f"(processes {child.pid})" in caught.value.detail
     finally:
         child.kill()
         child.wait()
-    with claimed(tmp_path):
+    with lock_folder(tmp_path):
         assert contents(tmp_path) == {tmp_path / LOCK: b""}
 
 
 def test_whether_a_folder_is_somebodys_is_seen_without_touching_it(tmp_path: Path) -> None:
-    assert not held(tmp_path)
-    assert not held(tmp_path / "missing")
+    assert not is_locked(tmp_path)
+    assert not is_locked(tmp_path / "missing")
     assert contents(tmp_path) == {}
-    with claimed(tmp_path):
-        assert held(tmp_path)
-    assert not held(tmp_path), "the file stays, the claim does not"
+    with lock_folder(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path), "the file stays, the claim does not"

@@ -132,7 +132,7 @@ def test_a_clock_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(date: str) -> httpx.Response:
         return httpx.Response(200, headers={"Date": date}, text="ok")
 
-    monkeypatch.setattr(doctor, "get", lambda *_: answer("Fri, 15 Jan 2027 08:00:10 GMT"))
+    monkeypatch.setattr(doctor, "probe", lambda *_: answer("Fri, 15 Jan 2027 08:00:10 GMT"))
     assert "the clock of http://s is" in wrong(list(doctor.service("http://s", None)))[0]
 
 
