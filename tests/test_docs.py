@@ -16,7 +16,7 @@ from riffle.deploy.reference import PAGES, SETTINGS, apps, commands, option_mean
 from riffle.node_client.environments.registry import BUILDERS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "deploy" / "README.md", *(ROOT / "docs").rglob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), ROOT / "deploy" / "README.md", *(ROOT / "docs").rglob("*.md")]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -102,7 +102,35 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(target), f"{document.name}: {link}#{anchor}"
 
 
-def test_named_tests_exist() -> None:
+def names_of_tests(path: Path) -> set[str]:
+    """The names of the tests in a file, or in all files of a folder."""
+    files = path.rglob("test_*.py") if path.is_dir() else [path]
+    return {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda page: page.name)
+def test_named_tests_exist(document: Path) -> None:
+    text = document.read_text()
+    for path, name in re.findall(r"(tests/[\w/]+(?:\.py)?)(?:::(\w+))?", text):
+        assert (ROOT / path).exists(), path
+        assert not name or name in names_of_tests(ROOT / path), f"{path}::{name}"
+
+
+def test_every_test_named_without_a_path_exists() -> None:
+    known = names_of_tests(ROOT / "tests") | {
+        file.stem for file in (ROOT / "tests").rglob("test_*.py")
+    }
     for document in DOCUMENTS:
-        for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", document.read_text()):
-            assert f"def {name}(" in (ROOT / file).read_text(), f"{document.name}: {file}::{name}"
+        if document.name not in PAGES:
+            for name in re.findall(r"\btest_\w+", document.read_text()):
+                assert name in known, f"{document.name}: {name}"
+
+
+FOLDERS = "coordinator|shuffler|node_client|common|deploy|experiments|benchmarks|examples"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda page: page.name)
+def test_named_files_exist(document: Path) -> None:
+    """A path in code font that begins with one of the folders is a file or a folder."""
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w/.]*)`", document.read_text()):
+        assert (ROOT / path).exists(), path
