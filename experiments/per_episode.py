@@ -1,10 +1,9 @@
-"""One simulated run of any learner by name, with its regret curve: `run`.
+"""Runs any learner by name, simulated, with its regret curve: `run`.
 
-Learners that plan before every episode (UCBVI, private UCB-VI) take the per-user path: one user is
-one episode and one update, so nothing can be simulated by population. `run` drives the compiled
-loops of `kernels`; `run_reference` drives the learners of `coordinator.learning` with the same
-draws and is what the loops are tested against. Batched learners (`pe`, `sdp-pe`,
-`sdp-pe-conference`) take the population-level path of `simulator`. Regret is exact pseudo-regret.
+Learners that plan before every episode (UCBVI, private UCB-VI) run one user at a time: one user is
+one episode and one update, so nothing can be simulated by population. Their loops are compiled
+(`ucbvi`, with the algorithm in `coordinator.learning.ucbvi`). Batched learners (`pe`, `sdp-pe`,
+`sdp-pe-conference`) run by population (`simulator`). Regret is exact pseudo-regret.
 
 Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer, (seed,
 "batch", number) for batches. All noise here is seeded, a simulation of the mechanisms: it protects
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.mechanism.counters import CounterLayout, Episode
+from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.noise import Padding
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.process.plugins import no_such
@@ -31,18 +30,11 @@ from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.private_ucbvi import (
-    PrivateUCBVI,
-    Trust,
-    layout_of,
-    noise_of,
-    privatizer_of,
-)
 from riffle.coordinator.learning.privatizers import NO_NOISE, AdditiveNoise, NoiseLevels
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS
-from riffle.coordinator.learning.ucbvi import UCBVI, Bonus, Confidence
+from riffle.coordinator.learning.ucbvi import Bonus, Confidence, Trust, layout_of, noise_of
 from riffle.coordinator.specs import Option, RunSpec
-from riffle.experiments.regret import optimal_value, policy_value
+from riffle.experiments.regret import optimal_value
 from riffle.experiments.simulator import Calibrate, Mechanism, simulate
 from riffle.node_client.environments.tabular import TabularMDP
 
@@ -259,14 +251,14 @@ def _compiled(
 ) -> tuple[FloatArray, int]:
     try:
         # Here, not above: numba is an optional dependency.
-        from riffle.experiments.compiled import types, ucbvi  # noqa: PLC0415
+        from riffle.experiments import ucbvi  # noqa: PLC0415
     except ImportError as error:
         raise LocalError(
             "unavailable",
             "learners that plan before every episode need numba: install riffle-rl[experiments]",
         ) from error
     mdp = setting.mdp
-    world = types.World(
+    world = ucbvi.World(
         P=np.ascontiguousarray(mdp.P),
         r=np.ascontiguousarray(mdp.r),
         d1=mdp.d1,
@@ -276,12 +268,12 @@ def _compiled(
     )
     given, (kind, iota) = setting.bonus, _exploration(setting)
     least = given.least_visits if given.name == "practical" else 0.0
-    bonus = types.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
-    work = types.Work.of(mdp.sizes.X, mdp.r.size)
+    bonus = ucbvi.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
+    work = ucbvi.Work.of(mdp.sizes.X, mdp.r.size)
     episodes = generator_for(setting.seed, "episodes")
     if setting.trust is None:
         return ucbvi.run_ucbvi(episodes, world, bonus, points, policy, work)
-    privacy = types.Privacy(
+    privacy = ucbvi.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",
         kind=KINDS[noise.kind],
@@ -294,7 +286,7 @@ def _compiled(
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:
-    """Kind of bonus as `kernels` names them, and its logarithm."""
+    """Returns the kind of bonus, by the numbers of `ucbvi`, and its logarithm."""
     confidence = Confidence(setting.mdp.sizes, setting.K, DELTA)
     if setting.bonus.name == "practical":
         return 0, confidence.iota
@@ -317,48 +309,3 @@ def _checkpoints(K: int, given: Sequence[int] | None) -> IntArray:
     if given is not None and (min(given, default=1) < 1 or points[-1] > K):
         raise LocalError("invalid-spec", f"checkpoints must lie in 1..{K}, got {list(given)}")
     return points
-
-
-# -- the reference, episode by episode in plain numpy ----------------------------------------------
-
-
-def learner_of(setting: Setting) -> UCBVI:
-    """The reference learner of a setting."""
-    sizes, trust = setting.mdp.sizes, setting.trust
-    if trust is None:
-        return UCBVI(sizes, setting.K, DELTA, setting.bonus)
-    layout = layout_of(sizes, setting.calibration)
-    noise = generator_for(setting.seed, "noise")
-    privatizer = privatizer_of(trust, setting.noise, layout, setting.K, noise)
-    return PrivateUCBVI(sizes, setting.K, layout, privatizer, DELTA, setting.bonus)
-
-
-def run_reference(setting: Setting) -> tuple[list[PolicyArray], FloatArray]:
-    """The policy of every episode, and the cumulative regret after it (K,)."""
-    learner = learner_of(setting)
-    generator = generator_for(setting.seed, "episodes")
-    best = optimal_value(setting.mdp)
-    policies: list[PolicyArray] = []
-    for _ in range(setting.K):
-        policies.append(learner.policy())
-        learner.observe(sample_episode(setting.mdp, policies[-1], generator))
-    return policies, np.cumsum([best - policy_value(setting.mdp, policy) for policy in policies])
-
-
-def sample_episode(mdp: TabularMDP, policy: PolicyArray, generator: np.random.Generator) -> Episode:
-    """One user's episode: uniforms for the start, then next state and reward bit of each step."""
-    H = mdp.sizes.H
-    states, rewards = np.zeros(H + 1, dtype=np.int64), np.zeros(H, dtype=np.int64)
-    actions = np.zeros(H, dtype=np.int64)
-    states[0] = _pick(mdp.d1, generator)
-    for h in range(H):
-        x, a = states[h], policy[h, states[h]]
-        actions[h], states[h + 1] = a, _pick(mdp.P[h, x, a], generator)
-        rewards[h] = generator.random() < mdp.r[h, x, a]
-    return Episode(states, actions, rewards)
-
-
-def _pick(probabilities: FloatArray, generator: np.random.Generator) -> int:
-    cumulative = np.cumsum(probabilities)
-    found = np.searchsorted(cumulative, generator.random(), side="right")
-    return min(int(found), len(cumulative) - 1)

@@ -15,7 +15,7 @@ from riffle.coordinator.learning.adversarial.confidence import Box
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
 from riffle.coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
-from riffle.experiments.compiled.types import Floats, Ints, compiled
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 
 
 class CompiledSettings(Settings):

@@ -15,8 +15,8 @@ import numpy as np
 from riffle.coordinator.learning.adversarial import log_barrier, omd
 from riffle.coordinator.learning.adversarial.confidence import Box
 from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import LearnerError
-from riffle.experiments.compiled.types import Floats, Ints, compiled
 
 
 def log_barrier_step(

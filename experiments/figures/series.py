@@ -53,15 +53,15 @@ class Row:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """16 hexadecimal digits of all sources whose change may change a result.
+    """Returns 16 hexadecimal digits of all sources whose change may change a result.
 
-    Drawing and tables (`experiments/figures` but for the adapter) do not.
+    Drawing and tables (`figures` except `sweep`, which calls the simulators) do not.
     """
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     files = [file for folder in SHAPING for file in (root / folder).rglob("*.py")]
     for file in sorted(files):
-        if file.parent.name == "figures" and file.name != "adapter.py":
+        if file.parent.name == "figures" and file.name != "sweep.py":
             continue
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]

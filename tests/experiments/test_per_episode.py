@@ -18,14 +18,12 @@ from riffle.experiments.per_episode import (
     PER_EPISODE,
     Result,
     Setting,
-    learner_of,
     run,
-    run_reference,
-    sample_episode,
 )
 from riffle.experiments.regret import optimal_value, policy_value
 from riffle.node_client.environments.builtin import random_mdp
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from tests.experiments.per_episode_oracle import learner_of, run_oracle, sample_episode
 
 compiled = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs the extra `experiments` (numba)"
@@ -45,7 +43,7 @@ def test_the_compiled_loops_are_the_reference_draw_by_draw(
     mdp, K = WORLDS[world], 120
     options = {} if bonus == "paper" else {"noise_scale": 0.05}
     setting = Setting(name, mdp, K, 1.0, 1e-5, 3, levels, Bonus(bonus, **options))
-    policies, regret = run_reference(setting)
+    policies, regret = run_oracle(setting)
     fast = run(
         name,
         mdp,
@@ -176,8 +174,8 @@ def test_wrong_requests_are_refused_with_the_reason(
 
 
 def test_a_missing_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.compiled.ucbvi", None)
-    monkeypatch.delattr("riffle.experiments.compiled.ucbvi", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.ucbvi", None)
+    monkeypatch.delattr("riffle.experiments.ucbvi", raising=False)
     with pytest.raises(LocalError, match=r"riffle-rl\[experiments\]"):
         run("ucbvi", riverswim(), 10)
 

@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
-from riffle.coordinator.learning.private_ucbvi import (
-    PrivateUCBVI,
-    Trust,
-    layout_of,
-    noise_of,
-    privatizer_of,
-)
 from riffle.coordinator.learning.privatizers import (
     NO_NOISE,
     AdditiveNoise,
@@ -22,7 +15,14 @@ from riffle.coordinator.learning.privatizers import (
     LocalPrivatizer,
     NoiseLevels,
 )
-from riffle.coordinator.learning.ucbvi import UCBVI, Bonus, Estimates, expectation
+from riffle.coordinator.learning.ucbvi import Bonus, Trust, layout_of, noise_of
+from tests.coordinator.learning.ucbvi_oracle import (
+    UCBVI,
+    Estimates,
+    PrivateUCBVI,
+    expectation,
+    privatizer_of,
+)
 
 SIZES = Sizes(X=2, A=2, H=3)
 

@@ -22,7 +22,7 @@ from riffle.coordinator.learning.privatizers import (
     least,
     precision,
 )
-from riffle.coordinator.learning.ucbvi import contribution
+from tests.coordinator.learning.ucbvi_oracle import contribution
 
 SIZES = Sizes(X=3, A=2, H=4)
 

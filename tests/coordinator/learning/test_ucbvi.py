@@ -9,14 +9,8 @@ import pytest
 
 from riffle.common.mechanism.counters import Episode, Sizes
 from riffle.coordinator.learning.planning import plan
-from riffle.coordinator.learning.ucbvi import (
-    UCBVI,
-    Bonus,
-    Confidence,
-    Estimates,
-    expectation,
-    spread,
-)
+from riffle.coordinator.learning.ucbvi import Bonus, Confidence
+from tests.coordinator.learning.ucbvi_oracle import UCBVI, Estimates, expectation, spread
 from tests.coordinator.learning.worlds import random_model
 
 SIZES = Sizes(X=2, A=2, H=2)

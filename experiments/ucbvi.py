@@ -1,43 +1,86 @@
-"""Compiled per-episode learning: the loops of `ucbvi` and `private_ucbvi`, episode by episode.
+"""UCBVI and private UCB-VI, compiled: episodes, planning before each of them, and exact regret.
 
-Every function repeats the arithmetic of the reference learners in the same order and takes its
-draws from the same NumPy generators in the same order, so that both give the same policies, draw by
-draw (tests; rows are summed in order of x', which NumPy does below eight states: beyond, the last
-bit may differ). Draws, all from PCG64: an episode takes 1 + 2 H uniforms (start; then next state
-and reward bit of every step), a completed block or a user's message one noise a counter. Pairs (h,
-x, a) are worked on side by side, x' by x', in loops that fill a register.
+`coordinator.learning.ucbvi` has the algorithm, its bonuses and its noise, in the same letters. A
+NumPy oracle in the tests takes its draws from the same generators in the same order and gives the
+same policies, draw by draw (rows are summed in order of x', which NumPy does below eight states;
+beyond, the last bit may differ). Draws, all from PCG64: an episode takes 1 + 2 H uniforms (start;
+then next state and reward bit of every step), a completed block or a user's message takes one noise
+a counter. Pairs (h, x, a) are worked on side by side, x' by x', in loops that fill a register.
 
-Regret is exact: a policy's value by backward induction in the true MDP, once for every policy that
-differs from the one before. Arrays are float64; P (H, X, A, X), r (H, X, A), policy (H, X).
-
-All is one file because numba's cache on disk only sees changes of the file a function stands in.
+A policy's value comes from backward induction in the true MDP, once for every policy that differs
+from the one before. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
-from riffle.experiments.compiled.types import (
-    Exploration,
-    Floats,
-    Ints,
-    Privacy,
-    Work,
-    World,
-    compiled,
-)
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 
 PRACTICAL, AZAR, QIAO = 0, 1, 2
 LAPLACE, GAUSSIAN = 1, 2
 AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the cache
 
 
+class World(NamedTuple):
+    """The true MDP, its V*, and the running sums of d1 (start) and of the rows of P."""
+
+    P: Floats
+    r: Floats
+    d1: Floats
+    optimum: float
+    start: Floats
+    following: Floats
+
+
+class Exploration(NamedTuple):
+    """A bonus: its kind, the constants of `ucbvi.Bonus`, and the kind's logarithm."""
+
+    kind: int
+    bonus_scale: float
+    noise_scale: float
+    least_visits: float
+    iota: float
+
+
+class Privacy(NamedTuple):
+    """A Privatizer; one draw of its noise has `scale` and `variance`; log_term > 0 asks for E."""
+
+    local: bool
+    separate_visits: bool
+    kind: int
+    scale: float
+    variance: float
+    log_term: float
+
+
+class Work(NamedTuple):
+    """Scratch arrays: V (X,), and for the H X A pairs counts (X, pairs), the others (pairs,).
+
+    They are separate arrays, not rows of one, so that the compiler sees that they do not overlap.
+    """
+
+    V: Floats
+    counts: Floats
+    total: Floats
+    first: Floats
+    second: Floats
+    third: Floats
+
+    @classmethod
+    def of(cls, X: int, pairs: int) -> Work:
+        """Returns arrays of zeros."""
+        return cls(np.zeros(X), np.zeros((X, pairs)), *(np.zeros(pairs) for _ in range(4)))
+
+
 @compiled
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
-    """One episode into `episode` (H, 4): x, a, x', reward bit.
+    """Runs one episode into `episode` (H, 4): x, a, x', reward bit.
 
-    A state is the first whose running sum exceeds a uniform draw, the last one at most.
+    A state is the first whose running sum exceeds a uniform draw, or the last state.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -54,7 +97,7 @@ def run_episode(generator: np.random.Generator, world: World, policy: Ints, epis
 
 @compiled
 def loss(world: World, policy: Ints, V: Floats) -> float:
-    """V* less a policy's exact value; V (2, X) is scratch."""
+    """Returns V* minus a policy's exact value; V (2, X) is scratch."""
     P, r = world.P, world.r
     H, X = policy.shape
     V[H % 2, :] = 0.0
@@ -76,7 +119,7 @@ def loss(world: World, policy: Ints, V: Floats) -> float:
 def plan(
     P: Floats, r: Floats, N: Floats, bonus: Exploration, noise: Floats, policy: Ints, work: Work
 ) -> bool:
-    """`UCBVI.optimistic`: overwrite `policy`; tell whether it changed.
+    """Overwrites `policy` with the optimistic one; returns whether it changed.
 
     P (X', H X A), r and N (H X A,). noise = (variance of a transition count, variance of a reward
     sum, E).
@@ -102,7 +145,7 @@ def plan(
         for i in range(pairs):
             variance = max(square[i] - mean[i] * mean[i], 0.0)
             shift = E * X if bonus.kind == QIAO else sigma_T * squares[i] + sigma_R
-            b = _b(rewards[i], visits[i], variance, shift, most, H, bonus)
+            b = exploration(rewards[i], visits[i], variance, shift, most, H, bonus)
             # From here on the means are Q.
             mean[i] = min(rewards[i] + mean[i] + b, most) if visits[i] >= 1.0 else most
         changed |= greedy(mean, policy[h], V)
@@ -110,10 +153,10 @@ def plan(
 
 
 @compiled
-def _b(
+def exploration(
     r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
 ) -> float:
-    """The bonus: `UCBVI.exploration`, `PrivateUCBVI.exploration`; `shift` is what noise does."""
+    """Returns the bonus b_h(x, a); `shift` is the effect of the noise."""
     width = bonus.iota / N
     if bonus.kind == AZAR:
         return float(7.0 * H * bonus.iota / np.sqrt(N))
@@ -126,7 +169,7 @@ def _b(
 
 @compiled
 def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
-    """The best actions of Q (X A,) into `policy` (X,), their values into V; what `plan` tells."""
+    """Writes the best actions of Q (X A,) and their values V (X,); returns whether any changed."""
     X, changed = len(policy), False
     A = len(Q) // X
     for x in range(X):
@@ -150,10 +193,7 @@ def run_ucbvi(
     policy: Ints,
     work: Work,
 ) -> tuple[Floats, int]:
-    """UCBVI for checkpoints[-1] episodes: regret at the checkpoints, and switches.
-
-    `policy` is overwritten with the last one deployed.
-    """
+    """Returns regret at the checkpoints and switches; `policy` becomes the last one deployed."""
     H, X, A = world.r.shape
     counts, rows = np.zeros((X, H * X * A)), np.zeros((X, H * X * A))
     rewards, means, N = np.zeros(H * X * A), np.zeros(H * X * A), np.zeros(H * X * A)
@@ -182,17 +222,17 @@ def run_ucbvi(
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """The next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C): NumPy's loop is quicker."""
+    """Returns the next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C), by NumPy (faster)."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(drawn="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
         drawn = np.asarray(draw(0.0, scale, (AT_ONCE, C)))
-    return drawn  # noqa: RET504  (a name is how object mode hands it out)
+    return drawn  # noqa: RET504  (object mode hands its result out by name)
 
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """`BinaryMechanism.add` of contribution t, that is in `total`; blocks (levels, C)."""
+    """Releases the sum `total` of t contributions as `BinaryMechanism.add`; blocks (levels, C)."""
     completed = 0
     while not t >> completed & 1:
         completed += 1
@@ -206,9 +246,10 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """`postprocess.project` of the columns of c (X, pairs) into n, their sums into N; c is sorted.
+    """Projects the columns of c (X, pairs) by Eq. 7, as `postprocess.nearest`, into n; sums into N.
 
-    By odd-even transposition: what is done does not depend on data, so pairs go side by side.
+    Sorts c by odd-even transposition, whose order of comparisons does not depend on the data, so
+    that pairs are sorted side by side.
     """
     X, pairs = c.shape
     upper, lower = work.first, work.second
@@ -247,9 +288,9 @@ def estimate(
     N: Floats,
     work: Work,
 ) -> None:
-    """`PrivateUCBVI.estimates`: P~, r~, N~ from released counters; E > 0 adds the add-on.
+    """Estimates P~ (rows, (X', H X A)), r~ (means) and N~ (H X A,) from released counters (C,).
 
-    rows (X', H X A), means and N (H X A,).
+    E > 0 projects with tolerance E / 4 and applies the add-on of Eq. 7.
     """
     X, pairs = rows.shape
     counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
@@ -278,7 +319,7 @@ def estimate(
 
 @compiled
 def count(episode: Ints, X: int, A: int, separate_visits: bool, counters: Floats) -> None:
-    """Add an episode to counters (C,): `CounterLayout.encode`."""
+    """Adds an episode to counters (C,), in the order of `CounterLayout`."""
     H = len(episode)
     pairs = H * X * A
     for h in range(H):
@@ -301,7 +342,7 @@ def run_private(
     policy: Ints,
     work: Work,
 ) -> tuple[Floats, int]:
-    """Private UCB-VI for checkpoints[-1] episodes: regret at the checkpoints, and switches."""
+    """Runs private UCB-VI for checkpoints[-1] episodes; returns as `run_ucbvi`."""
     separate_visits, K = privacy.separate_visits, checkpoints[-1]
     H, X, A = world.r.shape
     pairs, levels = H * X * A, 0
@@ -342,7 +383,7 @@ def run_private(
 
 @compiled
 def set_noise(noise: Floats, t: int, privacy: Privacy) -> None:
-    """Variances and E of the counts after t contributions: `variance`, `deviation`."""
+    """Sets noise = (variance, variance, E) of the counts after t contributions."""
     terms = t
     if not privacy.local:
         terms = 0
