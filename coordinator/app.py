@@ -14,11 +14,11 @@ from typing import cast
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
-from riffle.common.process.endpoint import trusted
-from riffle.common.process.tracing import Traced, collecting
+from riffle.common.process.endpoint import server_verification
+from riffle.common.process.tracing import TracingMiddleware, export_spans
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.limits import AtMost
-from riffle.common.server.monitoring import Measured
+from riffle.common.server.limits import ConcurrencyLimit
+from riffle.common.server.monitoring import MetricsMiddleware
 from riffle.common.server.service import (
     FRAMEWORK,
     PROBLEM_RESPONSES,
@@ -54,10 +54,10 @@ def create_app(
         LocalError: a setting or a key file is wrong.
     """
     settings.check_test_entry()
-    keys = KeyRing(settings.analyzer_keys_dir, settings.at_rest(), clock)
+    keys = KeyRing(settings.analyzer_keys_dir, settings.file_cipher(), clock)
     keys.check()
     metrics = CoordinatorMetrics()
-    verify, token = trusted(settings.ca_file), settings.shuffler_token()
+    verify, token = server_verification(settings.ca_file), settings.shuffler_token()
     desk_of = partial(
         Desk,
         keys=keys,
@@ -119,15 +119,15 @@ def _know(app: FastAPI, settings: Settings) -> None:
 
 def _guard(app: FastAPI, metrics: CoordinatorMetrics) -> None:
     """Limits, traces and measures around every call; an answer to every error."""
-    app.add_middleware(AtMost, limit=2 * OPERATOR.at_once)
-    app.add_middleware(Traced)
-    app.add_middleware(Measured, metrics=metrics.requests)
+    app.add_middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)
+    app.add_middleware(TracingMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
     install_problem_handlers(app, JOURNAL)
     app.add_exception_handler(SQLAlchemyError, _store_down)
 
 
 async def _store_down(_: Request, error: Exception) -> Response:
-    JOURNAL.failed("store-failed", error)
+    JOURNAL.exception("store-failed", error)
     return problem_response(LocalError("unavailable", "the store cannot be used; see the log"))
 
 
@@ -144,7 +144,7 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """
     tls = settings.tls()
     app = create_app(settings)
-    with collecting("coordinator"):
+    with export_spans("coordinator"):
         serve(
             app,
             settings.host,

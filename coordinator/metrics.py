@@ -17,7 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from riffle.common.process.journal import Journal
-from riffle.common.server.monitoring import SECONDS, RequestMetrics
+from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.coordinator.states import DEPLOYMENT, RUN
 
 
@@ -46,7 +46,7 @@ class CoordinatorMetrics:
             "riffle_coordinator_step_seconds",
             "parts of a batch's way: waiting, fetching, opening, planning, storing, acknowledging",
             ("step",),
-            buckets=(*SECONDS, 300.0, 1_800.0, 7_200.0),
+            buckets=(*LATENCY_BUCKETS, 300.0, 1_800.0, 7_200.0),
             registry=registry,
         )
         self.trouble = Counter(

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from riffle.common.process.plugins import nearest
+from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, Truth
 from riffle.deploy.network.secrets import (
@@ -106,7 +106,7 @@ class Operator:
         if len(found) == 1:
             return found[0]
         if not found:
-            hint = nearest(words, {text for run in runs for text in (run["name"], run["id"])})
+            hint = suggestion(words, {text for run in runs for text in (run["name"], run["id"])})
             raise LocalError(
                 "unknown-run", f"there is no run {words!r}{hint or '; see riffle list'}"
             )

@@ -228,8 +228,8 @@ def utc(seconds: float) -> str:
 
 
 def spread(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """A nested document as rows of a table, names joined by dots; `common.process.tables.flat` for
-    CSV.
+    """A nested document as rows of a table, names joined by dots; for CSV see
+    `common.process.tables.flatten`.
     """
     for key, value in document.items():
         if isinstance(value, dict):

@@ -10,7 +10,7 @@ at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the pap
 
 from dataclasses import dataclass, field
 
-from riffle.common.process.plugins import no_such
+from riffle.common.process.plugins import unknown_name
 from riffle.coordinator.specs import RunSpec
 from riffle.node_client.environments.registry import Parameter
 
@@ -35,7 +35,7 @@ def preset(name: str) -> Preset:
         ValueError: there is none.
     """
     if name not in PRESETS:
-        raise ValueError(no_such("preset", name, sorted(PRESETS)))
+        raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
     return PRESETS[name]
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
-from riffle.common.process.tables import columns_of, csv_text, flat
+from riffle.common.process.tables import columns_of, csv_text, flatten
 from riffle.coordinator.api.models import STAGE_COLUMNS
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
@@ -54,7 +54,7 @@ def rows_of(source: Source, run_id: str, table: Table) -> list[Row]:
     found = (
         source.ledger(run_id)["entries"] if table == "ledger" else _listed(source, run_id, table)
     )
-    return [flat(row) for row in found]
+    return [flatten(row) for row in found]
 
 
 def replace_csv(file: Path, rows: Sequence[Row], otherwise: Sequence[str] = ()) -> None:

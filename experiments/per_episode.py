@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.noise import Padding
 from riffle.common.mechanism.randomness import generator_for
-from riffle.common.process.plugins import no_such
+from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.batches.issue import calibrated
@@ -151,7 +151,7 @@ def run(
         spec = _spec(name, mdp, K, epsilon, beta, seed, calibration, constants, options or {})
         return _run_batched(spec, mdp, seed, points)
     if name not in PER_EPISODE:
-        raise LocalError("invalid-spec", no_such("learner", name, (*PER_EPISODE, *BATCHED)))
+        raise LocalError("invalid-spec", unknown_name("learner", name, (*PER_EPISODE, *BATCHED)))
     bonus = _bonus(constants, options or {})
     return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, calibration, bonus), points)
 
@@ -230,7 +230,7 @@ def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
     settable = ("bonus_scale", "noise_scale", "least_visits")
     unknown = sorted(set(options) - set(settable))
     if unknown:
-        raise LocalError("invalid-spec", no_such("option", unknown[0], settable))
+        raise LocalError("invalid-spec", unknown_name("option", unknown[0], settable))
     try:
         return TypeAdapter(Bonus).validate_python({"name": name, **options})
     except ValidationError as error:

@@ -23,7 +23,7 @@ import numpy as np
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import word
 from riffle.common.mechanism.workflow import count
-from riffle.common.process.plugins import file_of, where
+from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.coordinator.batches.analyzer import add_noise
 from riffle.coordinator.batches.counts import plain, private_counts
@@ -112,7 +112,7 @@ class Users:
         try:
             play(self._environment, chosen, (known.reward_low, known.reward_high), world)
         except Exception as error:  # a user's environment may raise anything
-            return where(error, file_of(_theirs(self._environment)))
+            return describe_error(error, source_file(_theirs(self._environment)))
         return "it did not fail when it was run again"
 
 

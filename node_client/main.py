@@ -5,7 +5,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 
-from riffle.common.process.tracing import collecting
+from riffle.common.process.tracing import export_spans
 from riffle.common.protocol.verification import read_pins
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
@@ -26,7 +26,7 @@ def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> To
     Raises:
         LocalError: a setting, file or credential is not usable; says which.
     """
-    with collecting("node"):
+    with export_spans("node"):
         return asyncio.run(_until_signal(settings, on_start))
 
 

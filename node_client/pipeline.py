@@ -232,7 +232,7 @@ class Pipeline:
             self.totals.refused["unsent"] += len(chunk)
             raise
         except Exception as error:  # not its text, which could hold a report
-            JOURNAL.failed("reports-lost", error, batch_id=job.batch_id)
+            JOURNAL.exception("reports-lost", error, batch_id=job.batch_id)
             self.totals.refused["internal"] += len(chunk)
         finally:
             self.room.release()

@@ -15,7 +15,7 @@ import numpy as np
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.workflow import Symbols
-from riffle.common.process.tracing import traced
+from riffle.common.process.tracing import in_span
 from riffle.common.process.workers import process_pool
 from riffle.common.protocol.descriptor import Context
 from riffle.common.protocol.errors import LocalError
@@ -96,7 +96,7 @@ class SealingPool:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    @traced("seal")
+    @in_span("seal")
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
         """Sealed reports of symbols (reports, L count), end to end.
 

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.noise import Guarantee, Trust
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex_file
-from riffle.common.process.endpoint import check_urls, is_local_url, split_urls
+from riffle.common.process.endpoint import check_urls, is_loopback_url, split_urls
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.messages import MAX_USERS_A_LEASE
@@ -101,7 +101,7 @@ class Settings(RoleSettings):
     @property
     def loopback(self) -> bool:
         """Whether the shuffler is on this machine."""
-        return all(map(is_local_url, split_urls(self.shuffler_url)))
+        return all(map(is_loopback_url, split_urls(self.shuffler_url)))
 
     def make_environment(self) -> Environment:
         """The environment.

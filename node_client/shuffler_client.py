@@ -20,7 +20,7 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from riffle.common.process.endpoint import AsyncFailover, split_urls, trusted
+from riffle.common.process.endpoint import AsyncFailover, server_verification, split_urls
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
@@ -30,11 +30,11 @@ from riffle.common.protocol.descriptor import (
 from riffle.common.protocol.errors import (
     LocalError,
     RemoteError,
-    may_pass,
+    is_temporary,
     one_line,
+    parse_retry_after,
     problem_document,
-    retry_after,
-    slug_of,
+    problem_slug,
 )
 from riffle.common.protocol.messages import (
     BATCH_KEY_HEADER,
@@ -203,7 +203,9 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
     down with many).
     """
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-    transport = httpx.AsyncHTTPTransport(verify=trusted(ca_file), limits=limits, trust_env=False)
+    transport = httpx.AsyncHTTPTransport(
+        verify=server_verification(ca_file), limits=limits, trust_env=False
+    )
     urls = split_urls(url)
     return httpx.AsyncClient(
         base_url=urls[0], transport=AsyncFailover(urls, transport, spread=True)
@@ -226,10 +228,10 @@ def _read(answer: tuple[httpx.Response, bytes], document: type[D], fits: Callabl
 def _problem(response: httpx.Response, body: bytes) -> Exception:
     status = response.status_code
     document = problem_document(body)
-    slug = slug_of(document)
+    slug = problem_slug(document)
     detail = one_line(str(document.get("detail", "no problem document")))
-    if may_pass(status):
-        after = retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+    if is_temporary(status):
+        after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         return _TryAgain(f"status {status}, {detail}", after)
     if status < HTTPStatus.BAD_REQUEST:
         return _TryAgain(f"status {status}")

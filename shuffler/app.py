@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
 
-from riffle.common.process.tracing import Traced, collecting
+from riffle.common.process.tracing import TracingMiddleware, export_spans
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
@@ -42,18 +42,18 @@ from riffle.common.protocol.messages import (
     ShufflerIdentity,
     UploadReply,
 )
-from riffle.common.server.fast_routes import Straight
-from riffle.common.server.limits import AtMost, Strangers
-from riffle.common.server.monitoring import Measured, exposition
+from riffle.common.server.fast_routes import FastRoutes
+from riffle.common.server.limits import ConcurrencyLimit, FailedAttempts
+from riffle.common.server.monitoring import MetricsMiddleware, metrics_response
 from riffle.common.server.service import (
     FRAMEWORK,
     MAX_JSON_BYTES,
     PROBLEM_RESPONSES,
     Token,
     install_problem_handlers,
+    json_body,
     read_body,
     serve,
-    takes,
 )
 from riffle.shuffler.admission import metered
 from riffle.shuffler.callers import (
@@ -107,7 +107,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """The service as an ASGI app. ``clock`` returns seconds since 1970."""
 
     metrics = ShufflerMetrics()
-    strangers = Strangers()
+    strangers = FailedAttempts()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -132,10 +132,10 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.state.strangers = strangers
     app.state.doors = doors(settings, strangers)
     install_problem_handlers(app, JOURNAL)
-    app.add_middleware(Straight, router=router, endpoints=STRAIGHT)
-    app.add_middleware(AtMost, limit=MAX_REQUESTS_AT_ONCE)
-    app.add_middleware(Traced)
-    app.add_middleware(Measured, metrics=metrics.requests)
+    app.add_middleware(FastRoutes, router=router, endpoints=STRAIGHT)
+    app.add_middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE)
+    app.add_middleware(TracingMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
     app.include_router(router)
     return app
 
@@ -149,7 +149,7 @@ def release_polls(app: FastAPI) -> None:
 async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Deposit a batch's descriptor; the same bytes again give the same answer."""
     core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
-    with (await doors_of(request)).enter(token, "coordinator"):
+    with (await doors_of(request)).authenticate(token, "coordinator"):
         data = await read_body(request, MAX_DESCRIPTOR_BYTES)
         signed, created = await core.deposit(batch_id, data, signature)
         return _as_json(signed, 201 if created else 200)
@@ -177,7 +177,9 @@ _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
 
 
 @router.post(
-    "/v1/batches/{batch_id}/leases", response_model=LeaseReply, openapi_extra=takes(LeaseRequest)
+    "/v1/batches/{batch_id}/leases",
+    response_model=LeaseReply,
+    openapi_extra=json_body(LeaseRequest),
 )
 async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Take slots for users."""
@@ -190,7 +192,7 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
 async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Upload frames; one outcome each, durable before it is answered."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
-    with strangers_of(request).knock(token):
+    with strangers_of(request).attempt(token):
         node, batch = await core.admission.upload(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
@@ -233,11 +235,11 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
 @router.post(
     "/v1/batches/{batch_id}/acknowledgement",
     response_model=BatchStatus,
-    openapi_extra=takes(Acknowledgement),
+    openapi_extra=json_body(Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Acknowledge the messages; the batch is erased."""
-    with (await doors_of(request)).enter(token, "coordinator"):
+    with (await doors_of(request)).authenticate(token, "coordinator"):
         sha256 = (await _document(request, Acknowledgement)).messages_sha256
         status = await shuffler_of(request).acknowledge(batch_id, sha256)
         return _as_json(for_coordinator(status))
@@ -250,7 +252,7 @@ async def abandon(batch_id: Hex16, core: Core, view: Seen) -> BatchStatus:
 
 
 @router.post(
-    "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=takes(EnrolRequest)
+    "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=json_body(EnrolRequest)
 )
 async def enrol(request: Request, core: Core) -> Enrolment:
     """Enrol a node; its token is shown once."""
@@ -294,7 +296,7 @@ async def show_metrics(core: Core) -> Response:
     They grow with single uploads, so the coordinator must not read them.
     """
     await core.measure()
-    return exposition(core.metrics.registry)
+    return metrics_response(core.metrics.registry)
 
 
 STRAIGHT = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
@@ -327,7 +329,7 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """
     preflight(settings)
     app = create_app(settings)
-    with collecting("shuffler"):
+    with export_spans("shuffler"):
         serve(
             app,
             settings.host,

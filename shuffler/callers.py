@@ -12,28 +12,30 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from riffle.common.protocol.messages import BatchStatus
-from riffle.common.server.limits import Allowance, Doors, Key, Strangers
+from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
 from riffle.common.server.service import Token
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
 
-COORDINATOR = Allowance(requests=500.0, reports=1.0, at_once=4_096)
+COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
 """All replicas together; each run waits for its batch in a long poll."""
-OPERATOR = Allowance(requests=200.0, reports=1.0, at_once=256)
+OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
 View = Callable[[BatchStatus], BatchStatus]
 
 
-def doors(settings: Settings, strangers: Strangers) -> Doors:
+def doors(settings: Settings, strangers: FailedAttempts) -> Authenticator:
     """The callers that the settings know."""
     keys = {
-        "coordinator": Key(settings.coordinator_hash(), COORDINATOR, "coordinator/shuffler_token"),
-        "operator": Key(settings.operator_hash(), OPERATOR, "operator/shuffler_token"),
+        "coordinator": Credential(
+            settings.coordinator_hash(), COORDINATOR, "coordinator/shuffler_token"
+        ),
+        "operator": Credential(settings.operator_hash(), OPERATOR, "operator/shuffler_token"),
     }
     if (reader := settings.metrics_hash()) is not None:
-        keys["metrics"] = Key(reader, OPERATOR, "operator/metrics_token")
-    return Doors(strangers, keys)
+        keys["metrics"] = Credential(reader, OPERATOR, "operator/metrics_token")
+    return Authenticator(strangers, keys)
 
 
 def shuffler_of(request: Request) -> Shuffler:
@@ -43,17 +45,17 @@ def shuffler_of(request: Request) -> Shuffler:
     return core
 
 
-def strangers_of(request: Request) -> Strangers:
+def strangers_of(request: Request) -> FailedAttempts:
     """The bucket of failed authentications of an app."""
     strangers = request.app.state.strangers
-    assert isinstance(strangers, Strangers)  # noqa: S101
+    assert isinstance(strangers, FailedAttempts)  # noqa: S101
     return strangers
 
 
-async def doors_of(request: Request) -> Doors:
+async def doors_of(request: Request) -> Authenticator:
     """The doors of an app."""
     found = request.app.state.doors
-    assert isinstance(found, Doors)  # noqa: S101
+    assert isinstance(found, Authenticator)  # noqa: S101
     return found
 
 
@@ -63,7 +65,7 @@ async def _shuffler(request: Request) -> Shuffler:
 
 
 Core = Annotated[Shuffler, Depends(_shuffler)]
-_Doors = Annotated[Doors, Depends(doors_of)]
+_Doors = Annotated[Authenticator, Depends(doors_of)]
 
 
 @asynccontextmanager
@@ -75,7 +77,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
         LocalError: ``too-many-requests``.
     """
     core, strangers = shuffler_of(request), strangers_of(request)
-    with strangers.knock(token):
+    with strangers.attempt(token):
         node = await core.admission.node(token)
     with core.callers.request(node, asyncio.get_running_loop().time()):
         yield node
@@ -83,34 +85,34 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 async def _coordinator(token: Token, doors: _Doors) -> AsyncIterator[None]:
     """Refuse everyone but the coordinator."""
-    with doors.enter(token, "coordinator"):
+    with doors.authenticate(token, "coordinator"):
         yield
 
 
 async def _operator(token: Token, doors: _Doors) -> AsyncIterator[None]:
     """Refuse everyone but the operator."""
-    with doors.enter(token, "operator"):
+    with doors.authenticate(token, "operator"):
         yield
 
 
 async def _metrics(token: Token, doors: _Doors) -> AsyncIterator[None]:
     """Refuse everyone but the operator and who reads the metrics."""
-    with doors.enter(token, "operator", "metrics"):
+    with doors.authenticate(token, "operator", "metrics"):
         yield
 
 
 @contextmanager
-def sees_all(doors: Doors, token: str) -> Iterator[bool]:
+def sees_all(doors: Authenticator, token: str) -> Iterator[bool]:
     """Whether the caller is the operator and not the coordinator; refuse nodes and strangers.
 
     Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
     """
-    with doors.enter(token, "coordinator", "operator") as who:
+    with doors.authenticate(token, "coordinator", "operator") as who:
         yield who == "operator"
 
 
 @contextmanager
-def seen(doors: Doors, token: str) -> Iterator[View]:
+def seen(doors: Authenticator, token: str) -> Iterator[View]:
     """What a caller may see of a status; see `sees_all`."""
     with sees_all(doors, token) as whole:
         yield (lambda status: status) if whole else for_coordinator

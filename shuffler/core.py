@@ -33,12 +33,12 @@ from riffle.common.protocol.messages import (
     OpenBatch,
     ShufflerIdentity,
     UploadReply,
-    frames,
+    split_frames,
 )
 from riffle.common.protocol.verification import read_pins
 from riffle.common.server.database import writer
-from riffle.common.server.limits import Callers
-from riffle.common.server.monitoring import Shared, disk_trouble
+from riffle.common.server.limits import CallerLimits
+from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.common.server.statements import listen
 from riffle.shuffler.admission import STILL_SECONDS, Admission, Budget, Changes
 from riffle.shuffler.conservation import Books, add_latencies
@@ -69,12 +69,12 @@ class Shuffler:
         )
         self.metrics = metrics or ShufflerMetrics()
         self.inflight = Budget(settings.max_inflight_bytes, "uploads", settings.inflight_of_one)
-        self.callers = Callers(settings.allowance())
+        self.callers = CallerLimits(settings.rate_limit())
         self._clock = clock
         self._demands = settings.demands()
         self._signing_key = settings.signing_key()
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._vault = Vault(settings.data_dir / "secrets", settings.at_rest())
+        self._vault = Vault(settings.data_dir / "secrets", settings.file_cipher())
         self._access = Access(settings.url)
         self.changes = Changes(shared=self._access.shared)
         self.admission = Admission(self._access, lambda: self.changes.told)
@@ -88,8 +88,8 @@ class Shuffler:
             self.changes,
         )
         self._books = Books(self._access, show_fill=settings.show_fill)
-        self._open = Shared(self._read_open, lambda: (self._access.writes, self.now))
-        self._probed = Shared(self._probe, lambda: self.now)
+        self._open = VersionedCache(self._read_open, lambda: (self._access.writes, self.now))
+        self._probed = VersionedCache(self._probe, lambda: self.now)
         self._listening: asyncio.Task[None] | None = None
 
     @property
@@ -227,7 +227,7 @@ class Shuffler:
         """
         batch_id = batch.batch_id
         try:
-            leases, sealed = frames(body, batch.report_bytes)
+            leases, sealed = split_frames(body, batch.report_bytes)
         except RemoteError as error:
             dropped = {error.slug: 1}
             await self._access.write(
@@ -369,7 +369,7 @@ def preflight(settings: Settings) -> None:
     settings.coordinator_hash()
     settings.operator_hash()
     settings.metrics_hash()
-    vault = Vault(settings.data_dir / "secrets", settings.at_rest())
+    vault = Vault(settings.data_dir / "secrets", settings.file_cipher())
     vault.probe()
     engine = open_store(settings.url)
     try:

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, func, select
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.messages import LeaseReply
-from riffle.common.server.monitoring import SECONDS, RequestMetrics
+from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.states import ORDER
 from riffle.shuffler.store.schema import batches, dropped, reports
 
@@ -74,7 +74,7 @@ class ShufflerMetrics:
         self.uploading = Histogram(
             "riffle_shuffler_upload_seconds",
             "from an upload's head until it was durable",
-            buckets=SECONDS,
+            buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.opening = prometheus.Counter(
@@ -85,7 +85,7 @@ class ShufflerMetrics:
         self.shuffling = Histogram(
             "riffle_shuffler_shuffle_seconds",
             "opening and permuting one batch",
-            buckets=SECONDS,
+            buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.shuffled = prometheus.Counter(

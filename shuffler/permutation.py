@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.shuffle import permutation
-from riffle.common.process.tracing import traced
+from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
 
 CHUNK_BYTES = 1 << 20
@@ -48,7 +48,7 @@ class Release:
             yield view[start : start + CHUNK_BYTES]
 
 
-@traced("permute")
+@in_span("permute")
 def shuffle(
     uploads: Iterable[tuple[Sequence[int], bytes]],
     key: bytes,

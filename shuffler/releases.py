@@ -17,7 +17,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.database import claimed
+from riffle.common.server.database import try_claim
 from riffle.shuffler.admission import Changes
 from riffle.shuffler.metrics import ShufflerMetrics, note
 from riffle.shuffler.permutation import Release, shuffle
@@ -177,7 +177,7 @@ class Releases:
     def _shuffle(self, batch: records.Batch) -> Release:
         secret = self._vault.get(batch.batch_id)
         with self._access.engine.connect() as connection:
-            if not claimed(connection, f"shuffle {batch.batch_id}"):
+            if not try_claim(connection, f"shuffle {batch.batch_id}"):
                 # Both would make the same bytes; one of them is enough work and memory.
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)

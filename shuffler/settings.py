@@ -14,7 +14,7 @@ from riffle.common.mechanism.noise import Guarantee, Trust
 from riffle.common.process.configuration import hex32, hex_file
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.limits import Allowance
+from riffle.common.server.limits import RateLimit
 from riffle.common.server.settings import ServerSettings
 from riffle.shuffler.rules import Demands
 from riffle.shuffler.store.schema import sqlite_url
@@ -114,9 +114,9 @@ class Settings(ServerSettings):
             "operator_token_hash", self.operator_token_hash, self.operator_token_hash_file
         ).hex()
 
-    def allowance(self) -> Allowance:
+    def rate_limit(self) -> RateLimit:
         """What one node may ask for."""
-        return Allowance(self.node_requests, self.node_reports, self.node_requests_at_once)
+        return RateLimit(self.node_requests, self.node_reports, self.node_requests_at_once)
 
     def demands(self) -> Demands:
         """What the owner demands of a batch.

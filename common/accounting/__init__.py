@@ -1,10 +1,11 @@
-"""Exact privacy accounting of binomial noise in the shuffle model.
+"""Exact privacy accounting: what guarantee a batch's noise gives, and the least noise for one.
 
-`account` says what a batch gives its users, `calibrate` finds the least noise that gives what was
-asked, `events` composes batches. Everything is pure: no clock, no randomness, no I/O.
+Here belongs what is a function of noise, padding and n alone: no clock, no randomness, no I/O, no
+wire format. `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
+guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 
-Read in this order: `losses` (one counter), `composition` (all of them, both directions, all errors
-bounded), `overflow` (what padding costs), `account`, `calibrate`, `trusted` (the other workflows).
+Read in this order: `binomial` (one counter's losses, and what padding costs), `composition` (all
+counters, both directions, rigorous bounds), `account`, `calibrate`.
 """
 
 from riffle.common.accounting.account import (

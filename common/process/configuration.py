@@ -1,7 +1,7 @@
 """Settings of a role: environment variables under its prefix, all checked before it starts.
 
-They may also stand in the file that ``..._SETTINGS_FILE`` names, line by line as ``NAME=value``
-(dotenv). What is in the environment wins over the file.
+The file that ``..._SETTINGS_FILE`` names may hold them too, one ``NAME=value`` a line (dotenv). The
+environment wins over the file.
 """
 
 import difflib
@@ -18,8 +18,8 @@ from pydantic_settings import BaseSettings, SettingsError
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError
 
-ALIKE = 0.85
-"""How alike a name must be to a setting's to be taken for it misspelt."""
+MIN_SIMILARITY = 0.85
+"""Similarity from which a name counts as a misspelt setting's name."""
 
 
 class RoleSettings(BaseSettings):
@@ -31,28 +31,28 @@ class RoleSettings(BaseSettings):
 
     @classmethod
     def prefix(cls) -> str:
-        """What the names of the role's variables begin with."""
+        """Returns the prefix of the role's variables."""
         return str(cls.model_config.get("env_prefix", ""))
 
     @classmethod
     def variables(cls) -> list[str]:
-        """Names of the role's variables."""
+        """Returns the names of the role's variables."""
         return [cls.prefix() + name.upper() for name in cls.model_fields]
 
     @classmethod
     def load(cls) -> Self:
-        """Settings from the environment, and from the file that it names.
+        """Returns the settings from the environment and from the file that it names.
 
         Raises:
             LocalError: ``invalid-spec``, naming the variable that is missing or wrong, or the line
                 of the file.
         """
         prefix = cls.prefix()
-        # As all names here, this one has no case.
-        named = {name.upper(): value for name, value in os.environ.items()}
-        file = named.get(f"{prefix}SETTINGS_FILE")
+        # Like all names here, this one is not case-sensitive.
+        environment = {name.upper(): value for name, value in os.environ.items()}
+        file = environment.get(f"{prefix}SETTINGS_FILE")
         if file is not None:
-            _check(Path(file), cls.variables())
+            _check_file(Path(file), cls.variables())
         try:
             return cls(_env_file=file)
         except SettingsError as error:  # a list or an object that is not JSON
@@ -62,10 +62,10 @@ class RoleSettings(BaseSettings):
 
 
 def file_bytes(variable: str, file: Path) -> bytes:
-    """What is in the file that a variable names.
+    """Returns the content of the file that a variable names.
 
     Raises:
-        LocalError: ``invalid-spec``: it cannot be read.
+        LocalError: ``invalid-spec`` if the file cannot be read.
     """
     try:
         return file.read_bytes()
@@ -75,10 +75,11 @@ def file_bytes(variable: str, file: Path) -> bytes:
 
 
 def hex32(variable: str, text: bytes) -> bytes:
-    """A key or a hash, 32 bytes, from hexadecimal text with blanks around it.
+    """Returns a key or a hash, 32 bytes, from hexadecimal text; blanks around it are ignored.
 
     Raises:
-        LocalError: ``invalid-spec``: it is none; the text, which may be secret, is not told.
+        LocalError: ``invalid-spec`` if the text is malformed; the message does not quote it,
+            because it may be secret.
     """
     try:
         value = bytes.fromhex(text.decode("ascii").strip())
@@ -90,18 +91,18 @@ def hex32(variable: str, text: bytes) -> bytes:
 
 
 def hex_file(variable: str, file: Path) -> bytes:
-    """`hex32` of what is in the file that a variable names; raises as the two do."""
+    """Returns `hex32` of the file that a variable names; raises what `file_bytes` and it raise."""
     return hex32(variable, file_bytes(variable, file))
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """The variable that a misspelt name is for, if one is near; names have no case."""
-    near = difflib.get_close_matches(name.upper(), list(known), 1, ALIKE)
-    return near[0] if near else None
+def similar_variable(name: str, known: Iterable[str]) -> str | None:
+    """Returns the variable that a misspelt name resembles, if there is one; ignores case."""
+    matches = difflib.get_close_matches(name.upper(), list(known), 1, MIN_SIMILARITY)
+    return matches[0] if matches else None
 
 
-def _check(file: Path, variables: list[str]) -> None:
-    """Raise LocalError at the first line that sets no variable of the role."""
+def _check_file(file: Path, variables: list[str]) -> None:
+    """Raises LocalError at the first line that sets no variable of the role."""
     try:
         lines = list(parse_stream(io.StringIO(file.read_text("utf-8"))))
     except (OSError, UnicodeDecodeError) as error:
@@ -118,5 +119,5 @@ def _fault(line: Binding, known: list[str]) -> str | None:
         return "not understood; give NAME=value"
     if line.key is None or line.key.upper() in known:
         return None
-    near = meant(line.key, known)
-    return f"there is no setting {line.key}" + (f"; did you mean {near}?" if near else "")
+    similar = similar_variable(line.key, known)
+    return f"there is no setting {line.key}" + (f"; did you mean {similar}?" if similar else "")

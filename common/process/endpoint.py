@@ -1,12 +1,13 @@
-"""Where services listen, whom they trust, how tokens are kept: what the settings of several roles
-check alike. No web framework is loaded: nodes and the command line need this much and no more.
+"""Addresses of services: URLs, TLS, token hashes, and failover between replicas.
 
-Several addresses of one service, its replicas: a request that one does not answer goes to the
-next. Every request of Riffle's may be repeated, so nothing is asked whether the first one arrived.
+Settings of several roles check these alike. Nodes and the command line import this module, so it
+loads no web framework.
 
-Addresses are given as one text with commas. An address that failed is left alone for a while, and
-for twice as long each time it failed again, unless all did. What a replica answers is an answer;
-after "not possible now" (5xx) the next request goes elsewhere.
+A setting may list the addresses of a service's replicas, separated by commas. A request that one
+replica does not answer goes to the next; every request of Riffle's may be repeated, so it does not
+matter whether the first one arrived. An address that failed is avoided for a while, for twice as
+long after each further failure, unless all failed. An answer with a 5xx status is returned as it
+is; the next request then goes elsewhere.
 """
 
 import hashlib
@@ -23,6 +24,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from riffle.common.protocol.errors import LocalError
+
+PAUSE_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""A host that is gone delays each try by seconds (name resolution, connection), a refusal not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +46,53 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_local_url(url: str) -> bool:
+def is_loopback_url(url: str) -> bool:
     """Whether a URL's host is this machine."""
     return is_loopback(urlsplit(url).hostname or "")
 
 
 def check_url(name: str, url: str) -> str:
-    """The URL of a peer: https, or http on this machine.
+    """Returns the URL of a peer if it is https, or http on this machine.
 
     Raises:
-        ValueError: it is neither; ``name`` is the setting it was given in.
+        ValueError: it is neither. ``name`` is the setting, for the message.
     """
     try:
         parts = urlsplit(url)
-        is_one = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a bracket that is not closed, a port that is no number or beyond 65535
-        is_one = False
-    if not is_one:
+        complete = False
+    if not complete:
         raise ValueError(f"{name} must be http://host:port or https://host:port")
-    if parts.scheme == "http" and not is_local_url(url):
+    if parts.scheme == "http" and not is_loopback_url(url):
         raise ValueError(f"{name} must be https: TLS is mandatory off loopback")
     return url
 
 
+def split_urls(text: str) -> tuple[str, ...]:
+    """Returns the addresses in a setting."""
+    return tuple(url.strip() for url in text.split(","))
+
+
+def check_urls(name: str, text: str) -> str:
+    """Returns a setting if `check_url` accepts each of its addresses.
+
+    Raises:
+        ValueError: it does not accept one. ``name`` is the setting, for the message.
+    """
+    for url in split_urls(text):
+        check_url(name, url)
+    return text
+
+
 def tls_files(host: str, certificate: Path | None, key: Path | None, prefix: str) -> Tls | None:
-    """The TLS files of a server on ``host``; None on loopback without TLS.
+    """Returns the TLS files of a server on ``host``; None on loopback without TLS.
 
     ``prefix`` is that of the service's environment variables, for the message.
 
     Raises:
-        LocalError: ``invalid-spec``: one of the two is missing, or both are and others than this
-            machine could connect.
+        LocalError: ``invalid-spec`` if one of the two files is missing, or if both are and other
+            machines could connect.
     """
     if certificate is not None and key is not None:
         return Tls(certificate, key)
@@ -85,11 +106,11 @@ def tls_files(host: str, certificate: Path | None, key: Path | None, prefix: str
     return None
 
 
-def trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """What an HTTP client verifies servers by: a private CA alone, or, without one, the usual ones.
+def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
+    """Returns httpx's ``verify``: trust in one private CA, or, without a file, in the usual ones.
 
     Raises:
-        LocalError: ``unavailable``, the file cannot be used.
+        LocalError: ``unavailable`` if the file cannot be used.
     """
     if ca_file is None:
         return True
@@ -100,65 +121,46 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
 
 
 def hash_token(token: str) -> str:
-    """SHA-256 of a token, hex: what a store keeps. Tokens have 256 random bits: no salt needed."""
+    """Returns a token's SHA-256, hex, which is what a store keeps.
+
+    Tokens have 256 random bits, so the hash needs no salt.
+    """
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-AWAY_SECONDS = 5.0
-LONGEST_AWAY_SECONDS = 60.0
-"""A host that is gone takes seconds of each try (its name, its address): one that refuses does not.
-"""
-
-
-def split_urls(text: str) -> tuple[str, ...]:
-    """The addresses in a setting."""
-    return tuple(url.strip() for url in text.split(","))
-
-
-def check_urls(name: str, text: str) -> str:
-    """The setting, if each of its addresses is a URL by `common.process.endpoint.check_url`.
-
-    Raises:
-        ValueError: one is not; ``name`` is the setting it was given in.
-    """
-    for url in split_urls(text):
-        check_url(name, url)
-    return text
-
-
 class _Replicas:
-    """Which address to try next. ``spread``: in turn; else the first that is not away."""
+    """The order in which to try addresses: in turn if ``spread``, else the first usable one."""
 
     def __init__(self, urls: Sequence[str], *, spread: bool, clock: Callable[[], float]) -> None:
         self._urls = [httpx.URL(url) for url in urls]
-        self._away = [0.0] * len(urls)
-        self._pause = [AWAY_SECONDS] * len(urls)
+        self._avoid_until = [0.0] * len(urls)
+        self._pause = [PAUSE_SECONDS] * len(urls)
         self._turns = count() if spread else None
         self._clock = clock
 
     def order(self) -> list[int]:
-        """All addresses, those to be left alone last."""
+        """Returns all addresses, those to be avoided last."""
         first = 0 if self._turns is None else next(self._turns)
         turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
-        return sorted(turn, key=lambda i: self._away[i] > self._clock())
+        return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())
 
-    def leave(self, number: int) -> None:
-        """Leave an address alone for a while. Requests that fail together count once."""
+    def avoid(self, number: int) -> None:
+        """Avoids an address for a while. Requests that fail together count once."""
         now = self._clock()
-        if self._away[number] <= now:
-            self._away[number] = now + self._pause[number]
-            self._pause[number] = min(2 * self._pause[number], LONGEST_AWAY_SECONDS)
+        if self._avoid_until[number] <= now:
+            self._avoid_until[number] = now + self._pause[number]
+            self._pause[number] = min(2 * self._pause[number], LONGEST_PAUSE_SECONDS)
 
-    def noted(self, number: int, response: httpx.Response) -> httpx.Response:
-        """The response; what it says of its replica is kept."""
+    def observe(self, number: int, response: httpx.Response) -> httpx.Response:
+        """Returns the response after noting from its status whether to avoid the replica."""
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.leave(number)
+            self.avoid(number)
         else:
-            self._pause[number] = AWAY_SECONDS
+            self._pause[number] = PAUSE_SECONDS
         return response
 
     def requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
-        """The request for each address in order."""
+        """Yields the request for each address in order."""
         for number in self.order():
             url = self._urls[number]
             request.url = request.url.copy_with(scheme=url.scheme, host=url.host, port=url.port)
@@ -167,7 +169,7 @@ class _Replicas:
 
 
 class AsyncFailover(httpx.AsyncBaseTransport):
-    """A transport over the addresses of one service; ``transport`` carries each try."""
+    """A transport over the replicas of one service; ``transport`` carries each try."""
 
     def __init__(
         self,
@@ -186,20 +188,20 @@ class AsyncFailover(httpx.AsyncBaseTransport):
         for number, each in self._replicas.requests(request):
             try:
                 response = await self._transport.handle_async_request(each)
-                return self._replicas.noted(number, response)
+                return self._replicas.observe(number, response)
             except httpx.TransportError as error:
-                self._replicas.leave(number)
+                self._replicas.avoid(number)
                 failure = error
         assert failure is not None  # noqa: S101 -- there is at least one address
         raise failure
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._transport.aclose()
 
 
 class Failover(httpx.BaseTransport):
-    """The same for clients that block."""
+    """`AsyncFailover` for blocking clients. It tries the first usable address."""
 
     def __init__(
         self,
@@ -216,13 +218,13 @@ class Failover(httpx.BaseTransport):
         failure: httpx.TransportError | None = None
         for number, each in self._replicas.requests(request):
             try:
-                return self._replicas.noted(number, self._transport.handle_request(each))
+                return self._replicas.observe(number, self._transport.handle_request(each))
             except httpx.TransportError as error:
-                self._replicas.leave(number)
+                self._replicas.avoid(number)
                 failure = error
         assert failure is not None  # noqa: S101 -- there is at least one address
         raise failure
 
     def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         self._transport.close()

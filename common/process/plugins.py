@@ -1,8 +1,8 @@
-"""Code that people bring: by an entry point of their package, or from a Python file.
+"""Code that users bring, by an entry point of their package or from a Python file.
 
-A file is named as ``path/to/file.py:name``. What it holds runs with the rights of this process. So
-a reference to a file comes from a command line or from a process's own settings, never from a
-request: the names that requests may carry (`coordinator.specs.LearnerName`) cannot spell one.
+A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so a
+reference to a file comes from a command line or from a process's own settings, never from a
+request. The names that a request may carry (`coordinator.specs.LearnerName`) cannot spell one.
 """
 
 import difflib
@@ -18,26 +18,26 @@ from typing import Any
 
 from riffle.common.protocol.errors import LocalError
 
-Maker = Callable[..., Any]
+Constructor = Callable[..., Any]
 
 
-def is_file(reference: str) -> bool:
-    """Whether this is ``path/to/file.py:name`` and not the name of something known."""
+def is_file_reference(reference: str) -> bool:
+    """Whether this is ``path/to/file.py:name``, not a known name."""
     return ".py:" in reference
 
 
-def name_of(reference: str) -> str:
-    """A short name for what a file holds: ``dir/Own_learner.py:Mine`` is ``own-learner``."""
+def short_name(reference: str) -> str:
+    """Returns a short name for a file's code: ``own-learner`` for ``dir/Own_learner.py:Mine``."""
     path, _, _ = reference.rpartition(":")
     return re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:50]
 
 
-def from_file(reference: str) -> Maker:
-    """What ``path/to/file.py:name`` names; the file is run.
+def load_file(reference: str) -> Constructor:
+    """Runs a file and returns the class or function that ``path/to/file.py:name`` names.
 
     Raises:
-        LocalError: ``invalid-spec``: there is no such file or name, or running it failed; the
-            detail says in which line.
+        LocalError: ``invalid-spec`` if there is no such file or name, or if running the file
+            failed; the detail names the line.
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()
@@ -50,41 +50,42 @@ def from_file(reference: str) -> Maker:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise LocalError("invalid-spec", f"{reference}: {where(error, str(file))}") from error
+        detail = f"{reference}: {describe_error(error, str(file))}"
+        raise LocalError("invalid-spec", detail) from error
     return _callable(reference, vars(module), name)
 
 
-def from_entry_point(entry: EntryPoint) -> Maker:
-    """What another package offers.
+def load_entry_point(entry: EntryPoint) -> Constructor:
+    """Imports what another package offers.
 
     Raises:
-        LocalError: ``invalid-spec``: it cannot be imported.
+        LocalError: ``invalid-spec`` if it cannot be imported.
     """
     try:
-        found: Maker = entry.load()
+        constructor: Constructor = entry.load()
     except Exception as error:
-        raise LocalError("invalid-spec", f"{entry.name} ({entry.value}): {where(error)}") from error
-    return found
+        detail = f"{entry.name} ({entry.value}): {describe_error(error)}"
+        raise LocalError("invalid-spec", detail) from error
+    return constructor
 
 
-def offered(group: str) -> dict[str, EntryPoint]:
-    """What other packages offer in a group, by name."""
+def entry_points_of(group: str) -> dict[str, EntryPoint]:
+    """Returns the entry points of a group, by name."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def parameters(maker: Maker) -> list[str]:
-    """Names of the parameters that a class or function takes by name, in order."""
+def parameter_names(constructor: Constructor) -> list[str]:
+    """Returns the parameters that a class or function takes by name, in order."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in inspect.signature(maker).parameters.values() if p.kind in kinds]
+    return [p.name for p in inspect.signature(constructor).parameters.values() if p.kind in kinds]
 
 
-def where(error: BaseException, file: str | None = None) -> str:
-    """An error of somebody's code in one line: what, and in which line of which file.
+def describe_error(error: BaseException, file: str | None = None) -> str:
+    """Returns an error in a user's code in one line: type, text, and the file and line.
 
-    The line is the innermost of ``file``, theirs, where the error passed through it, for whoever
-    has made a mistake looks for it there and not in a library. Else it is the innermost of all but
-    our call of their code: call this where the error was caught, in the function that called their
-    code, whose own frame is the outermost and is left out.
+    The line is the innermost one of ``file``, the user's own, if the error passed through it: users
+    look for a mistake there, not in a library. Otherwise it is the innermost line of all. Call this
+    in the function that called the user's code: its own frame, the outermost, is left out.
     """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or called
@@ -94,34 +95,33 @@ def where(error: BaseException, file: str | None = None) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def file_of(code: object) -> str | None:
-    """The file of a class, of a function, or of an object's class; None of what is built in."""
-    written = code if inspect.isclass(code) or inspect.isroutine(code) else type(code)
+def source_file(code: object) -> str | None:
+    """Returns the file of a class, a function, or an object's class; None for a built-in."""
+    definition = code if inspect.isclass(code) or inspect.isroutine(code) else type(code)
     try:
-        return inspect.getfile(written)
+        return inspect.getfile(definition)
     except (TypeError, OSError):
         return None
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` with the known word that is most like this one, or nothing."""
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Returns ``; did you mean 'x'?`` with the most similar known word, or nothing."""
     lowered = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
     return f"; did you mean {lowered[close[0]]!r}?" if close else ""
 
 
-def no_such(what: str, name: str, known: Iterable[str]) -> str:
-    """``there is no figure 'fig-6a'; did you mean 'fig6a'? known are`` all that there are."""
-    found = list(known)
-    hint, listed = nearest(name, found) or ";", ", ".join(found) or "none"
-    return f"there is no {what} {name!r}{hint} known are {listed}"
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Returns ``there is no figure 'fig-6a'; did you mean 'fig6a'? known are ...``."""
+    names = list(known)
+    hint, listed = suggestion(name, names) or ";", ", ".join(names) or "none"
+    return f"there is no {kind} {name!r}{hint} known are {listed}"
 
 
-def _callable(reference: str, names: dict[str, Any], name: str) -> Maker:
-    found = names.get(name)
-    if not callable(found):
+def _callable(reference: str, names: dict[str, Any], name: str) -> Constructor:
+    constructor = names.get(name)
+    if not callable(constructor):
         own = [key for key, value in names.items() if callable(value) and not key.startswith("_")]
-        hint = nearest(name, own)
+        hint = suggestion(name, own)
         raise LocalError("invalid-spec", f"{reference}: there is no class or function {name}{hint}")
-    maker: Maker = found
-    return maker
+    return constructor  # type: ignore[no-any-return]

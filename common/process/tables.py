@@ -1,7 +1,6 @@
-"""A run's rows as CSV: what the page offers for download, and ``riffle up`` writes. Pure.
+"""A run's rows as CSV, one number a column: the page's download and ``riffle up``'s files.
 
-One column a number. Of nested fields, what cannot be a column (policies, mixtures) is left out: it
-is in the JSON.
+Nested fields that cannot be a column, such as policies, are left out; the JSON has them.
 """
 
 import csv
@@ -12,29 +11,29 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-OPENED = {"timings", "shuffler", "rejected", "dropped", "messages", "upload_seconds"}
+NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages", "upload_seconds"}
 """Fields that hold numbers by name."""
 
 
-def csv_text(rows: Sequence[Row], otherwise: Sequence[str] = ()) -> str:
-    """Rows as CSV, a column for every name that occurs; without rows, those of ``otherwise``."""
-    plain = [flat(row) for row in rows]
+def csv_text(rows: Sequence[Row], default_columns: Sequence[str] = ()) -> str:
+    """Returns rows as CSV with a column for every name; the default columns if there is no row."""
+    plain = [flatten(row) for row in rows]
     stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, columns_of(plain) or otherwise, lineterminator="\n")
+    writer = csv.DictWriter(stream, columns_of(plain) or default_columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(plain)
     return stream.getvalue()
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All names that occur, in order of their first occurrence."""
+    """Returns all names that occur, in the order of their first occurrence."""
     return list(dict.fromkeys(chain(*rows)))
 
 
-def flat(row: Row) -> dict[str, Any]:
-    """A row as plain fields; what `OPENED` names is spread, its names put before."""
+def flatten(row: Row) -> dict[str, Any]:
+    """Returns a row's plain fields, and those within `NESTED_FIELDS` as ``outer_inner``."""
     plain = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
     for name, value in row.items():
-        if name in OPENED and isinstance(value, dict):
-            plain |= {f"{name}_{inner}": number for inner, number in flat(value).items()}
+        if name in NESTED_FIELDS and isinstance(value, dict):
+            plain |= {f"{name}_{inner}": number for inner, number in flatten(value).items()}
     return plain

@@ -1,14 +1,13 @@
-"""Which route a request is for: what may be told of it where no asker's own words may stand.
+"""Traces for operators who run a collector: OpenTelemetry over OTLP/HTTP.
 
-Traces for whoever has a collector: OpenTelemetry over OTLP/HTTP, off unless configured.
+Tracing is on when the environment names a collector (``OTEL_EXPORTER_OTLP_ENDPOINT``,
+OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed. The spans are
+request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list, on
+which nothing names a node, a user, a lease, a batch or a run.
 
-On when the environment names a collector (``OTEL_EXPORTER_OTLP_ENDPOINT``, OpenTelemetry's own
-variable) and the extra ``riffle-rl[tracing]`` is installed. Spans: request, seal, permute, store,
-fetch, open, plan. What a span may carry is on an allow-list, and nothing on it names a node, a
-user, a lease, a batch or a run. No trace crosses from one service to another: ``traceparent`` is
-neither sent nor read, since a trace that begins at a node and ends at the coordinator would undo
-the shuffle. A shuffler's traces have the times of single uploads, as its metrics do: they are for
-its own operator only.
+No trace crosses services: ``traceparent`` is neither sent nor read, since a trace from a node to
+the coordinator would undo the shuffle. A shuffler's traces, like its metrics, have the times of
+single uploads, so they are for its own operator only.
 """
 
 import functools
@@ -21,18 +20,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from riffle.common.protocol.errors import LocalError
-
-
-def asked(scope: Scope) -> tuple[str, str] | None:
-    """Method and template of a request's route.
-
-    None: it has no such address, or none with this method; both could be anything then.
-    """
-    route, method = scope.get("route"), str(scope["method"])
-    if route is None or method not in route.methods:
-        return None
-    return method, str(route.path)
-
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -48,11 +35,11 @@ _tracer: "Tracer | None" = None
 
 
 @contextmanager
-def collecting(service: str) -> Iterator[None]:
-    """Send spans of ``service`` to the collector that the environment names, if it names one.
+def export_spans(service: str) -> Iterator[None]:
+    """Sends the spans of ``service`` to the environment's collector, if it names one.
 
     Raises:
-        LocalError: ``invalid-spec``: it names one and the extra is not installed.
+        LocalError: ``invalid-spec`` if it names one and the extra is not installed.
     """
     if not any(os.environ.get(name) for name in VARIABLES):
         yield
@@ -72,26 +59,26 @@ def collecting(service: str) -> Iterator[None]:
     provider = TracerProvider(resource=Resource({"service.name": f"riffle-{service}"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     try:
-        with using(provider):
+        with use_provider(provider):
             yield
     finally:
         provider.shutdown()
 
 
 @contextmanager
-def using(provider: "TracerProvider") -> Iterator[None]:
-    """Give spans to a provider while the context lasts."""
+def use_provider(provider: "TracerProvider") -> Iterator[None]:
+    """Gives spans to a provider while the context lasts."""
     global _tracer  # noqa: PLW0603 -- a process has one, as it has one log
-    before, _tracer = _tracer, provider.get_tracer("riffle")
+    previous, _tracer = _tracer, provider.get_tracer("riffle")
     try:
         yield
     finally:
-        _tracer = before
+        _tracer = previous
 
 
 @contextmanager
 def span(name: str) -> Iterator["Span | None"]:
-    """A span while the context lasts. What went wrong inside is not written into it."""
+    """Opens a span while the context lasts. It records no error that leaves the context."""
     if _tracer is None:
         yield None
         return
@@ -101,8 +88,8 @@ def span(name: str) -> Iterator["Span | None"]:
         yield current
 
 
-def traced(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function, or a coroutine function, with a span."""
+def in_span(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Returns a decorator that runs a function, or a coroutine function, in a span."""
 
     def decorate(work: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(work)
@@ -120,11 +107,11 @@ def traced(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def note(current: "Span | None", **attributes: str | int) -> None:
-    """Attributes of a span, dots written as ``__``.
+def set_attributes(current: "Span | None", **attributes: str | int) -> None:
+    """Sets attributes of a span; ``__`` in a name stands for a dot.
 
     Raises:
-        ValueError: one is not on the allow-list: a mistake of ours, caught by the tests.
+        ValueError: a name is not on the allow-list; a bug, which the tests catch.
     """
     named = {name.replace("__", "."): value for name, value in attributes.items()}
     if unknown := sorted(named.keys() - ALLOWED):
@@ -133,20 +120,31 @@ def note(current: "Span | None", **attributes: str | int) -> None:
         current.set_attributes(named)
 
 
-class Traced:
-    """ASGI middleware: a span a request, by its route's template."""
+def matched_route(scope: Scope) -> tuple[str, str] | None:
+    """Returns the method and path template of a request's route, which quote no caller's words.
+
+    None if no route has this address, or the route has not this method: both could be any text.
+    """
+    route, method = scope.get("route"), str(scope["method"])
+    if route is None or method not in route.methods:
+        return None
+    return method, str(route.path)
+
+
+class TracingMiddleware:
+    """ASGI middleware that opens a span for each request, with its route's template."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on within a span."""
+        """Passes the request on within a span."""
         if scope["type"] != "http" or _tracer is None:
             await self._app(scope, receive, send)
             return
         status = 500
 
-        async def noted(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -154,8 +152,8 @@ class Traced:
 
         with span("request") as current:
             try:
-                await self._app(scope, receive, noted)
+                await self._app(scope, receive, record_status)
             finally:
-                note(current, http__response__status_code=status)
-                if (known := asked(scope)) is not None:
-                    note(current, http__request__method=known[0], http__route=known[1])
+                set_attributes(current, http__response__status_code=status)
+                if (route := matched_route(scope)) is not None:
+                    set_attributes(current, http__request__method=route[0], http__route=route[1])

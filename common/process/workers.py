@@ -1,7 +1,4 @@
-"""Pools of worker processes for cryptography, which holds the interpreter's lock.
-
-Blocking work beside the event loop.
-"""
+"""Work outside the event loop: worker processes for cryptography, threads for blocking calls."""
 
 import asyncio
 import multiprocessing
@@ -15,14 +12,17 @@ from typing import ParamSpec, TypeVar
 SPAWN = multiprocessing.get_context("spawn")
 """Processes are spawned, not forked: the parent has threads and an event loop."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 def process_pool(workers: int) -> ProcessPoolExecutor:
-    """Worker processes that leave Ctrl-C to their parent and never outlive one that was killed."""
-    return ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=enter_worker)
+    """Returns a pool of worker processes for cryptography, which holds the interpreter's lock."""
+    return ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=initialize_worker)
 
 
-def enter_worker() -> None:
-    """What such a process does first."""
+def initialize_worker() -> None:
+    """Leaves Ctrl-C to the parent process, and exits when the parent is gone, even if killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -34,12 +34,8 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread; when cancelled, leave only after it ended.
+    """Runs blocking work in a thread; if cancelled, returns only after the work has ended.
 
     So a driver that is stopped has no transaction under way when another takes its place.
     """
@@ -48,5 +44,5 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        task.exception()  # looked at, so that asyncio does not complain; the step is done again
+        task.exception()  # retrieved, so asyncio does not log it; the step is repeated
         raise

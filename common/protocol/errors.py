@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 URN = "urn:riffle:problem:"
-MOST_DETAIL = 500
+MAX_DETAIL_LENGTH = 500
 LONGEST_WAIT_SECONDS = 300.0
 MEDIA_TYPE = "application/problem+json"
 
@@ -62,7 +62,7 @@ class RiffleError(Exception):
     """
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
-        detail = one_line(detail, MOST_DETAIL)
+        detail = one_line(detail, MAX_DETAIL_LENGTH)
         super().__init__(slug, detail)  # what pickling passes on, from a worker process
         self.slug = slug
         self.detail = detail
@@ -102,13 +102,13 @@ class RemoteError(RiffleError):
     """The peer's mistake: what it sent is malformed, unsigned, late, repeated or not allowed."""
 
 
-def may_pass(status: int) -> bool:
+def is_temporary(status: int) -> bool:
     """Whether an answer's status means that the same request may be answered otherwise later."""
     asked = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
     return status in asked or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def retry_after(value: str | None, now: datetime) -> float:
+def parse_retry_after(value: str | None, now: datetime) -> float:
     """Seconds that a ``Retry-After`` header asks for (0 without one), at most five minutes."""
     if value is None:
         return 0.0
@@ -131,7 +131,7 @@ def problem_document(body: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def slug_of(document: dict[str, Any]) -> str:
+def problem_slug(document: dict[str, Any]) -> str:
     """The slug of a peer's problem document; ``internal`` when it is not one of ours."""
     kind = document.get("type")
     slug = kind.removeprefix(URN) if isinstance(kind, str) else ""

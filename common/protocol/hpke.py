@@ -21,7 +21,7 @@ LABEL_REPORT = b"riffle v1 report\x00"
 _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
 
 
-class SealBroken(ValueError):  # noqa: N818
+class OpenError(ValueError):
     """A ciphertext does not open under this key and context."""
 
 
@@ -58,7 +58,7 @@ def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
     try:
         return _SUITE.decrypt(ciphertext, X25519PrivateKey.from_private_bytes(private_key), info)
     except (InvalidTag, ValueError) as error:
-        raise SealBroken("the ciphertext does not open under this key and context") from error
+        raise OpenError("the ciphertext does not open under this key and context") from error
 
 
 def open_each(

@@ -191,7 +191,7 @@ def frame(lease: str, sealed_report: bytes) -> bytes:
     return bytes.fromhex(lease) + sealed_report
 
 
-def frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memoryview]]:
+def split_frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memoryview]]:
     """Lease ids and sealed reports of all frames, in their order. The reports are parts of ``body``
     itself: megabytes that need not be copied.
 

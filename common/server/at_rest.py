@@ -1,9 +1,9 @@
-"""Private keys at rest: AES-256-GCM under a storage key that is kept somewhere else.
+"""Private keys at rest: AES-256-GCM under a storage key that is kept elsewhere.
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Its key is HKDF-SHA256 of the storage
-key's 32 random bytes with the file's name as ``info``, so that no nonce meets another file's, and
-the name is authenticated: one file cannot be put in another's place. Without a storage key files
-are as they are; that is for a demonstration on one machine.
+key's 32 random bytes, with the file's name as ``info``, so nonces of different files never meet
+under one key. The name is authenticated too: one file cannot replace another. Without a storage key
+files are in clear, for a demonstration on one machine.
 """
 
 import os
@@ -26,8 +26,8 @@ NONCE_BYTES = 12
 OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
 
 
-class AtRest:
-    """Seals and opens what is written to a disk. ``key``: 32 random bytes, or None."""
+class FileCipher:
+    """Seals and opens files. ``key`` is 32 random bytes, or None to leave files in clear."""
 
     def __init__(self, key: bytes | None) -> None:
         if key is not None and len(key) != KEY_BYTES:
@@ -38,30 +38,30 @@ class AtRest:
 
     @property
     def encrypts(self) -> bool:
-        """Whether there is a storage key."""
+        """Whether files are encrypted."""
         return self._key is not None
 
     def seal(self, data: bytes, name: str) -> bytes:
-        """What to write for ``data`` in the file called ``name``."""
+        """Returns what to write for ``data`` into the file called ``name``."""
         if self._key is None:
             return data
         nonce = os.urandom(NONCE_BYTES)
         return MAGIC + nonce + self._cipher(name).encrypt(nonce, data, MAGIC + name.encode())
 
     def open(self, data: bytes, name: str) -> bytes:
-        """The data of a file.
+        """Returns the data of a file.
 
         Raises:
-            LocalError: ``invalid-spec``: it is encrypted and there is no key, or it is not and
-                there is one (nobody may slip in a key in clear), or the key is not its key.
+            LocalError: ``invalid-spec`` if the file is encrypted and there is no key, if it is in
+                clear and there is one (nobody may slip in a key in clear), or if the key is wrong.
         """
         if is_sealed(data) != self.encrypts:
-            how = (
+            fault = (
                 "is encrypted: give the storage key"
                 if is_sealed(data)
                 else "is not encrypted, but a storage key is given: was the file replaced?"
             )
-            raise LocalError("invalid-spec", f"the {name} {how}")
+            raise LocalError("invalid-spec", f"the {name} {fault}")
         if self._key is None:
             return data
         nonce, sealed = data[len(MAGIC) :][:NONCE_BYTES], data[len(MAGIC) + NONCE_BYTES :]
@@ -82,32 +82,32 @@ class AtRest:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Write aside, sync and rename: readable by the owner only, whole or not at all.
+    """Writes a file whole or not at all, readable by its owner only.
 
     Raises:
-        OSError: it cannot be written; what was there before is as it was.
+        OSError: the file cannot be written; its previous content is unchanged.
     """
-    aside = file.with_name(file.name + ".new")
-    _write(aside, data)
-    aside.replace(file)
+    new = file.with_name(file.name + ".new")
+    _write(new, data)
+    new.replace(file)
     sync_directory(file.parent)
 
 
-def add_file(file: Path, data: bytes) -> bool:
-    """Write a file like `replace_file` unless it is there, whoever made it; False: it is.
+def create_file(file: Path, data: bytes) -> bool:
+    """Writes a file like `replace_file` unless it exists; returns whether it wrote it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    # A name that no other replica writes to at the same time.
-    aside = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
-    _write(aside, data)
+    # No other replica writes to this name at the same time.
+    new = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
+    _write(new, data)
     try:
-        file.hardlink_to(aside)
+        file.hardlink_to(new)
     except FileExistsError:
         return False
     finally:
-        aside.unlink()
+        new.unlink()
     sync_directory(file.parent)
     return True
 
@@ -121,7 +121,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames and removals in a directory durable."""
+    """Makes renames and removals in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,11 +130,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def erase_file(file: Path) -> None:
-    """Overwrite and remove a file; nothing happens if it is gone: a retry after a crash.
+    """Overwrites and removes a file; does nothing if it is gone, as in a retry after a crash.
 
     Overwriting helps where a file system writes in place; elsewhere the medium should be encrypted.
     """
-    with suppress(FileNotFoundError):  # another replica may be faster
+    with suppress(FileNotFoundError):  # another replica may remove it first
         with file.open("r+b") as stream:
             stream.write(os.urandom(file.stat().st_size))
             stream.flush()
@@ -147,12 +147,12 @@ def is_sealed(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
-def storage(key: SecretStr | None, file: Path | None, host: str, prefix: str) -> AtRest:
-    """A service's storage key from its environment or a file.
+def storage_cipher(key: SecretStr | None, file: Path | None, host: str, prefix: str) -> FileCipher:
+    """Returns the cipher of a service's storage key, given in its environment or in a file.
 
     Raises:
-        LocalError: ``invalid-spec``: both are given, one is no key, or there is none and ``host``
-            is not loopback: private keys may lie in clear in a demonstration only.
+        LocalError: ``invalid-spec`` if both are given, if the key is malformed, or if there is none
+            and ``host`` is not loopback: only a demonstration may keep private keys in clear.
     """
     name = f"{prefix}STORAGE_KEY"
     if key is not None and file is not None:
@@ -163,10 +163,10 @@ def storage(key: SecretStr | None, file: Path | None, host: str, prefix: str) ->
                 "invalid-spec",
                 f"private keys must be encrypted where others can connect: set {name}_FILE",
             )
-        return AtRest(None)
+        return FileCipher(None)
     try:
         text = key.get_secret_value() if key is not None else _read(file)
-        return AtRest(bytes.fromhex(text.strip()))
+        return FileCipher(bytes.fromhex(text.strip()))
     except ValueError as error:
         raise LocalError("invalid-spec", f"{name}: must be 64 hexadecimal digits") from error
 

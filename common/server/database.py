@@ -134,7 +134,7 @@ def writer(engine: Engine) -> Engine:
     return engine.execution_options(**{_WRITES: True})
 
 
-def shared(engine: Engine) -> bool:
+def is_shared(engine: Engine) -> bool:
     """Whether other processes may write to the same database: a file of SQLite's has one."""
     return engine.dialect.name != "sqlite"
 
@@ -157,7 +157,7 @@ def open_database(url: str, schema: Schema) -> Engine:
     return engine
 
 
-def claimed(connection: Connection, name: str) -> bool:
+def try_claim(connection: Connection, name: str) -> bool:
     """Whether work of this name is this transaction's until it ends, and no other replica's.
 
     The claim of a replica that dies ends with its connection.

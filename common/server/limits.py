@@ -1,12 +1,12 @@
-"""How much one caller, and all of them together, may ask for at a time. Pure but for `AtMost`.
+"""Who may call a service, and how often: token buckets, rate limits, authentication.
 
-Who exceeds a limit is told at once, and when to come back: waiting here would only move the queue.
+A request beyond a limit is refused at once with the time to come back. Making it wait here would
+only move the queue. Nothing here does I/O; only the ASGI middleware is asynchronous.
 
-Who may come in: callers known by the hash of their token, each within limits; strangers too.
-
-A token that opens nothing costs a look at the store, or at nothing, and could be tried without end.
-So all strangers together have one bucket. While it is empty, tokens that were valid before are
-looked up as ever, and all others are told to come back: who guesses does not keep out who is known.
+Callers are known by the hash of their token, and each has limits of its own. A token that is not
+valid costs a lookup and could be guessed without end, so all failed attempts share one bucket.
+While it is empty, tokens that were valid before are looked up as usual and all others are refused:
+a guesser cannot keep out a known caller.
 """
 
 import hmac
@@ -20,76 +20,95 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.monitoring import PROBLEM
+from riffle.common.server.monitoring import PROBLEM_KEY
 from riffle.common.server.service import problem_response
+
+BURST_SECONDS = 10.0
+
+FAILURES_PER_SECOND = 100.0
+"""Failed authentications a second, of all callers together; the burst is ten seconds' worth."""
 
 
 @dataclass(slots=True)
-class Bucket:
-    """A token bucket: ``rate`` a second, at most ``burst`` saved up. Times are of one clock."""
+class TokenBucket:
+    """A token bucket: ``rate`` tokens a second, at most ``burst`` saved. Times are of one clock."""
 
     rate: float
     burst: float
-    _left: float = math.nan
+    _tokens: float = math.nan
     _at: float = 0.0
 
     def take(self, amount: float, now: float) -> float:
-        """Take ``amount``; returns 0, or after how many seconds to ask again, nothing taken.
+        """Takes ``amount`` and returns 0, or takes nothing and returns the seconds to wait.
 
-        More than a burst is taken from a full bucket, which then owes the rest.
+        An amount above ``burst`` is taken from a full bucket, which then owes the rest.
         """
-        saved = self.burst if math.isnan(self._left) else self._left
-        self._left = min(self.burst, saved + max(0.0, now - self._at) * self.rate)
+        saved = self.burst if math.isnan(self._tokens) else self._tokens
+        self._tokens = min(self.burst, saved + max(0.0, now - self._at) * self.rate)
         self._at = now
-        short = min(amount, self.burst) - self._left
+        short = min(amount, self.burst) - self._tokens
         if short > 0:
             return short / self.rate
-        self._left -= amount
+        self._tokens -= amount
         return 0.0
 
-    def give(self, amount: float) -> None:
-        """Put back what was taken for nothing."""
-        self._left = min(self.burst, self._left + amount)
+    def give_back(self, amount: float) -> None:
+        """Puts back tokens that were not used."""
+        self._tokens = min(self.burst, self._tokens + amount)
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """What one caller may do: requests and reports a second (bursts: ten seconds'), at once."""
+class RateLimit:
+    """What one caller may do: requests and reports a second, and requests at once."""
 
     requests: float
     reports: float
     at_once: int
 
 
-BURST_SECONDS = 10.0
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """The hash of a caller's token, the caller's limit, and the file with the token in clear.
+
+    ``file`` is relative to the folder that ``riffle network init`` makes. A refusal names it.
+    """
+
+    token_hash: str
+    limit: RateLimit
+    file: str = ""
+
+
+def too_many_requests(reason: str, seconds: float) -> LocalError:
+    """Returns the error for a caller beyond a limit, who may come back after ``seconds``."""
+    return LocalError("too-many-requests", reason, retry_after=max(1, math.ceil(seconds)))
 
 
 @dataclass(slots=True)
-class _Caller:
-    requests: Bucket
-    reports: Bucket
+class _CallerState:
+    requests: TokenBucket
+    reports: TokenBucket
     under_way: int = 0
 
 
-class Callers:
-    """Rates and concurrency of callers by name; only authenticated ones, so there are few."""
+class CallerLimits:
+    """Applies one limit to each authenticated caller, by name. There are few of them."""
 
-    def __init__(self, allowance: Allowance) -> None:
-        self._allowance = allowance
-        self._callers: dict[str, _Caller] = {}
+    def __init__(self, limit: RateLimit) -> None:
+        self._limit = limit
+        self._callers: dict[str, _CallerState] = {}
 
     @contextmanager
     def request(self, name: str, now: float) -> Iterator[None]:
-        """A request of a caller while it lasts.
+        """Counts a caller's request while the context lasts.
 
         Raises:
             LocalError: ``too-many-requests``.
         """
         caller = self._caller(name)
-        if caller.under_way >= self._allowance.at_once:
-            raise slower(f"{caller.under_way} requests of this caller are under way", 1)
-        if after := caller.requests.take(1, now):
-            raise slower("too many requests a second", after)
+        if caller.under_way >= self._limit.at_once:
+            raise too_many_requests(f"{caller.under_way} requests of this caller are under way", 1)
+        if wait := caller.requests.take(1, now):
+            raise too_many_requests("too many requests a second", wait)
         caller.under_way += 1
         try:
             yield
@@ -97,130 +116,109 @@ class Callers:
             caller.under_way -= 1
 
     def reports(self, name: str, count: int, now: float) -> None:
-        """Reports of a caller.
+        """Counts a caller's reports.
 
         Raises:
-            LocalError: ``too-many-requests``; none of them was looked at.
+            LocalError: ``too-many-requests``; no report was looked at.
         """
-        if after := self._caller(name).reports.take(count, now):
-            raise slower("too many reports a second", after)
+        if wait := self._caller(name).reports.take(count, now):
+            raise too_many_requests("too many reports a second", wait)
 
-    def _caller(self, name: str) -> _Caller:
-        a = self._allowance
+    def _caller(self, name: str) -> _CallerState:
+        limit = self._limit
         if name not in self._callers:
-            self._callers[name] = _Caller(
-                Bucket(a.requests, BURST_SECONDS * a.requests),
-                Bucket(a.reports, BURST_SECONDS * a.reports),
+            self._callers[name] = _CallerState(
+                TokenBucket(limit.requests, BURST_SECONDS * limit.requests),
+                TokenBucket(limit.reports, BURST_SECONDS * limit.reports),
             )
         return self._callers[name]
 
 
-class AtMost:
-    """ASGI middleware: so many requests at once, from whomever; one more is answered 429."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._left = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, unless too many are under way."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if self._left < 1:
-            error = slower("too many requests are under way", 1)
-            scope[PROBLEM] = error.slug
-            await problem_response(error)(scope, receive, send)
-            return
-        self._left -= 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._left += 1
-
-
-def slower(why: str, after: float) -> LocalError:
-    """The answer to who exceeds a limit; ``after`` so many seconds it may come again."""
-    return LocalError("too-many-requests", why, retry_after=max(1, math.ceil(after)))
-
-
-STRANGERS = 100.0
-"""Failed authentications a second, of all callers together; ten seconds' worth at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The hash of a caller's token, what it may ask for, and the file of the token in clear.
-
-    ``file`` is that of ``riffle network init``, below the network's folder, to tell who is refused.
-    """
-
-    token_hash: str
-    allowance: Allowance
-    file: str = ""
-
-
-class Strangers:
-    """The bucket of failed authentications. ``clock`` returns seconds."""
+class FailedAttempts:
+    """Limits the rate of failed authentications. ``clock`` returns seconds."""
 
     def __init__(
-        self, rate: float = STRANGERS, clock: Callable[[], float] = time.monotonic
+        self, rate: float = FAILURES_PER_SECOND, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bucket = Bucket(rate, BURST_SECONDS * rate)
-        self._known: set[str] = set()  # hashes, of valid tokens only: as many as there are
+        self._bucket = TokenBucket(rate, BURST_SECONDS * rate)
+        self._known: set[str] = set()  # hashes of valid tokens only, so their number is bounded
         self._clock = clock
 
     @contextmanager
-    def knock(self, token: str) -> Iterator[None]:
-        """Around the check of a token, which raises ``unauthorized`` when it opens nothing.
+    def attempt(self, token: str) -> Iterator[None]:
+        """Wraps the check of a token, which raises ``unauthorized`` if the token is not valid.
 
         Raises:
-            LocalError: ``too-many-requests``: the token was not looked at.
+            LocalError: ``too-many-requests``; the token was not checked.
         """
         name = hash_token(token)
-        stranger = name not in self._known
-        if stranger and (after := self._bucket.take(1, self._clock())):
-            raise slower("too many tokens that are not valid", after)
+        known = name in self._known
+        if not known and (wait := self._bucket.take(1, self._clock())):
+            raise too_many_requests("too many tokens that are not valid", wait)
         try:
             yield
         except Exception as error:
             if isinstance(error, RemoteError) and error.slug == "unauthorized":
-                self._known.discard(name)  # revoked: from now on a stranger's
-            elif stranger:
-                self._bucket.give(1)
+                self._known.discard(name)  # a revoked token counts as unknown from now on
+            elif not known:
+                self._bucket.give_back(1)
             raise
-        if stranger:
-            self._bucket.give(1)
+        if not known:
+            self._bucket.give_back(1)
             self._known.add(name)
 
 
-class Doors:
-    """Callers whose tokens are in the settings, by name."""
+class Authenticator:
+    """Recognizes callers whose tokens are in the settings, and applies their limits."""
 
-    def __init__(self, strangers: Strangers, keys: Mapping[str, Key]) -> None:
-        self._strangers = strangers
-        self._keys = dict(keys)
-        self._callers = {name: Callers(key.allowance) for name, key in keys.items()}
+    def __init__(self, failures: FailedAttempts, credentials: Mapping[str, Credential]) -> None:
+        self._failures = failures
+        self._credentials = dict(credentials)
+        self._limits = {name: CallerLimits(each.limit) for name, each in credentials.items()}
 
     @contextmanager
-    def enter(self, token: str, *names: str) -> Iterator[str]:
-        """Which of these callers it is, the first that fits, while its request lasts.
+    def authenticate(self, token: str, *names: str) -> Iterator[str]:
+        """Yields the first of these callers that the token belongs to, while its request lasts.
 
         Raises:
-            RemoteError: ``unauthorized``, none of them.
+            RemoteError: ``unauthorized``; the token belongs to none of them.
             LocalError: ``too-many-requests``.
         """
-        with self._strangers.knock(token):
-            name = self._whose(hash_token(token), names)
-        with self._callers[name].request(name, time.monotonic()):
+        with self._failures.attempt(token):
+            name = self._owner(hash_token(token), names)
+        with self._limits[name].request(name, time.monotonic()):
             yield name
 
-    def _whose(self, given: str, names: tuple[str, ...]) -> str:
-        """Compared in constant time, with all of them."""
-        known = [(name, self._keys[name].token_hash) for name in names if name in self._keys]
-        found = [name for name, each in known if hmac.compare_digest(given, each)]
-        if not found:
-            files = " or ".join(self._keys[name].file for name, _ in known)
+    def _owner(self, token_hash: str, names: tuple[str, ...]) -> str:
+        """Returns the token's owner. Compares all hashes, each in constant time."""
+        known = [(n, self._credentials[n].token_hash) for n in names if n in self._credentials]
+        owners = [name for name, each in known if hmac.compare_digest(token_hash, each)]
+        if not owners:
+            files = " or ".join(self._credentials[name].file for name, _ in known)
             hint = f"; the network's folder has the right one in {files}" if files else ""
             raise RemoteError("unauthorized", f"this token is not valid here{hint}")
-        return found[0]
+        return owners[0]
+
+
+class ConcurrencyLimit:
+    """ASGI middleware that answers 429 while ``limit`` requests are under way."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._free = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or refuses it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._free < 1:
+            error = too_many_requests("too many requests are under way", 1)
+            scope[PROBLEM_KEY] = error.slug
+            await problem_response(error)(scope, receive, send)
+            return
+        self._free -= 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._free += 1

@@ -1,16 +1,13 @@
-"""What both services measure alike, for Prometheus: requests by route and status, and problems.
+"""What both services report about themselves: metrics, disk space, clock skew.
 
-Labels come from fixed sets: route templates, statuses and problem slugs. No label ever names a
-node, a user, a lease, a batch or a run. Each app has a registry of its own, so each replica tells
-of itself.
+Metrics are for Prometheus. Their labels come from fixed sets: route templates, statuses and problem
+slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
+each replica reports on itself.
 
-What stops a service before it fails: a full disk, a clock that is not its peer's.
-
-Expiries and leases are times of day, so peers must agree on it: a descriptor that one side takes
-for open is over for the other. `MOST_SKEW_SECONDS` is far below the shortest useful expiry and far
-above what a clock that is kept by NTP is off.
-
-One answer for many who ask at the same time.
+Readiness checks find what stops a service before it fails. Leases and descriptors expire at a time
+of day, so peers must agree on the time; otherwise a descriptor is open for one side and over for
+the other. `MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a
+clock that NTP keeps.
 """
 
 import asyncio
@@ -28,17 +25,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from riffle.common.process.tracing import asked
+from riffle.common.process.tracing import matched_route
 
-PROBLEM = "riffle.problem"
-"""Key of a request's scope: the slug of the problem it was answered with."""
+PROBLEM_KEY = "riffle.problem"
+"""Key in a request's scope: the slug of the problem that answered it."""
 
-SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LATENCY_BUCKETS = (
+    *(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
 """Buckets of every latency, in seconds."""
+
+LEAST_FREE_BYTES = 64 << 20
+MOST_SKEW_SECONDS = 30.0
 
 
 class RequestMetrics:
-    """Requests of one app: count, seconds and bytes by route, problems by slug."""
+    """Metrics of one app's requests: count, seconds and bytes by route, problems by slug."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -48,7 +51,7 @@ class RequestMetrics:
             "riffle_request_seconds",
             "from a request's head to the end of its answer, long polls included",
             ("method", "route"),
-            buckets=SECONDS,
+            buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.received = Counter(
@@ -57,25 +60,27 @@ class RequestMetrics:
         self.problems = Counter(
             "riffle_problems", "problem documents answered", ("problem",), registry=registry
         )
-        self._found: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
 
-    def answered(self, asked: tuple[str, str], status: int, seconds: float, received: int) -> None:
-        """Note a request by its method and route, its answer, and the bytes of its body."""
-        method, route = asked
-        found = self._found.get((method, route, status))
-        if found is None:  # to find one by its labels costs as much as all else here
-            found = self._found[method, route, status] = (
+    def observe(
+        self, matched: tuple[str, str], status: int, seconds: float, body_bytes: int
+    ) -> None:
+        """Counts a request by its method and route, its status, and the bytes of its body."""
+        method, route = matched
+        children = self._children.get((method, route, status))
+        if children is None:  # finding them by label costs as much as all the rest
+            children = self._children[method, route, status] = (
                 self.requests.labels(method, route, status),
                 self.seconds.labels(method, route),
                 self.received.labels(route),
             )
-        requests, spent, bytes_ = found
+        requests, latency, received = children
         requests.inc()
-        spent.observe(seconds)
-        bytes_.inc(received)
+        latency.observe(seconds)
+        received.inc(body_bytes)
 
 
-class Measured:
+class MetricsMiddleware:
     """ASGI middleware that fills `RequestMetrics`."""
 
     def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
@@ -83,56 +88,50 @@ class Measured:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and measure it."""
+        """Passes the request on and measures it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, received, status = time.perf_counter(), 0, 500
+        start, body_bytes, status = time.perf_counter(), 0, 500
 
-        async def counted() -> Message:
-            nonlocal received
+        async def count_bytes() -> Message:
+            nonlocal body_bytes
             message = await receive()
-            received += len(message.get("body", b""))
+            body_bytes += len(message.get("body", b""))
             return message
 
-        async def noted(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, counted, noted)
+            await self._app(scope, count_bytes, record_status)
         except Exception:
-            scope[PROBLEM] = (
-                "internal"  # answered further out, by the handler of what nobody expects
-            )
+            scope[PROBLEM_KEY] = "internal"  # the handler of unexpected errors answers further out
             raise
         finally:
-            self._note(scope, status, received, time.perf_counter() - began)
+            self._observe(scope, status, body_bytes, time.perf_counter() - start)
 
-    def _note(self, scope: Scope, status: int, received: int, seconds: float) -> None:
-        self._metrics.answered(asked(scope) or ("none", "none"), status, seconds, received)
-        if (problem := scope.get(PROBLEM)) is not None:
+    def _observe(self, scope: Scope, status: int, body_bytes: int, seconds: float) -> None:
+        self._metrics.observe(matched_route(scope) or ("none", "none"), status, seconds, body_bytes)
+        if (problem := scope.get(PROBLEM_KEY)) is not None:
             self._metrics.problems.labels(problem).inc()
 
 
 def note_problem(request: Request, slug: str) -> None:
-    """Say which problem a request is answered with."""
-    request.scope[PROBLEM] = slug
+    """Records which problem answers a request."""
+    request.scope[PROBLEM_KEY] = slug
 
 
-def exposition(registry: CollectorRegistry) -> Response:
-    """A registry as Prometheus reads it."""
+def metrics_response(registry: CollectorRegistry) -> Response:
+    """Returns a registry in the text format that Prometheus reads."""
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-LEAST_FREE_BYTES = 64 << 20
-MOST_SKEW_SECONDS = 30.0
-
-
 def disk_trouble(folder: Path) -> str | None:
-    """What is wrong with the space for a service's data; None: nothing."""
+    """Returns what is wrong with the space for a service's data; None if there is enough."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -142,9 +141,11 @@ def disk_trouble(folder: Path) -> str | None:
     return None
 
 
-def skew(date: str | None, now: datetime) -> float | None:
-    """Seconds that a peer's clock, by its ``Date`` header, is ahead of ``now`` (aware); None: it
-    does not say. The header has whole seconds."""
+def clock_skew(date: str | None, now: datetime) -> float | None:
+    """Returns the seconds by which a peer's clock is ahead of ``now`` (aware), to a second.
+
+    ``date`` is the peer's ``Date`` header. None if the header is missing or malformed.
+    """
     if date is None:
         return None
     try:
@@ -153,13 +154,13 @@ def skew(date: str | None, now: datetime) -> float | None:
         return None
 
 
-def clock_trouble(ahead: float | None) -> str | None:
-    """What is wrong with a clock that a peer's is ``ahead`` of, in seconds; None: nothing."""
-    if ahead is None or abs(ahead) <= MOST_SKEW_SECONDS:
+def clock_trouble(skew: float | None) -> str | None:
+    """Returns what is wrong if the shuffler's clock is ``skew`` seconds ahead; None if little."""
+    if skew is None or abs(skew) <= MOST_SKEW_SECONDS:
         return None
-    which = "ahead of" if ahead > 0 else "behind"
+    which = "ahead of" if skew > 0 else "behind"
     return (
-        f"the shuffler's clock is {abs(ahead):.0f} s {which} this one, "
+        f"the shuffler's clock is {abs(skew):.0f} s {which} this one, "
         f"{MOST_SKEW_SECONDS:.0f} s are allowed; set the clocks by NTP"
     )
 
@@ -167,19 +168,20 @@ def clock_trouble(ahead: float | None) -> str | None:
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
-    """What was read under the present key: read again only when the key has changed."""
+class VersionedCache(Generic[T]):
+    """A value read once for each version, however many requests ask for it at the same time."""
 
-    def __init__(self, read: Callable[[], Awaitable[T]], key: Callable[[], object]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[T]], version: Callable[[], object]) -> None:
         self._read = read
-        self._key = key
+        self._version = version
         self._lock = asyncio.Lock()
-        self._held: tuple[object, T] | None = None
+        self._cached: tuple[object, T] | None = None
 
     async def get(self) -> T:
-        """The answer under the present key."""
+        """Returns the value of the present version."""
         async with self._lock:
-            key = self._key()  # taken before reading: what changes meanwhile makes it stale
-            if self._held is None or self._held[0] != key:
-                self._held = (key, await self._read())
-            return self._held[1]
+            # Taken before reading, so a change during the read makes the value stale.
+            version = self._version()
+            if self._cached is None or self._cached[0] != version:
+                self._cached = (version, await self._read())
+            return self._cached[1]

@@ -24,10 +24,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from riffle.common.process.endpoint import Tls, is_loopback
 from riffle.common.process.journal import Journal
-from riffle.common.process.tracing import asked
+from riffle.common.process.tracing import matched_route
 from riffle.common.protocol.errors import (
+    MAX_DETAIL_LENGTH,
     MEDIA_TYPE,
-    MOST_DETAIL,
     PROBLEMS,
     URN,
     LocalError,
@@ -61,7 +61,7 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
                         "type": {"enum": [URN + slug for slug in PROBLEMS]},
                         "title": {"type": "string"},
                         "status": {"type": "integer"},
-                        "detail": {"type": "string", "maxLength": MOST_DETAIL},
+                        "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
                     },
                     "required": ["type", "title", "status", "detail"],
                     "additionalProperties": False,
@@ -114,8 +114,8 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
         return answered
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        method, route = asked(request.scope) or ("none", "none")
-        journal.failed("unexpected-error", error, method=method, route=route)
+        method, route = matched_route(request.scope) or ("none", "none")
+        journal.exception("unexpected-error", error, method=method, route=route)
         return problem_response(LocalError("internal", "unexpected error; see the service's log"))
 
     app.add_exception_handler(RiffleError, riffle)
@@ -124,7 +124,7 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """OpenAPI of a JSON body that a route reads by hand, because it is bounded."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
@@ -157,10 +157,10 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 _BEARER = Security(HTTPBearer(auto_error=False))
-"""Tells OpenAPI that a token is needed; `bearer` is what asks for it."""
+"""Tells OpenAPI that a token is needed; `require_token` is what asks for it."""
 
 
-def token_of(request: Request) -> str:
+def bearer_token(request: Request) -> str:
     """The request's bearer token.
 
     Raises:
@@ -172,18 +172,18 @@ def token_of(request: Request) -> str:
     return token
 
 
-async def bearer(
+async def require_token(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
 ) -> str:
-    """See `token_of`.
+    """See `bearer_token`.
 
     A coroutine that waits for nothing, as every dependency of a route that has nothing to wait for:
     FastAPI runs a plain function in a thread, which costs more than all that it does.
     """
-    return token_of(request)
+    return bearer_token(request)
 
 
-Token = Annotated[str, Depends(bearer)]
+Token = Annotated[str, Depends(require_token)]
 
 
 class _Protocol(HttpToolsProtocol):

@@ -1,4 +1,4 @@
-"""Settings that both servers have: where they listen, their store, their private keys, TLS."""
+"""Settings of both servers: address, TLS, store, private keys."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from pydantic import Field, SecretStr
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex32, hex_file
 from riffle.common.process.endpoint import Tls, is_loopback, tls_files
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import AtRest, storage
+from riffle.common.server.at_rest import FileCipher, storage_cipher
 
 
 class ServerSettings(RoleSettings):
-    """What the operator of a server can set, whichever it is."""
+    """Settings that the operator of either server can set."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
@@ -30,35 +30,35 @@ class ServerSettings(RoleSettings):
     test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
 
     def tls(self) -> Tls | None:
-        """TLS files; None on loopback without TLS.
+        """Returns the TLS files; None on loopback without TLS.
 
         Raises:
-            LocalError: one of the two is missing, or both are and others could listen.
+            LocalError: one of the two files is missing, or both are and the host is not loopback.
         """
         return tls_files(self.host, self.tls_cert_file, self.tls_key_file, self.prefix())
 
-    def at_rest(self) -> AtRest:
-        """How private keys lie on this service's disk.
+    def file_cipher(self) -> FileCipher:
+        """Returns the cipher of the private keys on this service's disk.
 
         Raises:
-            LocalError: see `common.server.at_rest.storage`.
+            LocalError: see `common.server.at_rest.storage_cipher`.
         """
-        return storage(self.storage_key, self.storage_key_file, self.host, self.prefix())
+        return storage_cipher(self.storage_key, self.storage_key_file, self.host, self.prefix())
 
     def signing_key(self) -> bytes:
-        """Raw Ed25519 private key (32 bytes)."""
+        """Returns the raw Ed25519 private key (32 bytes)."""
         variable = f"{self.prefix()}SIGNING_KEY_FILE"
         data = file_bytes(variable, self.signing_key_file)
-        return hex32(variable, self.at_rest().open(data, "signing key"))
+        return hex32(variable, self.file_cipher().open(data, "signing key"))
 
     def metrics_hash(self) -> str | None:
-        """Hash of a token that may read the metrics and nothing else, if there is one."""
+        """Returns the hash of a token that may read only the metrics, if there is one."""
         file = self.metrics_token_hash_file
         variable = f"{self.prefix()}METRICS_TOKEN_HASH_FILE"
         return None if file is None else hex_file(variable, file).hex()
 
     def check_test_entry(self) -> None:
-        """Raise LocalError when the test entry is open beyond this machine."""
+        """Raises LocalError if other machines could reach the test entry."""
         if self.test_entry and not is_loopback(self.host):
             raise LocalError(
                 "invalid-spec",

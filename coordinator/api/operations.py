@@ -24,7 +24,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.server.monitoring import Shared, clock_trouble, disk_trouble, exposition
+from riffle.common.server.monitoring import (
+    VersionedCache,
+    clock_trouble,
+    disk_trouble,
+    metrics_response,
+)
 from riffle.coordinator.api import models
 from riffle.coordinator.api.access import Service, authorized, metrics_reader
 from riffle.coordinator.api.models import KeysView, KeyView
@@ -46,7 +51,7 @@ async def show_metrics(request: Request, service: Service) -> Response:
     metrics = service.desk.metrics
     found = await in_thread(service.desk.store.census)
     metrics.show(found, request.app.state.data_dir)
-    return exposition(metrics.registry)
+    return metrics_response(metrics.registry)
 
 
 @health_router.get("/livez")
@@ -64,7 +69,7 @@ async def readyz(request: Request, response: Response) -> models.ReadyView:
     return found
 
 
-def readiness(service: Coordinator, data_dir: Path) -> Shared[models.ReadyView]:
+def readiness(service: Coordinator, data_dir: Path) -> VersionedCache[models.ReadyView]:
     """What `readyz` tells: looked for once a second at most, as anybody may ask."""
 
     async def look() -> models.ReadyView:
@@ -79,7 +84,7 @@ def readiness(service: Coordinator, data_dir: Path) -> Shared[models.ReadyView]:
             disk=disk_trouble(data_dir) or "ok",
         )
 
-    return Shared(look, lambda: int(service.desk.clock()))
+    return VersionedCache(look, lambda: int(service.desk.clock()))
 
 
 async def _check_store(service: Coordinator) -> str:

@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import MAX_EXACT
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.service import MAX_JSON_BYTES, read_body, takes
+from riffle.common.server.service import MAX_JSON_BYTES, json_body, read_body
 from riffle.coordinator.api import models, presentation
 from riffle.coordinator.api.access import Service, authorized
 from riffle.coordinator.api.results import conservation_view, records
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
 # -- runs ---------------------------------------------------------------------------------------
 
 
-@router.post("", status_code=201, openapi_extra=takes(RunSpec))
+@router.post("", status_code=201, openapi_extra=json_body(RunSpec))
 async def create_run(request: Request, service: Service) -> models.RunView:
     """Create a run and start it. With the same run_id and spec again, the same run."""
     spec = read_document(RunSpec, await read_body(request, MAX_JSON_BYTES))
@@ -90,7 +90,7 @@ async def list_deployments(run_id: str, service: Service) -> models.DeploymentsV
     return models.DeploymentsView(deployments=[presentation.progress_view(row) for row in rows])
 
 
-@router.post("/{run_id}/deployments", status_code=201, openapi_extra=takes(ManualDeployment))
+@router.post("/{run_id}/deployments", status_code=201, openapi_extra=json_body(ManualDeployment))
 async def deploy(run_id: str, request: Request, service: Service) -> models.ProgressView:
     """Manual mode: deploy a policy or a mixture for a number of episodes."""
     body = await read_body(request, MAX_MIXTURE_BYTES)

@@ -28,8 +28,8 @@ from riffle.common.mechanism.counters import CounterLayout, Ints
 from riffle.common.mechanism.noise import CentralNoise, Trust
 from riffle.common.mechanism.randomness import Randomness, SeededRandomness, SystemRandomness
 from riffle.common.mechanism.workflow import Symbols, count
-from riffle.common.process.tracing import traced
-from riffle.common.process.workers import SPAWN, enter_worker
+from riffle.common.process.tracing import in_span
+from riffle.common.process.workers import SPAWN, initialize_worker
 from riffle.common.protocol.descriptor import BatchDescriptor, Context
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import OVERHEAD, open_each, open_histogram
@@ -76,7 +76,7 @@ class Openers(ThreadPoolExecutor):
 
 def _serve(pipe: Connection) -> None:
     """Do what is asked until nobody can ask any more."""
-    enter_worker()
+    initialize_worker()
     while True:
         try:
             work, arguments, named = pipe.recv()
@@ -122,7 +122,7 @@ class Analyzer:
         """The analyzer's active public key, hex, as new descriptors carry it."""
         return self._keys.active()
 
-    @traced("open")
+    @in_span("open")
     async def open(self, context: Context, messages: Octets) -> Opening:
         """Open and count all messages of a batch.
 

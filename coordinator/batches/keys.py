@@ -28,7 +28,7 @@ from pydantic import ConfigDict, TypeAdapter
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.server.at_rest import AtRest, erase_file, replace_file, sync_directory
+from riffle.common.server.at_rest import FileCipher, erase_file, replace_file, sync_directory
 
 KeyState = Literal["pending", "active", "expired", "erased"]
 
@@ -84,9 +84,9 @@ class OneKey:
 class KeyRing:
     """The keys of one folder. Made with its first key by `init`."""
 
-    def __init__(self, folder: Path, at_rest: AtRest, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, cipher: FileCipher, clock: Callable[[], float]) -> None:
         self._folder = folder
-        self._at_rest = at_rest
+        self._cipher = cipher
         self._clock = clock
         self._read: tuple[tuple[int, int], tuple[KeyRecord, ...]] | None = None
         self._privates: dict[str, bytes] = {}
@@ -216,13 +216,13 @@ class KeyRing:
     def _make(self) -> KeyRecord:
         pair = KeyPair.generate()
         identifier = key_id(pair.public)
-        sealed = self._at_rest.seal(pair.private.hex().encode(), _name(identifier))
+        sealed = self._cipher.seal(pair.private.hex().encode(), _name(identifier))
         replace_file(self._private_file(identifier), sealed)
         return KeyRecord(identifier, pair.public.hex(), "pending", int(self._clock()))
 
     def _load(self, record: KeyRecord) -> bytes:
         data = self._private_file(record.id).read_bytes()
-        text = self._at_rest.open(data, _name(record.id)).decode("ascii", "replace")
+        text = self._cipher.open(data, _name(record.id)).decode("ascii", "replace")
         try:
             pair = KeyPair.from_private(bytes.fromhex(text))
         except ValueError as error:

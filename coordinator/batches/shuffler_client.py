@@ -27,16 +27,16 @@ import httpx
 from pydantic import ValidationError
 
 from riffle.common.process.endpoint import AsyncFailover, Failover, split_urls
-from riffle.common.process.tracing import traced
+from riffle.common.process.tracing import in_span
 from riffle.common.protocol.descriptor import Document, SignedDescriptor
 from riffle.common.protocol.errors import (
     LocalError,
     RemoteError,
     RiffleError,
-    may_pass,
+    is_temporary,
+    parse_retry_after,
     problem_document,
-    retry_after,
-    slug_of,
+    problem_slug,
 )
 from riffle.common.protocol.messages import (
     DIGEST_HEADER,
@@ -47,7 +47,7 @@ from riffle.common.protocol.messages import (
     Conservation,
     ShufflerIdentity,
 )
-from riffle.common.server.monitoring import skew
+from riffle.common.server.monitoring import clock_skew
 
 PIECE_BYTES = 1 << 20
 LINE = "riffle.line"
@@ -202,7 +202,7 @@ class ShufflerApi:
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerApi":
         """A client of the shuffler at ``url``; for ``verify`` see
-        `common.process.endpoint.trusted`.
+        `common.process.endpoint.server_verification`.
 
         ``url`` may be several, of replicas, with commas between.
         """
@@ -239,7 +239,7 @@ class ShufflerApi:
         path = f"/v1/batches/{batch_id}/conservation"
         return _read(Conservation, await self._send("GET", path, timeout=RECORD_SECONDS))
 
-    @traced("fetch")
+    @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
         """See `Shuffler`; stops reading beyond ``size`` bytes, or when it is cancelled."""
         path, line = f"/v1/batches/{batch_id}/messages", Line()
@@ -302,7 +302,7 @@ class ShufflerApi:
             )
         except httpx.RequestError as error:
             raise _unreachable(error) from error
-        self.skew = skew(response.headers.get("Date"), datetime.now(UTC))
+        self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
         if response.is_success:
             return response
         raise _refusal(response)
@@ -326,9 +326,9 @@ def _refusal(response: httpx.Response) -> RiffleError:
     """The error that a refusal means here."""
     document = problem_document(response.content)
     detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
-    status, slug = response.status_code, slug_of(document)
-    if may_pass(status):
-        seconds = retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+    status, slug = response.status_code, problem_slug(document)
+    if is_temporary(status):
+        seconds = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         return LocalError("unavailable", detail, retry_after=math.ceil(seconds) or None)
     if slug in {"unauthorized", "forbidden"}:
         return LocalError("unavailable", f"{detail} (the coordinator's token; see SHUFFLER_TOKEN)")

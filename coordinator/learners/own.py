@@ -34,7 +34,13 @@ from numpy.typing import ArrayLike
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
-from riffle.common.process.plugins import Maker, file_of, no_such, parameters, where
+from riffle.common.process.plugins import (
+    Constructor,
+    describe_error,
+    parameter_names,
+    source_file,
+    unknown_name,
+)
 from riffle.common.protocol.errors import RiffleError
 from riffle.coordinator.learning.learner import (
     BatchCounts,
@@ -174,7 +180,7 @@ class Brought:
             is none.
     """
 
-    def __init__(self, maker: Maker, problem: Problem, options: Mapping[str, object]) -> None:
+    def __init__(self, maker: Constructor, problem: Problem, options: Mapping[str, object]) -> None:
         self._problem = problem
         self._left = problem.K
         self.learner: Learner = _made(maker, problem, options)
@@ -211,10 +217,10 @@ class Brought:
         return found
 
 
-def _made(maker: Maker, problem: Problem, options: Mapping[str, object]) -> Learner:
-    settable = _told(maker, parameters, maker)[1:]
+def _made(maker: Constructor, problem: Problem, options: Mapping[str, object]) -> Learner:
+    settable = _told(maker, parameter_names, maker)[1:]
     for name in sorted(set(options) - set(settable)):
-        raise LearnerError(no_such("option", name, settable))
+        raise LearnerError(unknown_name("option", name, settable))
     learner: Learner = _told(maker, maker, problem, **options)
     missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
     if missing:
@@ -230,7 +236,7 @@ def _told(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     except TOLD:
         raise
     except Exception as error:
-        raise LearnerError(where(error, file_of(code))) from error
+        raise LearnerError(describe_error(error, source_file(code))) from error
 
 
 def _check_kind(method: str, what: object, kind: type, wanted: str) -> None:

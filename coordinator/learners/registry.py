@@ -21,7 +21,13 @@ from functools import partial
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.accounting import CalibrationError
-from riffle.common.process.plugins import Maker, from_entry_point, from_file, no_such, offered
+from riffle.common.process.plugins import (
+    Constructor,
+    entry_points_of,
+    load_entry_point,
+    load_file,
+    unknown_name,
+)
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.batches.issue import PlannedNoise
@@ -60,8 +66,8 @@ class Registry:
         for name, reference in (files or {}).items():
             if name in self._known:
                 raise LocalError("invalid-spec", f"{reference}: {name!r} is the name of another")
-            self._known[name] = partial(_brought, from_file(reference))
-        self._offered = offered(GROUP)
+            self._known[name] = partial(_brought, load_file(reference))
+        self._offered = entry_points_of(GROUP)
 
     @property
     def names(self) -> list[str]:
@@ -86,11 +92,11 @@ class Registry:
         if name in self._known:
             return self._known[name]
         if name in self._offered:
-            return partial(_brought, from_entry_point(self._offered[name]))
-        raise RemoteError("invalid-spec", no_such("learner", name, self.names))
+            return partial(_brought, load_entry_point(self._offered[name]))
+        raise RemoteError("invalid-spec", unknown_name("learner", name, self.names))
 
 
-def _brought(maker: Maker, problem: Problem, _: str, options: Options) -> Learner:
+def _brought(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:
     """A learner of somebody else's; it has no presets, and options are its parameters."""
     return Brought(maker, problem, options)
 
@@ -202,7 +208,7 @@ def _constants(preset: str, options: Options) -> Constants:
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
     if unknown:
-        raise LearnerError(no_such("option", unknown[0], settable))
+        raise LearnerError(unknown_name("option", unknown[0], settable))
     try:
         document = json.dumps({**constants, **options})
         return TypeAdapter(Constants).validate_json(document, strict=True)

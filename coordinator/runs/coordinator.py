@@ -72,7 +72,7 @@ class Coordinator:
         try:
             deployment = learner.next_deployment()
         except LearnerError as error:
-            JOURNAL.failed("learner-failed", error, run_id=run_id)
+            JOURNAL.exception("learner-failed", error, run_id=run_id)
             raise refusal(spec, error) from error
         if deployment is None:
             return learner, None

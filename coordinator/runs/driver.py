@@ -28,7 +28,7 @@ from typing import ParamSpec
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from riffle.common.process.tracing import traced
+from riffle.common.process.tracing import in_span
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import Context, parse, sign_deposit
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
@@ -107,7 +107,7 @@ class Driver:
         except SQLAlchemyError as error:
             await self._after(run, _store_trouble(error))
         except Exception as error:
-            JOURNAL.failed("step-failed", error, run_id=self._run_id)
+            JOURNAL.exception("step-failed", error, run_id=self._run_id)
             await self._after(run, _unexpected(run, error))
         else:
             self._failures, self.trouble = 0, None
@@ -326,7 +326,7 @@ class Driver:
                 raise
             return None
 
-    @traced("plan")
+    @in_span("plan")
     def _settlement(self, run: RunRecord, row: DeploymentRecord, opened: Settlement) -> Settlement:
         """What the batch changes beyond its spend: nothing more, once the run is over."""
         if run.state != "running":

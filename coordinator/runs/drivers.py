@@ -92,7 +92,7 @@ class Drivers:
                 await self._renew()
                 await self._seek(start=False)
             except SQLAlchemyError as error:
-                JOURNAL.failed("leases-not-renewed", error)
+                JOURNAL.exception("leases-not-renewed", error)
 
     async def _renew(self) -> None:
         held = [driver.lease for driver, _ in self._driven.values()]
@@ -110,4 +110,4 @@ class Drivers:
         if driven is not None and driven[1] is task:
             del self._driven[run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            JOURNAL.failed("driver-ended", error, run_id=run_id)
+            JOURNAL.exception("driver-ended", error, run_id=run_id)

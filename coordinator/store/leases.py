@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import CompoundSelect, Connection, insert, select, true, update
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import shared
+from riffle.common.server.database import is_shared
 from riffle.coordinator.store import schema
 from riffle.coordinator.store.schema import drivers
 
@@ -66,7 +66,7 @@ def take(
     """
     free = drivers.c.until <= now
     if start:
-        free = free | (drivers.c.holder == holder) if shared(connection.engine) else true()
+        free = free | (drivers.c.holder == holder) if is_shared(connection.engine) else true()
     found = select(drivers.c.run_id, drivers.c.fence).where(drivers.c.run_id.in_(runs), free)
     # A row that another replica is just taking is not waited for.
     rows = connection.execute(found.with_for_update(skip_locked=True)).all()

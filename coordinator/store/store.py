@@ -15,9 +15,9 @@ from sqlalchemy import Connection, Select, case, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.mechanism.counters import Ints
-from riffle.common.process.tracing import traced
+from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.database import shared, writer
+from riffle.common.server.database import is_shared, writer
 from riffle.common.server.statements import announce, listen
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.learning.true_values import TrueRow
@@ -56,7 +56,7 @@ class Store:
     def __init__(self, url: str, active: Callable[[], str] | None = None) -> None:
         self._active = active
         self._engine = schema.open_store(url)
-        self.shared = shared(self._engine)
+        self.shared = is_shared(self._engine)
         self._writer = writer(self._engine)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class Store:
                 changes.release(connection, lease.run_id, index, drawn)
             return kept or drawn
 
-    @traced("store")
+    @in_span("store")
     def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commit spend, counts, stage result, next deployment and events together.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from riffle.common.process.tables import flat
+from riffle.common.process.tables import flatten
 from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.deploy.cli.options import NETWORK, CoordinatorUrl, Network
 from riffle.deploy.network.processes import is_locked
@@ -110,7 +110,7 @@ def show_command(
             emit_rows({of.value: rows}, rows, output)
             return
         result = operator.result(found["id"])
-    row = _listed(found) | flat(result)
+    row = _listed(found) | flatten(result)
     if output is not TableFormat.text:
         emit_rows({"run": found, "result": result}, [row], output)
         return
@@ -209,7 +209,7 @@ def conservation_command(
     """
     with Operator.of(network, coordinator_url) as operator:
         found = operator.conservation(operator.find(run)["id"])
-    emit_rows(found, [flat(batch) for batch in found["batches"]], output, ACCOUNTED)
+    emit_rows(found, [flatten(batch) for batch in found["batches"]], output, ACCOUNTED)
     raise typer.Exit(Exit.NO if found["balanced"] is False else Exit.DONE)
 
 
@@ -226,7 +226,7 @@ def _line(event: Answer) -> str:
 
 
 def _shown(row: Answer, hidden: set[str]) -> list[tuple[str, Any]]:
-    return [(key, told(key, value)) for key, value in flat(row).items() if key not in hidden] + [
+    return [(key, told(key, value)) for key, value in flatten(row).items() if key not in hidden] + [
         (f"value_estimate.{key}", value) for key, value in (row.get("value_estimate") or {}).items()
     ]
 

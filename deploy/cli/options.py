@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.noise import Trust
-from riffle.common.process.plugins import is_file, name_of
+from riffle.common.process.plugins import is_file_reference, short_name
 from riffle.common.protocol.descriptor import first_fault
 from riffle.coordinator.learners.registry import BUILT_IN, Registry
 from riffle.coordinator.specs import MANUAL, RunSpec
@@ -113,7 +113,7 @@ def _environment(asked: str | None, base: Preset) -> tuple[str, dict[str, Parame
     """Id and parameters; of a file the id has the name only, and a parameter the folder."""
     if asked is None:
         return base.spec.environment, dict(base.environment)
-    if not is_file(asked):
+    if not is_file_reference(asked):
         return asked, {}
     path, _, name = asked.rpartition(":")
     return f"{Path(path).name}:{name}", {"folder": str(Path(path).resolve().parent)}
@@ -121,10 +121,10 @@ def _environment(asked: str | None, base: Preset) -> tuple[str, dict[str, Parame
 
 def _learner(asked: str) -> tuple[str, dict[str, str]]:
     """Name of a learner and, if it is in a file, where."""
-    if not is_file(asked):
+    if not is_file_reference(asked):
         return asked, {}
     path, _, name = asked.rpartition(":")
-    return name_of(asked), {name_of(asked): f"{Path(path).resolve()}:{name}"}
+    return short_name(asked), {short_name(asked): f"{Path(path).resolve()}:{name}"}
 
 
 def check(chosen: Preset, spec: RunSpec) -> None:

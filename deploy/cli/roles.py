@@ -21,14 +21,14 @@ def _as(journal: Journal) -> Iterator[None]:
     try:
         yield
     except RiffleError as error:
-        journal.ended(error)
+        journal.fatal(error)
         raise typer.Exit(exit_code(error)) from error
     except OSError as error:
         detail = f"{error.strerror or type(error).__name__} {error.filename or ''}".strip()
-        journal.ended(LocalError("unavailable", detail))
+        journal.fatal(LocalError("unavailable", detail))
         raise typer.Exit(Exit.UNAVAILABLE) from error
     except Exception as error:
-        journal.failed("ended", error)
+        journal.exception("ended", error)
         raise typer.Exit(Exit.UNAVAILABLE) from error
 
 

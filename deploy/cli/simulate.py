@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.process.plugins import no_such
+from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.descriptor import first_fault
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import MANUAL
@@ -66,7 +66,7 @@ def document(
         ValueError: there is no such option, or a value is wrong; the message names it.
     """
     for name in sorted(options.keys() - set(SETTABLE)):
-        raise ValueError(no_such("parameter or option", name, SETTABLE))
+        raise ValueError(unknown_name("parameter or option", name, SETTABLE))
     said = {name: value for name, value in given.items() if value is not None}
     case = _case({**DEFAULTS, **said, **options})
     results = _each(case, seeds, workers)
@@ -229,7 +229,7 @@ def _refuse_early(chosen: Preset) -> None:
     registry, name = Registry(files=chosen.learners), chosen.spec.learner
     known = sorted({*registry.names, *PER_EPISODE, *ALGORITHMS} - {MANUAL})
     if name not in known:
-        raise ValueError(no_such("simulated learner", name, known))
+        raise ValueError(unknown_name("simulated learner", name, known))
     registry.build(chosen.spec)
 
 

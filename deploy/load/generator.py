@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from riffle.common.process.endpoint import trusted
+from riffle.common.process.endpoint import server_verification
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
 from riffle.deploy.load.fleet import Fleet, members
@@ -103,7 +103,7 @@ async def _serve(
 ) -> None:
     settings = share.settings
     environment = settings.make_environment()
-    verify = trusted(settings.ca_file)
+    verify = server_verification(settings.ca_file)
     context = verify if isinstance(verify, ssl.SSLContext) else ssl.create_default_context()
     fleet = Fleet(
         nodes=members(share.credentials, settings.shuffler_url, context, tally),

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 from cryptography import x509
 
-from riffle.common.process.configuration import RoleSettings, meant
+from riffle.common.process.configuration import RoleSettings, similar_variable
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.hpke import KeyPair, SealBroken, open_sealed, seal
+from riffle.common.protocol.hpke import KeyPair, OpenError, open_sealed, seal
 from riffle.common.server.at_rest import is_sealed
-from riffle.common.server.monitoring import clock_trouble, skew
+from riffle.common.server.monitoring import clock_skew, clock_trouble
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.network import doctor
 from riffle.deploy.network.certificates import LOOPBACK
@@ -113,7 +113,7 @@ def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
         yield Finding("service", False, error.detail)
         return
     yield Finding("service", answer.is_success, f"{url} says {answer.text.strip()[:400]}")
-    ahead = skew(answer.headers.get("Date"), datetime.datetime.now(datetime.UTC))
+    ahead = clock_skew(answer.headers.get("Date"), datetime.datetime.now(datetime.UTC))
     trouble = clock_trouble(ahead)
     said = trouble.replace("the shuffler's clock", f"the clock of {url}") if trouble else None
     yield Finding("clock", trouble is None, said or f"{url} has about our time")
@@ -125,7 +125,7 @@ def variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):
         # Names are not told apart by case where they are read.
-        near = meant(name, known)
+        near = similar_variable(name, known)
         if name.upper() in known or not (near or name.upper().startswith(prefixes)):
             continue
         hint = f"; did you mean {near}?" if near else ""
@@ -183,7 +183,7 @@ def _cryptography() -> Finding:
     try:
         key = KeyPair.generate()
         works = open_sealed(key.private, b"doctor", seal(key.public, b"doctor", b"x")) == b"x"
-    except (SealBroken, RuntimeError) as error:
+    except (OpenError, RuntimeError) as error:
         return Finding("hpke", False, f"sealing fails: {error}; reinstall 'cryptography'")
     return Finding("hpke", works, "a message sealed here opens here")
 

@@ -22,7 +22,7 @@ from types import FrameType
 
 import httpx
 
-from riffle.common.process.endpoint import trusted
+from riffle.common.process.endpoint import server_verification
 from riffle.common.protocol.errors import LocalError
 
 LOCK = ".lock"
@@ -111,7 +111,9 @@ def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
         httpx.HTTPError: nothing answers.
         LocalError: ``invalid-spec``: ``url`` is no address.
     """
-    with httpx.Client(verify=trusted(ca_file), trust_env=False, timeout=PROBE_SECONDS) as client:
+    with httpx.Client(
+        verify=server_verification(ca_file), trust_env=False, timeout=PROBE_SECONDS
+    ) as client:
         try:
             return client.get(url)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

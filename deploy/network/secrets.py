@@ -35,13 +35,13 @@ from riffle.common.process.endpoint import (
     Failover,
     check_url,
     hash_token,
+    server_verification,
     split_urls,
-    trusted,
 )
 from riffle.common.protocol.descriptor import first_fault
-from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, slug_of
+from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, problem_slug
 from riffle.common.protocol.messages import Enrolment, EnrolRequest
-from riffle.common.server.at_rest import AtRest, replace_file
+from riffle.common.server.at_rest import FileCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
 from riffle.deploy.network.certificates import make_authority
 from riffle.deploy.network.processes import make_folder
@@ -151,7 +151,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     Raises:
         ValueError: one is no address, or would show the token to whoever listens on the way.
     """
-    urls, verify = _addresses(url), trusted(folder / "operator" / "ca.pem")
+    urls, verify = _addresses(url), server_verification(folder / "operator" / "ca.pem")
     transport = Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
     return httpx.Client(
         base_url=urls[0], headers=_bearer(token), timeout=SECONDS, transport=transport
@@ -160,7 +160,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 def async_operator_client(folder: Path, url: str, token: str) -> httpx.AsyncClient:
     """As `operator_client`, for many requests at a time."""
-    urls, verify = _addresses(url), trusted(folder / "operator" / "ca.pem")
+    urls, verify = _addresses(url), server_verification(folder / "operator" / "ca.pem")
     transport = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
     return httpx.AsyncClient(
         base_url=urls[0], headers=_bearer(token), timeout=SECONDS, transport=transport
@@ -180,12 +180,15 @@ def refusal(answer: httpx.Response, who: str) -> RemoteError:
             f"{at} answers, but not as {who} does; is it the address of another service?",
         )
     detail = document.get("detail", f"status {answer.status_code}")
-    return RemoteError(slug_of(document), f"{who} refused: {detail}")
+    return RemoteError(problem_slug(document), f"{who} refused: {detail}")
 
 
 def _no_route(document: dict[str, Any]) -> bool:
     """Whether a 404 means the address, and not what was asked for: Starlette's bare words."""
-    return slug_of(document) == "internal" or document.get("detail") == HTTPStatus.NOT_FOUND.phrase
+    return (
+        problem_slug(document) == "internal"
+        or document.get("detail") == HTTPStatus.NOT_FOUND.phrase
+    )
 
 
 def enrolled(answer: httpx.Response) -> Enrolment:
@@ -241,7 +244,7 @@ def _certificates(folder: Path, replicas: int) -> None:
         _replace(folder / role / "ca.pem", authority.pem)
 
 
-def at_rest(folder: Path, role: str) -> AtRest:
+def at_rest(folder: Path, role: str) -> FileCipher:
     """How a server's private keys are encrypted.
 
     Raises:
@@ -249,7 +252,7 @@ def at_rest(folder: Path, role: str) -> AtRest:
     """
     file = folder / f"{role}-storage" / "key"
     try:
-        return AtRest(bytes.fromhex(file.read_text()))
+        return FileCipher(bytes.fromhex(file.read_text()))
     except ValueError as error:
         raise LocalError("invalid-spec", f"{file} must hold 64 hexadecimal digits") from error
 

@@ -27,7 +27,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import SeededRandomness
 from riffle.common.protocol import hpke
 from riffle.common.protocol.hpke import open_each, open_histogram
-from riffle.common.protocol.messages import frame, frames
+from riffle.common.protocol.messages import frame, split_frames
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import OneKey
 from riffle.experiments.audit.world import World
@@ -100,7 +100,7 @@ def release(world: World, messages: Ints, number: int) -> bytes:
         frame(f"{user:032x}", sealed[user * size : (user + 1) * size])
         for user in range(descriptor.n)
     )
-    _, reports = frames(body, size)
+    _, reports = split_frames(body, size)
     opened = open_each(world.outer.private, world.context.report_info, reports)
     released = shuffle(
         (([slot], report or b"") for slot, report in enumerate(opened)),

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from riffle.common.process.plugins import no_such
+from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.bands import METHOD
 from riffle.experiments.figures.catalogue import Figure, figures
@@ -210,7 +210,7 @@ def chosen(name: str, *, quick: bool) -> tuple[Figure, ...]:
     if name == ALL:
         return tuple(figure for figure in known.values() if figure.in_all)
     if name not in known:
-        raise ValueError(no_such("figure", name, (*known, ALL)))
+        raise ValueError(unknown_name("figure", name, (*known, ALL)))
     return (known[name],)
 
 

@@ -22,15 +22,15 @@ from pydantic import ConfigDict, ValidationError, validate_call
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.process.plugins import (
-    Maker,
-    file_of,
-    from_entry_point,
-    from_file,
-    is_file,
-    no_such,
-    offered,
-    parameters,
-    where,
+    Constructor,
+    describe_error,
+    entry_points_of,
+    is_file_reference,
+    load_entry_point,
+    load_file,
+    parameter_names,
+    source_file,
+    unknown_name,
 )
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RiffleError
@@ -54,7 +54,7 @@ from riffle.node_client.environments.tabular import (
 MEMBERS = ("sizes", "reward_range", "absorbing", "reset", "step")
 
 
-def make_external(name: str, maker: Maker, given: Mapping[str, object]) -> Environment:
+def make_external(name: str, maker: Constructor, given: Mapping[str, object]) -> Environment:
     """What ``maker`` makes of the parameters given.
 
     Raises:
@@ -66,7 +66,7 @@ def make_external(name: str, maker: Maker, given: Mapping[str, object]) -> Envir
     except (RiffleError, MemoryError):  # they say themselves what is wrong
         raise
     except Exception as error:
-        said = where(error, file_of(maker))
+        said = describe_error(error, source_file(maker))
         raise LocalError("invalid-spec", f"{name}: {said}") from error
     if fault:
         raise LocalError("invalid-spec", f"{name} returned a {type(made).__name__}{fault}")
@@ -121,19 +121,19 @@ def make(name: str, **wanted: Parameter | None) -> Environment:
             and is wrong (with the line).
     """
     given = {key: value for key, value in wanted.items() if value is not None}
-    builder = _builder(name, str(given.pop(FOLDER, ".")) if is_file(name) else ".")
-    accepted = parameters(builder)
+    builder = _builder(name, str(given.pop(FOLDER, ".")) if is_file_reference(name) else ".")
+    accepted = parameter_names(builder)
     sizes = {key: value for key, value in given.items() if key in _SIZES}
     chosen = {key: value for key, value in given.items() if key in accepted}
     for key in given.keys() - accepted - sizes.keys():
-        raise LocalError("invalid-spec", f"{name}: {no_such('parameter', key, accepted)}")
+        raise LocalError("invalid-spec", f"{name}: {unknown_name('parameter', key, accepted)}")
     known = name in BUILDERS or name.startswith(GYMNASIUM)
     environment = (_make_known if known else make_external)(name, builder, chosen)
     _check_sizes(name, environment.sizes, sizes)
     return environment
 
 
-def _make_known(name: str, builder: Maker, given: dict[str, Parameter]) -> Environment:
+def _make_known(name: str, builder: Constructor, given: dict[str, Parameter]) -> Environment:
     """One of Riffle's own; its builders check the types, and refuse values in words."""
     try:
         if name in BUILDERS:
@@ -163,7 +163,7 @@ def exact_mdp(environment: Environment) -> TabularMDP:
 
 def names() -> list[str]:
     """Ids of the built-in environments, and of those that other packages offer."""
-    return sorted({*BUILDERS, *offered(GROUP)})
+    return sorted({*BUILDERS, *entry_points_of(GROUP)})
 
 
 def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
@@ -213,18 +213,18 @@ BUILDERS: dict[str, Callable[..., Environment]] = {
 }
 
 
-def _builder(name: str, folder: str) -> Maker:
+def _builder(name: str, folder: str) -> Constructor:
     if name.startswith(GYMNASIUM):
         return partial(make_gymnasium, name.removeprefix(GYMNASIUM))
-    if is_file(name):
-        return from_file(str(Path(folder) / name))
+    if is_file_reference(name):
+        return load_file(str(Path(folder) / name))
     if name in BUILDERS:
         return BUILDERS[name]
-    if name in (others := offered(GROUP)):
-        return from_entry_point(others[name])
+    if name in (others := entry_points_of(GROUP)):
+        return load_entry_point(others[name])
     raise LocalError(
         "invalid-spec",
-        f"{no_such('environment', name, names())}; and of Gymnasium, as "
+        f"{unknown_name('environment', name, names())}; and of Gymnasium, as "
         f"{GYMNASIUM}FrozenLake-v1; and of one's own, as file.py:make",
     )
 

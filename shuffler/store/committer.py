@@ -20,9 +20,9 @@ from typing import Generic, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from riffle.common.process.tracing import traced
+from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import shared, writer
+from riffle.common.server.database import is_shared, writer
 from riffle.shuffler.store.schema import not_usable, open_store
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Access:
     def __init__(self, url: str) -> None:
         self.engine = open_store(url)
         self.committer = Committer(self.engine)
-        self.shared = shared(self.engine)
+        self.shared = is_shared(self.engine)
         self.writes = 0
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Access:
         except SQLAlchemyError as error:
             raise not_usable("read", error) from error
 
-    @traced("store")
+    @in_span("store")
     async def write(self, write: Callable[[Connection], T]) -> T:
         """What a write answers, once it is durable.
 

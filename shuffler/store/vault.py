@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import OVERHEAD as SEAL_OVERHEAD
-from riffle.common.protocol.hpke import KeyPair, SealBroken, open_sealed
+from riffle.common.protocol.hpke import KeyPair, OpenError, open_sealed
 from riffle.common.server.at_rest import (
     OVERHEAD,
-    AtRest,
-    add_file,
+    FileCipher,
+    create_file,
     erase_file,
     is_sealed,
     sync_directory,
@@ -68,9 +68,9 @@ class Vault:
     Writes are synced, file and directory, before they return.
     """
 
-    def __init__(self, directory: Path, at_rest: AtRest) -> None:
+    def __init__(self, directory: Path, cipher: FileCipher) -> None:
         self._directory = directory
-        self._at_rest = at_rest
+        self._cipher = cipher
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -88,7 +88,7 @@ class Vault:
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
-            kept = add_file(self._path(batch_id), self._at_rest.seal(data, _name(batch_id)))
+            kept = create_file(self._path(batch_id), self._cipher.seal(data, _name(batch_id)))
         except OSError as error:
             raise LocalError("unavailable", f"cannot write a batch secret: {error}") from error
         return secret if kept else self.get(batch_id)
@@ -102,7 +102,7 @@ class Vault:
         path = self._directory.with_suffix(".id")
         try:
             if not path.exists():
-                add_file(path, str(int.from_bytes(os.urandom(7), "big")).encode())
+                create_file(path, str(int.from_bytes(os.urandom(7), "big")).encode())
             return int(path.read_text())
         except (OSError, ValueError) as error:
             raise LocalError("unavailable", f"cannot use {path}: {error}") from error
@@ -124,7 +124,7 @@ class Vault:
         if len(data) not in (SECRET_BYTES, SECRET_BYTES + OVERHEAD):
             raise SecretLostError(batch_id, "damaged")
         try:
-            data = self._at_rest.open(data, _name(batch_id))
+            data = self._cipher.open(data, _name(batch_id))
         except LocalError as error:
             # Perhaps the storage key is wrong: that is mended, so it must not cost the batch.
             raise LocalError("unavailable", error.detail) from error
@@ -164,13 +164,13 @@ class Stored:
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
         derive = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=LABEL_STORED)
-        self._at_rest = AtRest(derive.derive(secret.outer.private + secret.permutation))
+        self._cipher = FileCipher(derive.derive(secret.outer.private + secret.permutation))
         self._batch_id = batch_id
         self._outer = secret.outer.private
 
     def encrypt(self, slots: Sequence[int], reports: bytes) -> bytes:
         """What to store for the reports on these slots, end to end."""
-        return self._at_rest.seal(reports, self._name(slots))
+        return self._cipher.seal(reports, self._name(slots))
 
     def decrypt(self, slots: Sequence[int], kept: bytes, info: bytes) -> bytes:
         """The reports; one that a version before `stored` keeps is under its outer seal.
@@ -181,8 +181,8 @@ class Stored:
         try:
             if not is_sealed(kept) and len(slots) == 1 and len(kept) > SEAL_OVERHEAD:
                 return open_sealed(self._outer, info, kept)
-            return self._at_rest.open(kept, self._name(slots))
-        except (LocalError, SealBroken) as error:
+            return self._cipher.open(kept, self._name(slots))
+        except (LocalError, OpenError) as error:
             detail = "stored reports, or their secret, are damaged; none is released"
             raise LocalError("internal", detail) from error
 

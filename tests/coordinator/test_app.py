@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.server.limits import Allowance, Doors, Key, Strangers
+from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
 from riffle.coordinator.app import create_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import OneKey
@@ -54,8 +54,8 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
 def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
     statuses = [api.call("GET", "").status_code for _ in range(5)]
     assert statuses == [200] * 5
-    key = Key(hash_token(TOKEN), Allowance(requests=0.1, reports=1.0, at_once=9))
-    doors = Doors(Strangers(), {"operator": key})
+    key = Credential(hash_token(TOKEN), RateLimit(requests=0.1, reports=1.0, at_once=9))
+    doors = Authenticator(FailedAttempts(), {"operator": key})
     api.client.app.state.doors = doors  # type: ignore[attr-defined]
     assert api.call("GET", "").status_code == 200
     slower = api.call("GET", "")
@@ -72,7 +72,7 @@ def test_waiting_for_a_run_that_is_none_leaves_nothing(api: Api) -> None:
 
 def test_who_guesses_tokens_is_told_to_come_back(api: Api) -> None:
     doors = api.client.app.state.doors  # type: ignore[attr-defined]
-    doors._strangers = Strangers(0.2)
+    doors._failures = FailedAttempts(0.2)
     assert api.call("GET", "").status_code == 200
     guess = {"Authorization": "Bearer guess"}
     guesses = [api.client.get("/v1/runs", headers=guess) for _ in range(3)]

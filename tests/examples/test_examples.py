@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.policy import Mixture
-from riffle.common.process.plugins import from_file
+from riffle.common.process.plugins import load_file
 from riffle.coordinator.batches.counts import private_counts, value_estimate
 from riffle.coordinator.batches.issue import issue
 from riffle.coordinator.learners.registry import Registry
@@ -89,7 +89,7 @@ def test_a_learner_outside_ends_when_its_batch_does_not_come_about(tmp_path: Pat
             operator_client(folder, url, token) as api,
             pytest.raises(SystemExit, match="batch 0 is abandoned"),
         ):
-            from_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
+            load_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
         assert operator.run(run["id"])["state"] == "failed"
 
 
@@ -135,12 +135,12 @@ def assert_outside_learner_agrees(
 ) -> None:
     run = operator.create_run(chosen.spec)
     with operator_client(network.secrets, network.coordinator_url, network.operator_token) as api:
-        policy = from_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
+        policy = load_file(f"{OUTSIDE_LEARNER}:outside")(api, run)
     result = operator.result(OUTSIDE)
     assert (result["state"], result["episodes"]) == ("finished", 200)
     live = [operator.deployment(OUTSIDE, d["index"]) for d in operator.deployments(OUTSIDE)]
     simulated, spec = Simulated(chosen), chosen.spec
-    learn = from_file(f"{OUTSIDE_LEARNER}:learn")
+    learn = load_file(f"{OUTSIDE_LEARNER}:learn")
     assert policy == learn(simulated.deploy, spec.states, spec.actions, spec.horizon, spec.episodes)
     assert [d["value_estimate"]["value"] for d in live] == simulated.values
     for detail, counts in zip(live, simulated.transitions, strict=True):

@@ -27,17 +27,17 @@ from riffle.common.protocol.descriptor import (
     sign_deposit,
     verify_deposit,
 )
-from riffle.common.protocol.errors import LocalError, RemoteError, retry_after
+from riffle.common.protocol.errors import LocalError, RemoteError, parse_retry_after
 from riffle.common.protocol.hpke import (
     KeyPair,
-    SealBroken,
+    OpenError,
     open_histogram,
     open_sealed,
     seal,
     seal_indices,
 )
 from riffle.common.protocol.verification import read_pins
-from riffle.common.server.at_rest import AtRest
+from riffle.common.server.at_rest import FileCipher
 from riffle.coordinator.api.runs import _known_index, follow_events
 from riffle.coordinator.batches import shuffler_client as coordinators
 from riffle.coordinator.batches.analyzer import open_messages
@@ -221,10 +221,10 @@ def one_message(trust: Trust) -> Case:
 
 def at_rest(folder: Path) -> dict[str, Case]:
     """Files of keys, sealed by a storage key and in clear."""
-    sealing, vault = AtRest(bytes(32)), Vault(folder / "secrets", AtRest(None))
+    sealing, vault = FileCipher(bytes(32)), Vault(folder / "secrets", FileCipher(None))
     vault.put(ID, BatchSecret.generate())
     (secret,) = (folder / "secrets").iterdir()
-    ring = KeyRing(folder / "keys", AtRest(None), lambda: 1.0)
+    ring = KeyRing(folder / "keys", FileCipher(None), lambda: 1.0)
     ring.init()
     private, states = sorted((folder / "keys").glob("*.*"))
 
@@ -236,7 +236,7 @@ def at_rest(folder: Path) -> dict[str, Case]:
         return Case(decode, (file.read_bytes(),), (LocalError,))
 
     def check() -> None:
-        KeyRing(folder / "keys", AtRest(None), lambda: 1.0).check()
+        KeyRing(folder / "keys", FileCipher(None), lambda: 1.0).check()
 
     return {
         "file at rest": Case(
@@ -255,7 +255,7 @@ def documents() -> dict[str, Case]:
         "descriptor": Case(
             parse, (serialize(descriptor()), serialize(descriptor(layer=1, data_slots=1)))
         ),
-        "frames": Case(lambda body: messages.frames(body, 300), (bytes(316), bytes(632))),
+        "frames": Case(lambda body: messages.split_frames(body, 300), (bytes(316), bytes(632))),
         "run spec": Case(lambda body: read_document(RunSpec, body), (document(**SMALL),)),
         "manual deployment": Case(
             lambda body: read_document(ManualDeployment, body),
@@ -285,7 +285,7 @@ def sealed() -> dict[str, Case]:
         "sealed report": Case(
             lambda data: open_sealed(KEY.private, b"info", data),
             (seal(KEY.public, b"info", SEALED),),
-            (SealBroken,),
+            (OpenError,),
         ),
         "messages": Case(
             lambda data: open_histogram(KEY.private, b"info", data, 2, 5), (SEALED,), (ValueError,)
@@ -326,7 +326,7 @@ def headers() -> dict[str, Case]:
     index = TypeAdapter(get_type_hints(follow_events, include_extras=True)["last_event_id"])
     return {
         "Retry-After": Case(
-            in_a_header(lambda text: retry_after(text, datetime(2026, 1, 1, tzinfo=UTC))),
+            in_a_header(lambda text: parse_retry_after(text, datetime(2026, 1, 1, tzinfo=UTC))),
             (b"120", b"Fri, 31 Dec 1999 23:59:59 GMT"),
             (),
         ),

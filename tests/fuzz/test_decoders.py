@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from riffle.common.protocol.descriptor import SignedDescriptor, first_fault
-from riffle.common.protocol.errors import MOST_DETAIL, RiffleError
+from riffle.common.protocol.errors import MAX_DETAIL_LENGTH, RiffleError
 from tests.fuzz.cases import cases
 from tests.fuzz.mutator import mutate
 
@@ -44,7 +44,9 @@ def test_a_decoder_answers_or_refuses(name: str, tmp_path: Path) -> None:
             except case.refusals as error:
                 refused += 1
                 if isinstance(error, RiffleError):
-                    assert "\n" not in error.detail and len(error.detail) <= MOST_DETAIL, number
+                    assert "\n" not in error.detail and len(error.detail) <= MAX_DETAIL_LENGTH, (
+                        number
+                    )
             except Exception as error:
                 raise AssertionError(f"input {number}: {error!r} for {data[:200]!r}") from error
             slowest = max(slowest, time.perf_counter() - began)

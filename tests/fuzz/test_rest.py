@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from riffle.common.protocol.errors import MEDIA_TYPE, problem_document, slug_of
+from riffle.common.protocol.errors import MEDIA_TYPE, problem_document, problem_slug
 from riffle.deploy.network.processes import read_usage
 from tests.fuzz.live import TOKENS, Batch, Network, network_apart
 from tests.shuffler.test_callers import ID, ROUTES
@@ -152,7 +152,7 @@ def hurry(case: Any) -> None:
 def check_problem(answer: Any) -> None:
     assert b"Traceback" not in answer.content
     if answer.status_code >= 400 and answer.headers["content-type"] == [MEDIA_TYPE]:
-        assert slug_of(problem_document(answer.content)) != "internal"
+        assert problem_slug(problem_document(answer.content)) != "internal"
 
 
 def memory(pid: int) -> int:

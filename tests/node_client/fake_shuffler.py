@@ -26,8 +26,8 @@ from riffle.common.protocol.descriptor import (
     parse,
 )
 from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
-from riffle.common.protocol.hpke import KeyPair, SealBroken, open_histogram, open_sealed
-from riffle.common.protocol.messages import BATCH_KEY_HEADER, frames
+from riffle.common.protocol.hpke import KeyPair, OpenError, open_histogram, open_sealed
+from riffle.common.protocol.messages import BATCH_KEY_HEADER, split_frames
 from tests.node_client import world
 
 
@@ -150,7 +150,7 @@ class FakeShuffler:
         body = await request.body()
         self.uploads.append(body)
         try:
-            leases, reports = frames(body, batch.descriptor.report_bytes)
+            leases, reports = split_frames(body, batch.descriptor.report_bytes)
             results = [
                 {"lease": lease, "outcome": self._store(batch, lease, bytes(sealed))}
                 for lease, sealed in zip(leases, reports, strict=True)
@@ -186,7 +186,7 @@ class FakeShuffler:
             return "replayed" if batch.reports[lease] == sealed else "already-reported"
         try:
             open_sealed(batch.key.private, batch.context.report_info, sealed)
-        except SealBroken:
+        except OpenError:
             return "wrong-key"
         batch.reports[lease] = sealed
         self.reported.add(batch.leases[lease][0])

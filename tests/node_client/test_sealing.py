@@ -10,7 +10,7 @@ import pytest
 
 from riffle.common.protocol.descriptor import parse, serialize
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.hpke import SealBroken, open_histogram, open_sealed
+from riffle.common.protocol.hpke import OpenError, open_histogram, open_sealed
 from riffle.node_client.sealing import (
     TASK_MESSAGES,
     SealingPool,
@@ -57,7 +57,7 @@ def test_no_two_ciphertexts_are_equal() -> None:
 def test_seals_are_bound_to_the_descriptor() -> None:
     other = parse(serialize(world.descriptor(deployment=1)))
     sealed = seal_reports(SealKeys.of(other, world.BATCH.public), pack(MESSAGES[:1]))
-    with pytest.raises(SealBroken):
+    with pytest.raises(OpenError):
         opened(sealed)
 
 

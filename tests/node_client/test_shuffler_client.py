@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, may_pass
+from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, is_temporary
 from riffle.common.protocol.messages import UploadReply
 from riffle.node_client.shuffler_client import MAX_ANSWER_BYTES, Backoff, ShufflerApi, open_client
 
@@ -89,7 +89,7 @@ def test_an_upload_is_repeated_unchanged_until_it_is_decided(fault: Answer) -> N
     assert script.slept == [1, 2, 4, 8, 8]
 
 
-FINAL = sorted(slug for slug, (status, _) in PROBLEMS.items() if not may_pass(status))
+FINAL = sorted(slug for slug, (status, _) in PROBLEMS.items() if not is_temporary(status))
 
 
 @pytest.mark.parametrize("slug", FINAL)

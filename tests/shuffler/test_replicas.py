@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import claimed
+from riffle.common.server.database import try_claim
 from riffle.shuffler.core import preflight
 from tests.shuffler.conftest import Api, problem, until
 from tests.shuffler.world import OPERATOR_TOKEN, Batch, descriptor_bytes, multiset, user
@@ -140,7 +140,7 @@ def test_one_permutes_and_the_other_takes_over_when_it_dies(api: Api, other: Api
     batch = api.deposit()
     api.fill(batch)
     held = api.core._access.engine.connect()
-    assert claimed(held, f"shuffle {batch.batch_id}")
+    assert try_claim(held, f"shuffle {batch.batch_id}")
     answer = other.messages(batch)
     assert (answer.status_code, problem(answer)) == (503, "unavailable")
     assert answer.headers["Retry-After"] == "1"

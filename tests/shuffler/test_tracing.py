@@ -4,7 +4,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from riffle.common.process.tracing import ALLOWED, using
+from riffle.common.process.tracing import ALLOWED, use_provider
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import user
 
@@ -12,7 +12,7 @@ from tests.shuffler.world import user
 def test_spans_name_nobody(api: Api) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with using(provider):
+    with use_provider(provider):
         batch = api.deposit()
         api.fill(batch)
         api.finish(batch)

@@ -11,10 +11,10 @@ import pytest
 from riffle.common.process.endpoint import (
     check_url,
     hash_token,
-    is_local_url,
     is_loopback,
+    is_loopback_url,
+    server_verification,
     tls_files,
-    trusted,
 )
 from riffle.common.protocol.errors import LocalError
 from riffle.deploy.network.certificates import make_authority
@@ -24,8 +24,8 @@ def test_loopback() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
     others = ("10.0.0.1", "0.0.0.0", "example.org", "localhost.example.org", "")  # noqa: S104
     assert not any(is_loopback(host) for host in others)
-    assert is_local_url("http://[::1]:8401")
-    assert not is_local_url("http://127.0.0.1.example.org")
+    assert is_loopback_url("http://[::1]:8401")
+    assert not is_loopback_url("http://127.0.0.1.example.org")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_half_of_tls_is_refused(
 def test_a_private_ca_is_trusted_alone(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text(make_authority(datetime.datetime.now(datetime.UTC)).pem)
-    context = trusted(file)
+    context = server_verification(file)
     assert isinstance(context, ssl.SSLContext)
     assert len(context.get_ca_certs()) == 1
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
-    assert trusted(None) is True
+    assert server_verification(None) is True
 
 
 @pytest.mark.parametrize("text", [None, "no certificate"])
@@ -99,7 +99,7 @@ def test_a_ca_file_that_is_none_is_named(tmp_path: Path, text: str | None) -> No
     if text is not None:
         file.write_text(text)
     with pytest.raises(LocalError, match=r"cannot use CA file .*ca\.pem"):
-        trusted(file)
+        server_verification(file)
 
 
 def test_a_tokens_hash() -> None:

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from riffle.common.process.endpoint import (
-    AWAY_SECONDS,
-    LONGEST_AWAY_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    PAUSE_SECONDS,
     AsyncFailover,
     Failover,
     check_urls,
@@ -58,7 +58,7 @@ def test_one_that_does_not_answer_is_passed_over_and_asked_again_later() -> None
         client.post("/v1/x", content=b"the same body")
         client.get("/v1/x")
         replicas.answers["1"] = 200
-        replicas.now = AWAY_SECONDS + 1
+        replicas.now = PAUSE_SECONDS + 1
         client.get("/v1/x")
     assert replicas.asked == ["1", "2", "2", "1"]
     assert replicas.bodies[:2] == [b"the same body"] * 2
@@ -78,7 +78,7 @@ def test_one_that_stays_away_is_tried_less_and_less_until_it_answers() -> None:
 
         assert tried(150) == 6  # after 5, 10, 20, 40 and 60 seconds
         replicas.answers["1"] = 200
-        assert tried(int(LONGEST_AWAY_SECONDS)) > 1
+        assert tried(int(LONGEST_PAUSE_SECONDS)) > 1
         replicas.answers["1"] = None
         assert tried(15) == 2
 

@@ -36,7 +36,7 @@ def test_no_role_may_name_people(journal: Journal) -> None:
     with pytest.raises(ValueError, match="lease"):
         journal.note("sealed", lease="cd")
     with pytest.raises(ValueError, match="lease"):
-        journal.failed("sealed", OSError(), lease="cd")
+        journal.exception("sealed", OSError(), lease="cd")
 
 
 def test_every_line_of_a_process_is_an_object_without_foreign_text() -> None:
@@ -57,6 +57,6 @@ def test_a_line_stays_one_line() -> None:
 
 
 def test_last_words_say_why(caplog: pytest.LogCaptureFixture) -> None:
-    Journal("test").ended(LocalError("invalid-spec", "set RIFFLE_X"))
+    Journal("test").fatal(LocalError("invalid-spec", "set RIFFLE_X"))
     told = {"event": "ended", "problem": "invalid-spec", "detail": "set RIFFLE_X"}
     assert json.loads(caplog.messages[0]) == told

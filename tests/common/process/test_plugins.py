@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.process.plugins import from_file, is_file, name_of, nearest, parameters
+from riffle.common.process.plugins import (
+    is_file_reference,
+    load_file,
+    parameter_names,
+    short_name,
+    suggestion,
+)
 from riffle.common.protocol.errors import LocalError
 
 
@@ -14,8 +20,8 @@ def test_a_file_gives_what_it_names(tmp_path: Path) -> None:
         "from dataclasses import dataclass\n"
         "@dataclass\nclass Mine:\n    problem: 'int'\n    share: float = 0.5\n"
     )
-    maker = from_file(f"{file}:Mine")
-    assert parameters(maker) == ["problem", "share"]
+    maker = load_file(f"{file}:Mine")
+    assert parameter_names(maker) == ["problem", "share"]
     assert maker(1, share=0.25).share == 0.25
 
 
@@ -33,20 +39,21 @@ def test_a_file_gives_what_it_names(tmp_path: Path) -> None:
 def test_a_wrong_file_is_explained(text: str, name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(LocalError, match=says) as caught:
-        from_file(f"{tmp_path}/mine.py:{name}")
+        load_file(f"{tmp_path}/mine.py:{name}")
     assert caught.value.slug == "invalid-spec"
 
 
 def test_a_missing_file_is_explained(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="there is no Python file"):
-        from_file(f"{tmp_path}/mine.py:Mine")
+        load_file(f"{tmp_path}/mine.py:Mine")
 
 
 def test_names() -> None:
-    assert is_file("a/b.py:C")
-    assert not is_file("gymnasium:FrozenLake-v1")
-    assert name_of("dir/Own_learner.py:Mine") == "own-learner"
+    assert is_file_reference("a/b.py:C")
+    assert not is_file_reference("gymnasium:FrozenLake-v1")
+    assert short_name("dir/Own_learner.py:Mine") == "own-learner"
     assert (
-        nearest("riverswin-v0", ["RiverSwim-v0", "Bandit-v0"]) == "; did you mean 'RiverSwim-v0'?"
+        suggestion("riverswin-v0", ["RiverSwim-v0", "Bandit-v0"])
+        == "; did you mean 'RiverSwim-v0'?"
     )
-    assert nearest("xyz", ["abc"]) == ""
+    assert suggestion("xyz", ["abc"]) == ""

@@ -12,7 +12,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from riffle.common.process.tracing import VARIABLES, Traced, collecting, note, span, traced, using
+from riffle.common.process.tracing import (
+    VARIABLES,
+    TracingMiddleware,
+    export_spans,
+    in_span,
+    set_attributes,
+    span,
+    use_provider,
+)
 from riffle.common.protocol.errors import RemoteError
 
 
@@ -20,7 +28,7 @@ from riffle.common.protocol.errors import RemoteError
 def exporter() -> Iterator[InMemorySpanExporter]:
     found, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(found))
-    with using(provider):
+    with use_provider(provider):
         yield found
     provider.shutdown()
 
@@ -28,16 +36,16 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 def test_without_a_collector_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with collecting("test"), span("x") as current:
+    with export_spans("test"), span("x") as current:
         assert current is None
 
 
 def test_functions_and_coroutines_are_timed(exporter: InMemorySpanExporter) -> None:
-    @traced("outer")
+    @in_span("outer")
     async def outer() -> int:
         return await asyncio.to_thread(inner)
 
-    @traced("inner")
+    @in_span("inner")
     def inner() -> int:
         return 7
 
@@ -49,7 +57,7 @@ def test_functions_and_coroutines_are_timed(exporter: InMemorySpanExporter) -> N
 
 
 def test_what_goes_wrong_is_not_written_down(exporter: InMemorySpanExporter) -> None:
-    @traced("work")
+    @in_span("work")
     def work() -> None:
         raise RemoteError("late", "SECRET")
 
@@ -60,7 +68,7 @@ def test_what_goes_wrong_is_not_written_down(exporter: InMemorySpanExporter) -> 
 
 def test_only_attributes_on_the_list(exporter: InMemorySpanExporter) -> None:
     with span("x") as current, pytest.raises(ValueError, match="node"):
-        note(current, node="ab")
+        set_attributes(current, node="ab")
 
 
 def carried(found: ReadableSpan) -> set[str]:
@@ -69,7 +77,7 @@ def carried(found: ReadableSpan) -> set[str]:
 
 def test_requests_are_named_by_their_route(exporter: InMemorySpanExporter) -> None:
     app = FastAPI()
-    app.add_middleware(Traced)
+    app.add_middleware(TracingMiddleware)
 
     @app.get("/users/{name}")
     async def show(name: str) -> str:
@@ -108,7 +116,7 @@ def test_a_collector_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        with collecting("test"), span("permute"):
+        with export_spans("test"), span("permute"):
             pass
         server.shutdown()
         thread.join()

@@ -8,7 +8,7 @@ from riffle.common.protocol.hpke import (
     LABEL_REPORT,
     OVERHEAD,
     KeyPair,
-    SealBroken,
+    OpenError,
     open_histogram,
     open_sealed,
     seal,
@@ -48,7 +48,7 @@ def test_one_fault_and_it_does_not_open(fault: str) -> None:
             info = LABEL_MESSAGE + bytes(31) + b"\x01"
         case "label":
             info = LABEL_REPORT + bytes(32)
-    with pytest.raises(SealBroken):
+    with pytest.raises(OpenError):
         open_sealed(key, info, bytes(sealed))
 
 

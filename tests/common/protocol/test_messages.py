@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import Enrolment, LeaseRequest, frame, frames
+from riffle.common.protocol.messages import Enrolment, LeaseRequest, frame, split_frames
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.binary(min_size=9, max_size=9))))
@@ -16,7 +16,7 @@ def test_frames_come_back_in_order(pairs: list[tuple[bytes, bytes]]) -> None:
     body = b"".join(frame(lease.hex(), report) for lease, report in pairs)
     if not pairs:
         return
-    leases, reports = frames(body, 9)
+    leases, reports = split_frames(body, 9)
     assert leases == [lease.hex() for lease, _ in pairs]
     assert reports == [report for _, report in pairs]
 
@@ -24,7 +24,7 @@ def test_frames_come_back_in_order(pairs: list[tuple[bytes, bytes]]) -> None:
 @pytest.mark.parametrize("size", [0, 1, 24, 26, 49])
 def test_a_torn_upload_is_refused_whole(size: int) -> None:
     with pytest.raises(RemoteError) as caught:
-        frames(bytes(size), 9)
+        split_frames(bytes(size), 9)
     assert caught.value.slug == "wrong-size"
     assert "25 bytes" in caught.value.detail
 

@@ -12,11 +12,11 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import (
     MAGIC,
     OVERHEAD,
-    AtRest,
+    FileCipher,
     erase_file,
     is_sealed,
     replace_file,
-    storage,
+    storage_cipher,
 )
 
 KEY = bytes(range(32))
@@ -25,53 +25,53 @@ PREFIX = "RIFFLE_TEST_"
 
 @given(st.binary(max_size=200), st.text(max_size=40))
 def test_what_is_sealed_opens_and_shows_nothing(data: bytes, name: str) -> None:
-    sealed = AtRest(KEY).seal(data, name)
-    assert AtRest(KEY).open(sealed, name) == data
+    sealed = FileCipher(KEY).seal(data, name)
+    assert FileCipher(KEY).open(sealed, name) == data
     assert len(sealed) == len(data) + OVERHEAD
     assert len(data) < 8 or data not in sealed.removeprefix(MAGIC)
 
 
 def test_the_same_data_twice_looks_different() -> None:
-    assert AtRest(KEY).seal(b"key", "a") != AtRest(KEY).seal(b"key", "a")
+    assert FileCipher(KEY).seal(b"key", "a") != FileCipher(KEY).seal(b"key", "a")
 
 
 @pytest.mark.parametrize("at", [0, len(MAGIC), len(MAGIC) + 12, -1])
 def test_every_changed_byte_is_refused(at: int) -> None:
-    sealed = bytearray(AtRest(KEY).seal(b"key", "a"))
+    sealed = bytearray(FileCipher(KEY).seal(b"key", "a"))
     sealed[at] ^= 1
     with pytest.raises(LocalError, match="the a "):
-        AtRest(KEY).open(bytes(sealed), "a")
+        FileCipher(KEY).open(bytes(sealed), "a")
 
 
 @pytest.mark.parametrize(
     ("key", "data", "says"),
     [
-        (bytes(32), AtRest(KEY).seal(b"key", "a"), "does not open with this storage key"),
-        (KEY, AtRest(KEY).seal(b"key", "b"), "made for something else"),
+        (bytes(32), FileCipher(KEY).seal(b"key", "a"), "does not open with this storage key"),
+        (KEY, FileCipher(KEY).seal(b"key", "b"), "made for something else"),
         (KEY, MAGIC, "does not open"),
         (KEY, MAGIC + bytes(20), "does not open"),
         (KEY, b"key", "is not encrypted"),
-        (None, AtRest(KEY).seal(b"key", "a"), "is encrypted: give the storage key"),
+        (None, FileCipher(KEY).seal(b"key", "a"), "is encrypted: give the storage key"),
     ],
     ids=["other key", "other name", "magic only", "too short", "in clear", "no key"],
 )
 def test_what_does_not_open_says_why(key: bytes | None, data: bytes, says: str) -> None:
     with pytest.raises(LocalError, match=says):
-        AtRest(key).open(data, "a")
+        FileCipher(key).open(data, "a")
 
 
 def test_without_a_key_files_are_as_they_are() -> None:
-    assert AtRest(None).open(AtRest(None).seal(b"key", "a"), "a") == b"key"
+    assert FileCipher(None).open(FileCipher(None).seal(b"key", "a"), "a") == b"key"
     assert not is_sealed(b"key")
 
 
 def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY.hex() + "\n")
-    sealed = AtRest(KEY).seal(b"x", "a")
+    sealed = FileCipher(KEY).seal(b"x", "a")
     for given_key, given_file in ((SecretStr(KEY.hex()), None), (None, file)):
-        assert storage(given_key, given_file, "192.0.2.1", PREFIX).open(sealed, "a") == b"x"
-    assert not storage(None, None, "127.0.0.1", PREFIX).encrypts
+        assert storage_cipher(given_key, given_file, "192.0.2.1", PREFIX).open(sealed, "a") == b"x"
+    assert not storage_cipher(None, None, "127.0.0.1", PREFIX).encrypts
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_storage_key_that_is_none(
     tmp_path: Path, key: str | None, file: str | None, says: str
 ) -> None:
     with pytest.raises(LocalError, match=says):
-        storage(
+        storage_cipher(
             None if key is None else SecretStr(key),
             None if file is None else tmp_path / file,
             "192.0.2.1",

@@ -15,9 +15,9 @@ from riffle.common.server.database import (
     CLAIM_SECONDS,
     IDLE_SECONDS,
     Schema,
-    claimed,
     meta_table,
     open_database,
+    try_claim,
     writer,
 )
 from tests.postgres import Cluster
@@ -158,7 +158,7 @@ def test_a_claim_outlives_long_work(engine: Engine) -> None:
     limits = []
     with engine.connect() as connection:
         for work in ("something", None):
-            assert work is None or claimed(connection, work)
+            assert work is None or try_claim(connection, work)
             shown = connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout")
             limits.append(shown.scalar_one())
             connection.rollback()

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import Hex16
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.fast_routes import Straight
-from riffle.common.server.monitoring import Measured, RequestMetrics
+from riffle.common.server.fast_routes import FastRoutes
+from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics
 from riffle.common.server.service import Token, install_problem_handlers
 
 ID = "0a" * 16
@@ -59,8 +59,8 @@ async def slow(thing: Hex16, token: Token) -> str:
 def application(*endpoints: Any) -> tuple[TestClient, CollectorRegistry]:
     app, registry = FastAPI(), CollectorRegistry()
     install_problem_handlers(app, Journal("test"))
-    app.add_middleware(Straight, router=router, endpoints=endpoints)
-    app.add_middleware(Measured, metrics=RequestMetrics(registry))
+    app.add_middleware(FastRoutes, router=router, endpoints=endpoints)
+    app.add_middleware(MetricsMiddleware, metrics=RequestMetrics(registry))
     app.include_router(router)
     return TestClient(app, raise_server_exceptions=False), registry
 

@@ -1,4 +1,4 @@
-"""Rates and concurrency: what passes, what waits, and for how long."""
+"""Rate and concurrency limits: what passes, what is refused, and for how long."""
 
 import asyncio
 
@@ -10,43 +10,43 @@ from hypothesis import strategies as st
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.limits import Allowance, AtMost, Bucket, Callers
+from riffle.common.server.limits import CallerLimits, ConcurrencyLimit, RateLimit, TokenBucket
 from riffle.common.server.service import install_problem_handlers
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 30)), max_size=60))
-def test_no_more_than_burst_and_rate_ever_passes(asked: list[tuple[float, int]]) -> None:
-    bucket, now, passed = Bucket(rate=4.0, burst=10.0), 0.0, 0.0
-    for pause, amount in asked:
+def test_no_more_than_burst_and_rate_ever_passes(requests: list[tuple[float, int]]) -> None:
+    bucket, now, passed = TokenBucket(rate=4.0, burst=10.0), 0.0, 0.0
+    for pause, amount in requests:
         now += pause
         if not bucket.take(amount, now):
             passed += amount
-        # What is beyond a burst is owed: at most one such request ahead.
+        # The bucket owes what is beyond a burst: at most one such request.
         assert passed <= 10 + 4 * now + 30
 
 
-def test_who_waits_as_told_is_let_through() -> None:
-    bucket = Bucket(rate=2.0, burst=4.0)
+def test_a_caller_who_waits_as_long_as_asked_gets_through() -> None:
+    bucket = TokenBucket(rate=2.0, burst=4.0)
     assert [bucket.take(2, 100.0) for _ in range(2)] == [0.0, 0.0]
-    after = bucket.take(3, 100.0)
-    assert after == pytest.approx(1.5)
-    assert bucket.take(3, 100.0 + after) == 0.0
+    wait = bucket.take(3, 100.0)
+    assert wait == pytest.approx(1.5)
+    assert bucket.take(3, 100.0 + wait) == 0.0
 
 
 def test_more_than_a_burst_passes_when_the_bucket_is_full() -> None:
-    bucket = Bucket(rate=1.0, burst=4.0)
+    bucket = TokenBucket(rate=1.0, burst=4.0)
     assert bucket.take(10, 0.0) == 0.0
     assert bucket.take(1, 1.0) == pytest.approx(6.0)
 
 
 def test_a_clock_that_steps_back_gives_nothing() -> None:
-    bucket = Bucket(rate=1.0, burst=2.0)
+    bucket = TokenBucket(rate=1.0, burst=2.0)
     bucket.take(2, 100.0)
     assert bucket.take(1, 50.0) > 0
 
 
-def test_callers_do_not_share_their_allowance() -> None:
-    callers = Callers(Allowance(requests=1.0, reports=1.0, at_once=2))
+def test_each_caller_has_a_limit_of_its_own() -> None:
+    callers = CallerLimits(RateLimit(requests=1.0, reports=1.0, at_once=2))
     with callers.request("a", 0.0), callers.request("a", 0.0):
         with pytest.raises(LocalError, match="under way") as caught, callers.request("a", 0.0):
             pass
@@ -64,16 +64,16 @@ def test_callers_do_not_share_their_allowance() -> None:
 
 
 def test_a_failed_request_is_no_longer_under_way() -> None:
-    callers = Callers(Allowance(requests=100.0, reports=1.0, at_once=1))
+    callers = CallerLimits(RateLimit(requests=100.0, reports=1.0, at_once=1))
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), callers.request("a", 0.0):
             raise ZeroDivisionError
 
 
-def test_one_more_than_fits_is_told_to_come_back() -> None:
+def test_a_request_beyond_the_concurrency_limit_gets_429() -> None:
     app, inside, go = FastAPI(), asyncio.Event(), asyncio.Event()
     install_problem_handlers(app, Journal("test"))
-    app.add_middleware(AtMost, limit=1)
+    app.add_middleware(ConcurrencyLimit, limit=1)
 
     @app.get("/")
     async def slow() -> None:

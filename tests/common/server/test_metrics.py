@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.monitoring import Measured, RequestMetrics, exposition
+from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics, metrics_response
 from riffle.common.server.service import install_problem_handlers
 
 
@@ -20,7 +20,7 @@ def registry() -> CollectorRegistry:
 def client(registry: CollectorRegistry) -> TestClient:
     app = FastAPI()
     install_problem_handlers(app, Journal("test"))
-    app.add_middleware(Measured, metrics=RequestMetrics(registry))
+    app.add_middleware(MetricsMiddleware, metrics=RequestMetrics(registry))
 
     @app.post("/users/{user}")
     async def user(user: str, body: dict[str, int]) -> str:
@@ -58,4 +58,4 @@ def test_no_label_comes_from_the_asker(client: TestClient, registry: CollectorRe
     client.post("/users/alice?token=alice", json={"x": 1}, headers={"X": "alice"})
     client.request("ALICE", "/alice")
     client.request("ALICE", "/users/bob")
-    assert "alice" not in bytes(exposition(registry).body).decode().lower()
+    assert "alice" not in bytes(metrics_response(registry).body).decode().lower()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from riffle.common.server import monitoring
-from riffle.common.server.monitoring import clock_trouble, disk_trouble, skew
+from riffle.common.server.monitoring import clock_skew, clock_trouble, disk_trouble
 
 NOW = datetime(2027, 1, 15, 8, 0, 10, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ NOW = datetime(2027, 1, 15, 8, 0, 10, tzinfo=UTC)
     ],
 )
 def test_skew_by_a_date_header(date: str | None, expected: float | None) -> None:
-    assert skew(date, NOW) == expected
+    assert clock_skew(date, NOW) == expected
 
 
 @pytest.mark.parametrize("ahead", [None, 0.0, 30.0, -30.0])

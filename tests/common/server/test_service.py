@@ -15,13 +15,13 @@ from pydantic import BaseModel
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.process.journal import Journal
-from riffle.common.protocol.errors import PROBLEMS, URN, LocalError, RemoteError, slug_of
-from riffle.common.server.limits import Allowance, Doors, Key, Strangers
+from riffle.common.protocol.errors import PROBLEMS, URN, LocalError, RemoteError, problem_slug
+from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
 from riffle.common.server.service import Token, install_problem_handlers, read_body
 from riffle.coordinator.api import operations, results, runs
 from riffle.shuffler import app as shuffler_app
 
-OPERATOR = Allowance(requests=9.0, reports=1.0, at_once=9)
+OPERATOR = RateLimit(requests=9.0, reports=1.0, at_once=9)
 
 
 class Item(BaseModel):
@@ -42,7 +42,8 @@ def application() -> FastAPI:
 
     @app.get("/secret")
     def secret(token: Token) -> str:
-        with Doors(Strangers(), {"me": Key(hash_token("sesame"), OPERATOR)}).enter(token, "me"):
+        credentials = {"me": Credential(hash_token("sesame"), OPERATOR)}
+        with Authenticator(FailedAttempts(), credentials).authenticate(token, "me"):
             return "in"
 
     @app.get("/busy")
@@ -86,7 +87,7 @@ def test_every_fault_is_a_problem_document(
     assert document["type"] == URN + slug
     assert document["status"] == answer.status_code == PROBLEMS[slug][0]
     assert "private detail" not in answer.text
-    assert slug_of(document) == slug
+    assert problem_slug(document) == slug
 
 
 def test_an_unexpected_error_is_logged_by_its_type_and_route(
@@ -117,7 +118,7 @@ def test_retry_after_is_sent(client: TestClient) -> None:
 
 
 def test_a_foreign_problem_document_is_internal() -> None:
-    assert slug_of({"type": "about:blank"}) == "internal"
+    assert problem_slug({"type": "about:blank"}) == "internal"
     assert RemoteError("late", "over").document()["title"] == PROBLEMS["late"][1]
 
 

@@ -15,7 +15,7 @@ import pytest
 from riffle.common.protocol.descriptor import key_id, parse
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.server.at_rest import AtRest, is_sealed
+from riffle.common.server.at_rest import FileCipher, is_sealed
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import TRANSITIONS, KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerApi
@@ -38,7 +38,7 @@ from tests.coordinator.world import (
     until,
 )
 
-KEY = AtRest(bytes(range(32)))
+KEY = FileCipher(bytes(range(32)))
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_two_replicas_rotate_at_once(ring: KeyRing, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["missing", "another's", "storage key", "folder", "not json"])
 def test_what_is_wrong_with_the_folder_is_told(ring: KeyRing, tmp_path: Path, how: str) -> None:
     file = next((tmp_path / "keys").glob("*.key"))
-    at_rest = AtRest(bytes(32)) if how == "storage key" else KEY
+    at_rest = FileCipher(bytes(32)) if how == "storage key" else KEY
     if how == "missing":
         file.unlink()
     elif how == "another's":

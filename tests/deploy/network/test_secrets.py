@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from riffle.common.process.endpoint import trusted
+from riffle.common.process.endpoint import server_verification
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.service import GRACE_SECONDS
 from riffle.coordinator.batches.shuffler_client import ShufflerApi
@@ -127,14 +127,14 @@ def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Pat
     token = (secrets / "coordinator" / "shuffler_token").read_text()
 
     async def ready(ca_file: Path | None) -> str:
-        api = ShufflerApi.connect(url, token, trusted(ca_file))
+        api = ShufflerApi.connect(url, token, server_verification(ca_file))
         try:
             return await api.ready()
         finally:
             await api.close()
 
     async def fetch(ca_file: Path | None) -> None:
-        api = ShufflerApi.connect(url, token, trusted(ca_file))
+        api = ShufflerApi.connect(url, token, server_verification(ca_file))
         try:
             await api.messages("ab" * 16, 1)
         finally:

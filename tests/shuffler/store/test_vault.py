@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import MAGIC, AtRest
+from riffle.common.server.at_rest import MAGIC, FileCipher
 from riffle.shuffler.store.vault import BatchSecret, SecretLostError, Vault
 
 BATCH = "ab" * 16
-CLEAR = AtRest(None)
+CLEAR = FileCipher(None)
 
 
 def test_a_secret_comes_back(tmp_path: Path) -> None:
@@ -96,20 +96,20 @@ def test_a_secret_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_encrypted_secrets_come_back_under_their_key_only(tmp_path: Path) -> None:
-    secret, key = BatchSecret.generate(), AtRest(bytes(range(32)))
+    secret, key = BatchSecret.generate(), FileCipher(bytes(range(32)))
     Vault(tmp_path, key).put(BATCH, secret)
     assert Vault(tmp_path, key).get(BATCH) == secret
     data = (tmp_path / f"{BATCH}.secret").read_bytes()
     assert data.startswith(MAGIC)
     assert secret.outer.private not in data and secret.permutation not in data
-    for other in (AtRest(bytes(32)), CLEAR):
+    for other in (FileCipher(bytes(32)), CLEAR):
         with pytest.raises(LocalError, match="storage key") as caught:
             Vault(tmp_path, other).get(BATCH)
         assert not isinstance(caught.value, SecretLostError), "a wrong key must cost no batch"
 
 
 def test_one_batchs_secret_is_not_taken_for_anothers(tmp_path: Path) -> None:
-    vault, other = Vault(tmp_path, AtRest(bytes(32))), "cd" * 16
+    vault, other = Vault(tmp_path, FileCipher(bytes(32))), "cd" * 16
     vault.put(BATCH, BatchSecret.generate())
     (tmp_path / f"{BATCH}.secret").rename(tmp_path / f"{other}.secret")
     with pytest.raises(LocalError, match="made for something else"):
@@ -117,7 +117,7 @@ def test_one_batchs_secret_is_not_taken_for_anothers(tmp_path: Path) -> None:
 
 
 def test_a_secret_cut_short_is_lost(tmp_path: Path) -> None:
-    vault = Vault(tmp_path, AtRest(bytes(32)))
+    vault = Vault(tmp_path, FileCipher(bytes(32)))
     vault.put(BATCH, BatchSecret.generate())
     file = tmp_path / f"{BATCH}.secret"
     file.write_bytes(file.read_bytes()[:-1])

@@ -244,7 +244,9 @@ class World:
 
     def _coordinator(self, replica: str) -> FastAPI:
         settings = coordinator_settings(self.folder, replica)
-        ring = KeyRing(settings.analyzer_keys_dir, settings.at_rest(), self._time("coordinator"))
+        ring = KeyRing(
+            settings.analyzer_keys_dir, settings.file_cipher(), self._time("coordinator")
+        )
         client = self.network.client("shuffler", COORDINATOR_TOKEN)
         return coordinator_app.create_app(
             settings,
