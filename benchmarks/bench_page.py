@@ -30,7 +30,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import delete, insert, update
 
 from riffle.coordinator.app import create_app, release_waiting
-from riffle.coordinator.learning.postprocess import FloatArray
+from riffle.coordinator.learning.learner import FloatArray
 from riffle.coordinator.runs.coordinator import prepare_directory
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store import schema

@@ -10,7 +10,8 @@ import time
 import numpy as np
 from scipy.optimize import linprog
 
-from riffle.coordinator.learning.postprocess import FloatArray, project
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.postprocess import project
 
 INSTANCES = 10_000
 ROWS = 1_000
@@ -44,7 +45,7 @@ def agreement(generator: np.random.Generator, *, extreme: bool) -> float:
         tolerance = float(generator.uniform(0, scales.max()))
         if not extreme:
             c, total, tolerance = np.round(c), round(total), round(tolerance)
-        ours = float(project(c, np.array(total), tolerance).t)
+        ours = float(np.abs(project(c, np.array(total), tolerance) - c).max())
         theirs = solver_optimum(c, total, tolerance)
         worst = max(worst, abs(ours - theirs) / (scales.max() if extreme else 1.0))
     return worst

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
-from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies
+from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.experiments.per_episode import Result, run
 from riffle.node_client.environments.tabular import riverswim
 
@@ -55,8 +55,8 @@ def enumeration_timed() -> Iterator[Stopwatch]:
     watch = Stopwatch()
     with ExitStack() as patched:
         for name in ENUMERATION:
-            method = watch.timed(getattr(ActivePolicies, name))
-            patched.enter_context(patch.object(ActivePolicies, name, method))
+            method = watch.timed(getattr(EnumeratedPolicies, name))
+            patched.enter_context(patch.object(EnumeratedPolicies, name, method))
         yield watch
 
 

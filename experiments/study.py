@@ -19,8 +19,7 @@ import numpy as np
 from riffle.common.process.workers import SPAWN
 from riffle.coordinator.learners.registry import Registry, refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Learner, LearnerError, StageResult
-from riffle.coordinator.learning.planning import plan
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
+from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.bands import METHOD, student
 from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of

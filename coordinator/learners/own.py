@@ -55,8 +55,8 @@ from riffle.coordinator.learning.learner import (
     StageResult,
     to_json,
 )
-from riffle.coordinator.learning.planning import estimate_rewards, plan
-from riffle.coordinator.learning.postprocess import consistent
+from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.learning.postprocess import consistent, estimate_rewards
 
 __all__ = ["BatchCounts", "Deployment", "OwnLearner", "Problem", "StageResult", "estimate", "plan"]
 

@@ -37,7 +37,7 @@ from riffle.coordinator.learning.learner import Learner, LearnerError, Problem
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
-from riffle.coordinator.learning.sdp_pe.schedule import Schedule, of_problem
+from riffle.coordinator.learning.sdp_pe.schedule import Schedule, schedule_for
 from riffle.coordinator.specs import MANUAL, MAX_EPISODES, Option, RunSpec
 
 GROUP = "riffle.learners"
@@ -168,7 +168,7 @@ def _enough(kind: type[SDPPE], problem: Problem, constants: Constants, times: fl
             return None
         larger = replace(problem, K=K)
         try:
-            _check_batches(larger, of_problem(larger, constants, kind.fine_batches))
+            _check_batches(larger, schedule_for(larger, constants, kind.fine_batches))
         except RemoteError as error:
             if (found := _times(error)) is None:
                 return None

@@ -33,6 +33,7 @@ from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.policy import Mixture
 
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 PolicyArray = NDArray[np.int64]
 
 Purpose = Literal["crude", "fine", "exploit", "manual"]

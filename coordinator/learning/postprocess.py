@@ -1,83 +1,69 @@
-"""Post-processing of private counts: Eq. 7 of 000 in closed form, the add-on, and E.
+"""Post-processing of private counts: Eq. 7, the add-on, E, flow, and the absorbing MDP of 000.
 
-For every (h, x, a), with c the noisy transition counts N(x, a, .), N the noisy visits N(x, a) and
-[l, u] = [N - E/4, N + E/4], Eq. 7 asks for
+Everything here is a function of released counts, so it costs no privacy.
+
+**Eq. 7.** For every (h, x, a), with c the noisy transition counts N(x, a, .), N the noisy visits
+N(x, a) and [l, u] = [N - E/4, N + E/4], Eq. 7 asks for
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
-It has many minimisers. This module returns one that is unique and continuous in the data, the
-Euclidean projection of c onto {n >= 0, l <= sum n <= u}, which is also optimal for Eq. 7. With c
-sorted in descending order and S_k its prefix sums,
+It has many minimisers. `project` returns one that is unique and continuous in the data: the
+Euclidean projection of c onto {n >= 0, l <= sum n <= u}, which is also optimal for Eq. 7 (the tests
+compare it with a linear program). With c sorted in descending order and S_k its prefix sums,
 
-    lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0),
-    t*     = max(0, -min c, (l - S_X) / X, max_k (S_k - u) / k).
+    lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0).
 
-Both are computed; `excess` = max |n - c| - t* certifies optimality (zero up to rounding). With
-u < 0 no n is feasible: n = 0, flagged. All of it is post-processing and costs no privacy.
+With u < 0 no n is feasible, and n = 0.
+
+**Flow.** The true transition counts N_h(x, a, x') of n episodes satisfy, exactly and in every MDP,
+
+    sum_{x,a,x'} N_0(x, a, x') = n,
+    sum_{x,a} N_{h-1}(x, a, y) = sum_{a,x'} N_h(y, a, x')      for all y, h >= 1,
+
+written B N = b. Private counts c do not. `conserve` is their precision-weighted least-squares
+projection onto these equations: linear, unbiased, for stacks of counts. Only noise violates the
+equations, so the projection removes noise and nothing else. There are 1 + (H - 1) X independent
+equations for H X^2 A counts, so the share (1 + (H - 1) X) / (H X^2 A) of the noise's total variance
+goes, and far more of it in sums such as the visits of a state. Visits counted on their own (family
+`paper`) enter with their precision. With Sigma the covariance of the combined noise,
+
+    N = c - Sigma B' (B Sigma B')^-1 (B c - b).
+
+**Absorbing MDP** (000, section III-B). Tuples (h, x, a, x') in W lead to x-dagger, which earns 0:
+
+    P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
+    r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1).
+
+This defines `Estimate Transition` and `Estimate Rewards`, which the document does not write out.
+P~ is sub-stochastic, as in `planning`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from riffle.coordinator.learning.learner import BoolArray, FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """Solution of Eq. 7 for stacked rows, with its certificate.
+def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
+    """Returns n (..., X) of Eq. 7 for rows c (..., X), noisy totals (...) and E/4 in counts.
 
-    n (..., X); t (...) the optimal value; excess (...) = max |n - c| - t, at rounding level when
-    optimal; feasible (...) False where u < 0 and n was set to zero.
+    Raises ValueError when the tolerance E/4 is negative or the shapes disagree.
     """
-
-    n: FloatArray
-    t: FloatArray
-    excess: FloatArray
-    feasible: NDArray[np.bool_]
-
-
-def project(c: FloatArray, total: FloatArray, tolerance: float) -> Projection:
-    """Solve Eq. 7 for rows c (..., X) and noisy totals (...), with tolerance E/4 >= 0 in counts.
-
-    Raises ValueError when the tolerance is negative or the shapes disagree.
-    """
-    n = nearest(c, total, tolerance)
-    lower, upper = (total - tolerance)[..., None], (total + tolerance)[..., None]
-    t = _optimal_value(c, _prefix_sums(c), np.arange(1, c.shape[-1] + 1), lower, upper)
-    return Projection(n, t, np.abs(n - c).max(axis=-1) - t, upper[..., 0] >= 0)
-
-
-def nearest(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
-    """The n (..., X) of `project` without its certificate."""
     if tolerance < 0:
         raise ValueError(f"tolerance (E/4) must be >= 0, got {tolerance}")
     if c.shape[:-1] != total.shape:
         raise ValueError(f"counts {c.shape} need totals of shape {c.shape[:-1]}, got {total.shape}")
-    k, S = np.arange(1, c.shape[-1] + 1), _prefix_sums(c)
-    raised = np.maximum(0.0, (((total - tolerance)[..., None] - S) / k).min(axis=-1))
-    lowered = np.minimum(0.0, (((total + tolerance)[..., None] - S) / k).min(axis=-1))
-    n = np.maximum(c + (raised + lowered)[..., None], 0.0)
+    k, S = np.arange(1, c.shape[-1] + 1), np.cumsum(-np.sort(-c, axis=-1), axis=-1)
+    up = np.maximum(0.0, (((total - tolerance)[..., None] - S) / k).min(axis=-1))
+    down = np.minimum(0.0, (((total + tolerance)[..., None] - S) / k).min(axis=-1))
+    n = np.maximum(c + (up + down)[..., None], 0.0)
     n *= (total + tolerance >= 0)[..., None]
     return np.asarray(n)
-
-
-def _prefix_sums(c: FloatArray) -> FloatArray:
-    """S_k, of counts in descending order."""
-    return np.asarray(np.cumsum(-np.sort(-c, axis=-1), axis=-1))
-
-
-def _optimal_value(
-    c: FloatArray, S: FloatArray, k: NDArray[np.int64], lower: FloatArray, upper: FloatArray
-) -> FloatArray:
-    below = np.maximum(-c.min(axis=-1), (lower[..., 0] - S[..., -1]) / k[-1])
-    above = ((S - upper) / k).max(axis=-1)
-    t: FloatArray = np.maximum(0.0, np.maximum(below, above))
-    return t
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +77,19 @@ class ConsistentCounts:
 def consistent(
     transitions: FloatArray, visits: FloatArray, E: float, *, add_on: bool = True
 ) -> ConsistentCounts:
-    """Eq. 7 and then the add-on: E/(2X) on every tuple and so E/2 on every pair.
+    """Applies Eq. 7 and then the add-on: E/(2X) on every tuple and so E/2 on every pair.
 
     transitions (..., X, A, X), visits (..., X, A), E in counts. Without `add_on` the counts stay
     as projected: unbiased up to clipping, but possibly below the true ones.
     """
-    n = nearest(transitions, visits, E / 4)
+    n = project(transitions, visits, E / 4)
     if add_on:
         n = n + E / (2 * n.shape[-1])
     return ConsistentCounts(n, n.sum(axis=-1))
 
 
 def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
-    """E of Assumption 4: with probability 1 - delta all noises are within E/4 (Bernstein).
+    """Returns E of Assumption 4: with probability 1 - delta all noises are within E/4 (Bernstein).
 
     A counter's noise is a centred sum of independent terms of size at most `term` and total
     `variance`, hence P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 term s / 3)); union over
@@ -112,3 +98,87 @@ def precision(variance: float, counters: int, delta: float, term: float = 1.0) -
     log_term = math.log(2 * counters / delta)
     linear = term * log_term / 3
     return 4 * (linear + math.sqrt(linear**2 + 2 * variance * log_term))
+
+
+def divergence(N: FloatArray) -> FloatArray:
+    """Returns B N (..., 1 + (H - 1) X) for counts N (..., H, X, A, X)."""
+    inflow = N[..., :-1, :, :, :].sum(axis=(-3, -2))
+    outflow = N[..., 1:, :, :, :].sum(axis=(-2, -1))
+    total = N[..., 0, :, :, :].sum(axis=(-3, -2, -1))
+    balance = (inflow - outflow).reshape(*N.shape[:-4], -1)
+    return np.concatenate([total[..., None], balance], axis=-1)
+
+
+def adjoint(multipliers: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """Returns B' lambda (..., H, X, A, X) for multipliers lambda (..., 1 + (H - 1) X)."""
+    H, X, A, _ = shape
+    nodes = multipliers[..., 1:].reshape(*multipliers.shape[:-1], H - 1, X)
+    out = np.zeros((*multipliers.shape[:-1], H, X, A, X))
+    out[..., :-1, :, :, :] += nodes[..., None, None, :]
+    out[..., 1:, :, :, :] -= nodes[..., :, None, None]
+    out[..., 0, :, :, :] += multipliers[..., :1, None, None]
+    return out
+
+
+def conserve(
+    transitions: FloatArray, n: float, *, visits: FloatArray | None = None, ratio: float = 0.0
+) -> FloatArray:
+    """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
+
+    `visits` (..., H, X, A) are visits counted on their own, with noise of 1 / `ratio` times the
+    variance of a transition count's; None when visits are sums of the transitions.
+    """
+    shape = transitions.shape[-4:]
+    share = 0.0 if visits is None else ratio / (1 + shape[-1] * ratio)
+    if visits is not None:
+        surplus = transitions.sum(axis=-1) - visits
+        transitions = transitions - share * surplus[..., None]
+    excess = divergence(transitions)
+    excess[..., 0] -= n
+    change = adjoint(excess @ _inverse(shape, share), shape)
+    if share:  # times Sigma, in units of a transition count's variance
+        change = change - share * change.sum(axis=-1, keepdims=True)
+    return np.asarray(transitions - change)
+
+
+def conserve_totals(transitions: FloatArray, n: float) -> FloatArray:
+    """Projects counts (..., Hs, X, A, X) of one batch a step: all that is known is each sum, n."""
+    surplus = transitions.sum(axis=(-3, -2, -1), keepdims=True) - n
+    return np.asarray(transitions - surplus / np.prod(transitions.shape[-3:]))
+
+
+@lru_cache(maxsize=16)
+def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
+    """Returns (B Sigma B')^-1, written out because B itself has H X^2 A columns.
+
+    With S the sums over x', v' Sigma w = v'w - share (S v)'(S w). The equation of step 0 has X^2 A
+    ones; that of (h, y) has X A ones at step h - 1 (one for each S) and minus A rows at step h.
+    """
+    H, X, A, _ = shape
+    size = 1 + (H - 1) * X
+    gram = np.zeros((size, size))
+    gram[0, 0] = X * X * A - share * X**3 * A
+    gram[0, 1 : 1 + X] = gram[1 : 1 + X, 0] = X * A - share * X * X * A
+    for i in range(1, size, X):
+        here = slice(i, i + X)
+        gram[here, here] = (2 * X * A - share * A * X * X) * np.eye(X) - share * X * A
+        gram[here, i + X : i + 2 * X] = gram[i + X : i + 2 * X, here] = share * X * A - A
+    return np.asarray(np.linalg.inv(gram), dtype=np.float64)
+
+
+def infrequent(transitions: FloatArray, threshold: FloatArray | float) -> BoolArray:
+    """Returns W of Algorithm 2, line 9: the tuples counted at most `threshold` times."""
+    return transitions <= threshold
+
+
+def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
+    """Returns P~ (..., X, A, X) from consistent counts of that shape; 0 in rows without visits."""
+    visits = transitions.sum(axis=-1, keepdims=True)
+    rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
+    return np.where(W, 0.0, rows)
+
+
+def estimate_rewards(rewards: FloatArray, visits: FloatArray) -> FloatArray:
+    """Returns r~ (..., X, A) = R / N clipped to [0, 1], and 0 without visits."""
+    ratio = np.divide(rewards, visits, out=np.zeros_like(rewards), where=visits > 0)
+    return np.clip(ratio, 0.0, 1.0)

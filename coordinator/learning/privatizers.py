@@ -1,4 +1,4 @@
-"""What a Privatizer is: private running sums, with the assumptions of the documents as contract.
+"""Privatizers: private running sums, with the assumptions of the documents as contract.
 
 User t contributes sigma_t, an array of one entry a counter; S_t = sigma_1 + ... + sigma_t. A
 Privatizer releases S_t + noise. Learners rely on this and on nothing else:
@@ -7,25 +7,23 @@ Privatizer releases S_t + noise. Learners rely on this and on nothing else:
 - Bounded (Assumption 4 of 000, Assumption 2.3 of 004): a counter's noise after t users exceeds
   `deviation(t, l)` in absolute value with probability at most 2 exp(-l). A union bound gives E:
   with probability 1 - delta all noises of a run are within E / 4, see `precision`. Eq. 7 and the
-  add-on (`coordinator.learning.postprocess.consistent`, 5.1-5.2 of 004) then make counts that
-  satisfy the rest of the assumption: N(x,a) = sum_x' N(x,a,x'), never below the true one, within E
-  of it.
-- Private: what the mechanism's own file states. The neighbours are everywhere the same: one user is
-  replaced by another. Two sets of noise levels are offered by name: `paper` is the document's
-  Laplace noise, literally, with the guarantee it really gives stated; `tight` is the least noise
-  that we can prove (epsilon, beta)-DP with.
+  add-on (`postprocess.consistent`, 5.1-5.2 of 004) then make counts that satisfy the rest of the
+  assumption: N(x,a) = sum_x' N(x,a,x'), never below the true one, within E of it.
+- Private, as stated below. Neighbours are everywhere the same: one user is replaced by another.
 
-Noise comes from the generator that is given, which is seeded in experiments: these privatizers are
-simulations of running sums. The services make batch sums private, with integer noise from the
-system's CSPRNG, in three ways: `common.mechanism.workflow`.
+Two calibrations are offered by name: `paper` is the document's Laplace noise, literally, with the
+guarantee it really gives (`paper_guarantee`); `tight` is the least noise that we can prove
+(epsilon, beta)-DP with: Laplace for few counters, Gaussian for many.
 
-Sensitivities. Replacing one user changes one entry down and one up by at most one in every step of
-every counter family: `Sensitivity.of_cells(cells)` with `CounterLayout.cells`. Losses in [0, 1]
+These are simulations: noise comes from the caller's generator, which experiments seed. The services
+make batch sums private, with integer noise from the system's CSPRNG (`common.mechanism.workflow`).
+
+**Sensitivity.** Replacing one user changes one entry down and one up by at most one in every step
+of every counter family: `Sensitivity.of_cells(cells)` with `CounterLayout.cells`. Losses in [0, 1]
 that are all shown (full information, 004) change all together: `Sensitivity.of_losses(X A)`.
 
-Central Privatizer: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4).
-
-A trusted agent sees every contribution and releases S_t for t = 1..T. The dyadic block of level j
+**Central Privatizer**: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4). A
+trusted agent sees every contribution and releases S_t for t = 1..T. The dyadic block of level j
 ends at multiples of 2^j; S_t is the sum of the blocks named by the 1-bits of t:
 
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ...,
@@ -34,43 +32,37 @@ and each block gets noise once, when it is completed. So S_t carries popcount(t)
 adds fresh noises up to the number of levels: the noise on S_t is then identically distributed for
 all t (Assumption 3.2 of 004), which costs variance and gives no privacy.
 
-Levels, exactly. Contribution i is in one block a level, for the levels with 2^j <= T, at most
+Levels: contribution i is in one block a level, for the levels with 2^j <= T, at most
 
-    levels(T) = floor(log2 T) + 1 = T.bit_length(),
+    tree_levels(T) = floor(log2 T) + 1 = T.bit_length(),
 
 reached by i = 1. A learner of K episodes needs S_1..S_{K-1} (policy k uses users i < k; nobody uses
 S_K), hence T = K - 1 and (K-1).bit_length() = ceil(log2 K) levels: what Algorithm 4 counts. Read
 literally it would use a leaf K that has no index when K is a power of two; the leaf is not needed.
 
-Privacy. Given what was released before, another user's trajectory does not depend on the replaced
-one, so replacing user i changes the blocks that hold i and nothing else: the vector of all blocks
+Privacy: given what was released before, another user's trajectory does not depend on the replaced
+one, so replacing user i changes the blocks that hold i and nothing else. The vector of all blocks
 has sensitivities levels Delta_1 (L1) and sqrt(levels) Delta_2 (L2), with Delta those of one
 contribution. The sums are functions of the noisy blocks. Laplace noise of b = levels Delta_1 /
-epsilon composes adaptively to epsilon-DP; Gaussian noise by the analytic mechanism on the whole
+epsilon composes adaptively to epsilon-DP. Gaussian noise by the analytic mechanism on the whole
 vector is (epsilon, beta)-DP, and stays so when later contributions are chosen adaptively (Denisov
 et al. 2022). Policies shown to the others are post-processing: by the billboard lemma (Hsu et al.
-2014) the run is jointly DP. `tight` is the smaller of the two noises.
+2014) the run is jointly DP.
 
 `paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1:
 epsilon' = epsilon / (3 H log K)). It counts H changes a family where a replaced user makes 2 H, so
-it gives 2 epsilon-DP for replacing one user (epsilon for adding or removing one). When all X A
-losses are shown (full information), it gives less still: see `paper_guarantee`.
+it gives 2 epsilon-DP for replacing one user (epsilon for adding or removing one), and less still
+when all X A losses are shown (full information).
 
-Local Privatizer: every user adds noise to the own contribution before it leaves (004, 5.2).
+**Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves.
 
     S~_t = sum_{i <= t} (sigma_i + Z_i),   Z_i independent for every user and counter,
 
-so the noise on S_t has variance t Var Z.
-
-Privacy. One user's message is the whole noisy contribution; two possible contributions differ by at
-most Delta_1 in L1 and Delta_2 in L2. Laplace noise of b = Delta_1 / epsilon is epsilon-LDP; the
-analytic Gaussian mechanism is (epsilon, beta)-LDP. A user sends once, so nothing composes. `tight`
-is the smaller of the two: Laplace for a bandit (H = 1), Gaussian for longer episodes.
-
-`paper` is Lap(3 H / epsilon) on three families of counters (004, section 5.2). It counts H changes
-a family where two trajectories differ in 2 H, so it is 2 epsilon-LDP; see
-`central.paper_guarantee`, also for losses under full information.
-
+so the noise on S_t has variance t Var Z. Privacy: one user's message is the whole noisy
+contribution; two possible contributions differ by at most Delta_1 in L1 and Delta_2 in L2. Laplace
+noise of b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is
+(epsilon, beta)-LDP. A user sends once, so nothing composes. `paper` is Lap(3 H / epsilon) on three
+families; it counts H changes a family where two trajectories differ in 2 H, so it is 2 epsilon-LDP.
 Under joint DP the same noise on bandit losses is what 004 uses (Lemma 5.6).
 """
 
@@ -98,20 +90,20 @@ class Sensitivity:
 
     @classmethod
     def of_cells(cls, cells: int) -> Sensitivity:
-        """`cells` counters up by one and `cells` down by one."""
+        """Returns that of `cells` counters up by one and `cells` down by one."""
         return cls(2.0 * cells, math.sqrt(2.0 * cells))
 
     @classmethod
     def of_losses(cls, pairs: int) -> Sensitivity:
-        """`pairs` numbers in [0, 1], any of which may change."""
+        """Returns that of `pairs` numbers in [0, 1], any of which may change."""
         return cls(float(pairs), math.sqrt(pairs))
 
     def __add__(self, other: Sensitivity) -> Sensitivity:
-        """Of two families of counters released together."""
+        """Returns that of two families of counters released together."""
         return Sensitivity(self.l1 + other.l1, math.hypot(self.l2, other.l2))
 
     def repeated(self, times: int) -> Sensitivity:
-        """When every contribution enters `times` released numbers."""
+        """Returns the sensitivity when every contribution enters `times` released numbers."""
         return Sensitivity(times * self.l1, math.sqrt(times) * self.l2)
 
 
@@ -124,11 +116,11 @@ class AdditiveNoise:
 
     @property
     def variance(self) -> float:
-        """Of one draw."""
+        """Variance of one draw."""
         return {"none": 0.0, "laplace": 2.0, "gaussian": 1.0}[self.kind] * self.scale**2
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        """Fresh noise of this shape."""
+        """Draws noise of this shape."""
         if self.kind == "none":
             return np.zeros(shape)
         if self.kind == "laplace":
@@ -136,7 +128,7 @@ class AdditiveNoise:
         return generator.normal(0.0, self.scale, shape)
 
     def deviation(self, terms: int, log_term: float) -> float:
-        """A bound that a sum of `terms` draws exceeds with probability <= 2 exp(-log_term).
+        """Returns a bound that a sum of `terms` draws exceeds with probability <= 2 exp(-log_term).
 
         Gaussian: s = sigma sqrt(2 terms l). Laplace: log E exp(x Z / b) = -log(1 - x^2) is at most
         x^2 / (1 - x), so the sum is sub-gamma with variance factor 2 terms b^2 and scale b
@@ -152,71 +144,44 @@ class AdditiveNoise:
 NO_NOISE = AdditiveNoise("none", 0.0)
 
 
-def laplace(sensitivity: Sensitivity, epsilon: float) -> AdditiveNoise:
-    """Laplace noise that is epsilon-DP (Dwork et al. 2006): b = Delta_1 / epsilon."""
+def laplace_noise(sensitivity: Sensitivity, epsilon: float) -> AdditiveNoise:
+    """Returns Laplace noise that is epsilon-DP (Dwork et al. 2006): b = Delta_1 / epsilon."""
     return AdditiveNoise("laplace", sensitivity.l1 / epsilon)
 
 
-def gaussian(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
-    """Least Gaussian noise that is (epsilon, beta)-DP (Balle and Wang 2018, Theorem 8)."""
+def gaussian_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
+    """Returns the least (epsilon, beta)-DP Gaussian noise (Balle and Wang 2018, Theorem 8)."""
     unit = gaussian_variance(epsilon, beta, 1) / 2.0
     return AdditiveNoise("gaussian", sensitivity.l2 * math.sqrt(unit))
 
 
-def least(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
-    """Of the two, that of least variance: Laplace for few counters, Gaussian for many."""
-    candidates = (laplace(sensitivity, epsilon), gaussian(sensitivity, epsilon, beta))
+def least_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
+    """Returns the one of the two that has the smaller variance."""
+    candidates = laplace_noise(sensitivity, epsilon), gaussian_noise(sensitivity, epsilon, beta)
     return min(candidates, key=lambda noise: noise.variance)
 
 
-class Privatizer(Protocol):
-    """Private running sums of a stream of arrays of one shape; see the module's docstring."""
-
-    def add(self, sigma: FloatArray) -> FloatArray:
-        """Take the next contribution; return the private sum of all so far."""
-        ...
-
-    def variance(self, t: int) -> float:
-        """Variance of the noise on one counter after t contributions."""
-        ...
-
-    def deviation(self, t: int, log_term: float) -> float:
-        """Bound on that noise, exceeded with probability at most 2 exp(-log_term)."""
-        ...
-
-
-def precision(privatizer: Privatizer, t: int, *, counters: int, times: int, delta: float) -> float:
-    """E of Assumption 4 after t contributions.
-
-    Used at each of `times` moments, it bounds all noises of all `counters` by E / 4 together with
-    probability 1 - delta.
-    """
-    return 4.0 * privatizer.deviation(t, math.log(2.0 * counters * times / delta))
-
-
-def levels(T: int) -> int:
-    """Most blocks that one of T contributions is in; 0 for an empty stream."""
-    return T.bit_length()
-
-
 def central_noise(
-    name: NoiseLevels,
-    *,
-    sensitivity: Sensitivity,
-    H: int,
-    T: int,
-    epsilon: float,
-    beta: float,
+    name: NoiseLevels, *, sensitivity: Sensitivity, H: int, T: int, epsilon: float, beta: float
 ) -> AdditiveNoise:
-    """Noise of one block, for T released sums of contributions of this sensitivity."""
-    depth = max(levels(T), 1)
+    """Returns the noise of one block, for T released sums of contributions of this sensitivity."""
+    depth = max(tree_levels(T), 1)
     if name == "paper":
         return AdditiveNoise("laplace", 3.0 * H * depth / epsilon)
-    return least(sensitivity.repeated(depth), epsilon, beta)
+    return least_noise(sensitivity.repeated(depth), epsilon, beta)
+
+
+def local_noise(
+    name: NoiseLevels, *, sensitivity: Sensitivity, H: int, epsilon: float, beta: float
+) -> AdditiveNoise:
+    """Returns the noise of one user's contribution of this sensitivity."""
+    if name == "paper":
+        return AdditiveNoise("laplace", 3.0 * H / epsilon)
+    return least_noise(sensitivity, epsilon, beta)
 
 
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
-    """The epsilon that the `paper` noise really gives, central or local: Delta_1 / (3 H) epsilon.
+    """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
 
     `sensitivity` is that of all families together: 6 H, so 2 epsilon, for three families of
     visits and rewards; 4 H + X A with losses under full information.
@@ -224,8 +189,38 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     return sensitivity.l1 / (3.0 * H) * epsilon
 
 
+class Privatizer(Protocol):
+    """Private running sums of a stream of arrays of one shape; see the module's docstring."""
+
+    def add(self, sigma: FloatArray) -> FloatArray:
+        """Takes the next contribution; returns the private sum of all so far."""
+        ...
+
+    def variance(self, t: int) -> float:
+        """Returns the variance of the noise on one counter after t contributions."""
+        ...
+
+    def deviation(self, t: int, log_term: float) -> float:
+        """Returns a bound on that noise, exceeded with probability at most 2 exp(-log_term)."""
+        ...
+
+
+def precision(privatizer: Privatizer, t: int, *, counters: int, times: int, delta: float) -> float:
+    """Returns E of Assumption 4 after t contributions.
+
+    Used at each of `times` moments, it bounds all noises of all `counters` by E / 4 together with
+    probability 1 - delta.
+    """
+    return 4.0 * privatizer.deviation(t, math.log(2.0 * counters * times / delta))
+
+
+def tree_levels(T: int) -> int:
+    """Returns the most blocks that one of T contributions is in; 0 for an empty stream."""
+    return T.bit_length()
+
+
 class BinaryMechanism:
-    """Private running sums of T arrays of one shape; `variant` equalises the noise (Alg. 4).
+    """The Central Privatizer: T arrays of one shape; `variant` equalises the noise (Alg. 4).
 
     Every block's noise is drawn in full when the block is completed, in the order of t; the
     variant's further noises after it. Raises LearnerError past T contributions.
@@ -245,11 +240,11 @@ class BinaryMechanism:
         self.variant = variant
         self._generator = generator
         self._total = np.zeros(shape)
-        self._blocks = np.zeros((levels(T), *shape))
+        self._blocks = np.zeros((tree_levels(T), *shape))
         self._t = 0
 
     def add(self, sigma: FloatArray) -> FloatArray:
-        """Take contribution t = 1..T; return S_t with noise."""
+        """Takes contribution t = 1..T; returns S_t with noise."""
         if self._t == self.T:
             raise LearnerError(f"this Binary Mechanism was made for {self.T} contributions")
         self._t += 1
@@ -259,37 +254,25 @@ class BinaryMechanism:
         self._blocks[:completed] = 0.0
         self._blocks[completed] = self.noise.draw(self._generator, self._total.shape)
         released: FloatArray = self._total + self._blocks.sum(axis=0)
-        for _ in range(self._fresh(self._t)):
+        for _ in range(self.terms(self._t) - self._t.bit_count()):
             released += self.noise.draw(self._generator, self._total.shape)
         return released
 
     def terms(self, t: int) -> int:
-        """Number of noises in S_t."""
-        return levels(self.T) if self.variant and t > 0 else t.bit_count()
+        """Returns the number of noises in S_t."""
+        return tree_levels(self.T) if self.variant and t > 0 else t.bit_count()
 
     def variance(self, t: int) -> float:
-        """Variance of the noise on one counter of S_t."""
+        """Returns the variance of the noise on one counter of S_t."""
         return self.terms(t) * self.noise.variance
 
     def deviation(self, t: int, log_term: float) -> float:
-        """Bound on the noise of S_t, exceeded with probability at most 2 exp(-log_term)."""
+        """Returns a bound on the noise of S_t, exceeded with probability <= 2 exp(-log_term)."""
         return self.noise.deviation(self.terms(t), log_term)
-
-    def _fresh(self, t: int) -> int:
-        return self.terms(t) - t.bit_count()
-
-
-def local_noise(
-    name: NoiseLevels, *, sensitivity: Sensitivity, H: int, epsilon: float, beta: float
-) -> AdditiveNoise:
-    """Noise of one user's contribution of this sensitivity."""
-    if name == "paper":
-        return AdditiveNoise("laplace", 3.0 * H / epsilon)
-    return least(sensitivity, epsilon, beta)
 
 
 class LocalPrivatizer:
-    """Private running sums of arrays of one shape, each made private by its user."""
+    """The Local Privatizer: arrays of one shape, each made private by its user."""
 
     def __init__(
         self, shape: tuple[int, ...], noise: AdditiveNoise, generator: np.random.Generator
@@ -299,18 +282,18 @@ class LocalPrivatizer:
         self._total = np.zeros(shape)
 
     def privatize(self, sigma: FloatArray) -> FloatArray:
-        """The user's half: what is sent."""
+        """Returns what a user sends: their contribution with noise."""
         return sigma + self.noise.draw(self._generator, sigma.shape)
 
     def add(self, sigma: FloatArray) -> FloatArray:
-        """Both halves: the next user's message is added to the sum."""
+        """Adds the next user's message to the sum, which it returns."""
         self._total += self.privatize(sigma)
         return self._total.copy()
 
     def variance(self, t: int) -> float:
-        """Variance of the noise on one counter of S_t."""
+        """Returns the variance of the noise on one counter of S_t."""
         return t * self.noise.variance
 
     def deviation(self, t: int, log_term: float) -> float:
-        """Bound on the noise of S_t, exceeded with probability at most 2 exp(-log_term)."""
+        """Returns a bound on the noise of S_t, exceeded with probability <= 2 exp(-log_term)."""
         return self.noise.deviation(t, log_term)

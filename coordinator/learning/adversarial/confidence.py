@@ -40,9 +40,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from riffle.coordinator.learning.adversarial.layered import BoolArray, Layers
-from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.postprocess import nearest
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.learner import BoolArray, FloatArray
+from riffle.coordinator.learning.postprocess import project
 
 MARGIN = 1e-6
 _NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
@@ -78,7 +78,7 @@ class Box:
 def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
     """Eq. 5.1 and 5.2 on noisy counts (H, W, A, W) and (H, W, A)."""
     c = np.where(layers.cells, transitions, _NEVER)
-    n = nearest(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
+    n = project(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
     n *= layers.cells
     return Counts(n, n.sum(axis=-1), E)
 

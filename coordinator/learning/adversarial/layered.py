@@ -1,4 +1,4 @@
-"""Loop-free layered MDPs (004, section 2.1), as padded arrays.
+"""Loop-free layered MDPs (004, section 2.1), as padded arrays, and their occupancy measures.
 
 States are split into layers X_0, ..., X_H of sizes (X_0, ..., X_H) with X_0 = X_H = 1, and
 transitions lead from one layer to the next. A state is (h, x) with x < X_h. With W = max X_h,
@@ -9,7 +9,7 @@ say which entries of arrays of these shapes exist: every array of this package i
 them, and padding is zero unless a docstring says otherwise. The paper's X counts every state of
 every layer; pairs (x, a) end at layer H - 1, since nothing is done in x_H.
 
-Occupancy measures (004, section 2.1.1) of layered MDPs.
+Occupancy measures (004, section 2.1.1),
 
     q^{P,pi}(x, a, x') = Pr[x_h = x, a_h = a, x_{h+1} = x' | P, pi],   h = h(x),
 
@@ -24,11 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-
-BoolArray = NDArray[np.bool_]
+from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArray
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Layers:
     """Sizes of the layers, first and last of them 1, and the number of actions.
 
     Raises ValueError when there are fewer than two layers, a size is below one, or the first or
-    last layer is no singleton.
+    last layer is not a singleton.
     """
 
     widths: tuple[int, ...]
@@ -95,19 +92,19 @@ class Layers:
         return int(self.cells.sum())
 
 
-def uniform(layers: Layers) -> FloatArray:
-    """q_1 of Algorithms 1 and 3: 1 / (X_h A X_{h+1}) on every cell."""
+def uniform_occupancy(layers: Layers) -> FloatArray:
+    """Returns q_1 of Algorithms 1 and 3: 1 / (X_h A X_{h+1}) on every cell."""
     cells = layers.cells
     return np.asarray(cells / cells.sum(axis=(1, 2, 3), keepdims=True))
 
 
 def uniform_policy(layers: Layers) -> FloatArray:
-    """pi(a|x) = 1 / A at every state (H, W, A)."""
+    """Returns pi(a|x) = 1 / A at every state (H, W, A)."""
     return np.asarray(layers.pairs / layers.A)
 
 
 def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """q(x, a) of policies (..., H, W, A) under P: same shape."""
+    """Returns q(x, a) of policies (..., H, W, A) under P: same shape."""
     q = np.empty(policy.shape)
     state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
     state[..., 0] = 1.0
@@ -118,12 +115,12 @@ def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
 
 
 def occupancy(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """q^{P,pi}(x, a, x'): (H, W, A, W)."""
+    """Returns q^{P,pi}(x, a, x'): (H, W, A, W)."""
     return state_action(P, policy)[..., None] * P
 
 
 def induced_policy(layers: Layers, q: FloatArray) -> FloatArray:
-    """pi^q (H, W, A); uniform at states that q never visits."""
+    """Returns pi^q (H, W, A); uniform at states that q never visits."""
     pairs = q.sum(axis=-1)
     visits = pairs.sum(axis=-1, keepdims=True)
     ratio = np.divide(pairs, visits, out=np.full_like(pairs, 1 / layers.A), where=visits > 0)
@@ -131,7 +128,7 @@ def induced_policy(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
-    """P^q (H, W, A, W); uniform at pairs that q never visits."""
+    """Returns P^q (H, W, A, W); uniform at pairs that q never visits."""
     pairs = q.sum(axis=-1, keepdims=True)
     unknown = np.broadcast_to(1 / layers.successors[..., None], q.shape)
     ratio = np.divide(q, pairs, out=unknown.copy(), where=pairs > 0)
@@ -139,7 +136,7 @@ def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def violation(layers: Layers, q: FloatArray) -> float:
-    """Largest violation of (i), (ii), q >= 0 and zero padding."""
+    """Returns the largest violation of (i), (ii), q >= 0 and zero padding."""
     inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
     flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
     mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()
@@ -147,7 +144,7 @@ def violation(layers: Layers, q: FloatArray) -> float:
 
 
 def best_policy(layers: Layers, P: FloatArray, loss: FloatArray) -> tuple[PolicyArray, float]:
-    """Deterministic policy (H, W) of least <q, loss>, by backward induction, and that value."""
+    """Returns the deterministic policy (H, W) of least <q, loss>, and that value."""
     policy = np.zeros((layers.H, layers.W), dtype=np.int64)
     V = np.zeros(layers.W)
     for h in reversed(range(layers.H)):

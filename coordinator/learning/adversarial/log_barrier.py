@@ -32,7 +32,6 @@ import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import Box
 from riffle.coordinator.learning.adversarial.layered import (
-    BoolArray,
     Layers,
     induced_policy,
     induced_transitions,
@@ -40,7 +39,7 @@ from riffle.coordinator.learning.adversarial.layered import (
     violation,
 )
 from riffle.coordinator.learning.adversarial.omd import Step
-from riffle.coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.learner import BoolArray, FloatArray, LearnerError
 
 GAP = 1e-7
 MAX_ITERATIONS = 100

@@ -24,7 +24,11 @@ from riffle.coordinator.learning.adversarial.confidence import (
     log_iota,
     post_process,
 )
-from riffle.coordinator.learning.adversarial.layered import Layers, induced_policy, uniform
+from riffle.coordinator.learning.adversarial.layered import (
+    Layers,
+    induced_policy,
+    uniform_occupancy,
+)
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
 
@@ -66,7 +70,7 @@ class PrivateUCOREPS:
     def __init__(self, settings: Settings, solve: Callable[..., Step] = ftrl_step) -> None:
         self.settings = settings
         self._solve = solve
-        self.policy = induced_policy(settings.layers, uniform(settings.layers))
+        self.policy = induced_policy(settings.layers, uniform_occupancy(settings.layers))
         self.step: Step | None = None
 
     def observe(

@@ -23,7 +23,11 @@ from collections.abc import Callable
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import everything, upper_occupancy
-from riffle.coordinator.learning.adversarial.layered import Layers, induced_policy, uniform
+from riffle.coordinator.learning.adversarial.layered import (
+    Layers,
+    induced_policy,
+    uniform_occupancy,
+)
 from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
 from riffle.coordinator.learning.adversarial.omd import Step
 from riffle.coordinator.learning.adversarial.uc_o_reps import Settings, confidence_delta
@@ -51,7 +55,7 @@ class PrivateUOBLBPS:
     def __init__(self, settings: Settings, solve: Callable[..., Step] = log_barrier_step) -> None:
         self.settings = settings
         self._solve = solve
-        self.q = uniform(settings.layers)
+        self.q = uniform_occupancy(settings.layers)
         self.policy = induced_policy(settings.layers, self.q)
         self.box = everything(settings.layers)
 

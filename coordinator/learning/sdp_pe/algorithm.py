@@ -2,11 +2,11 @@
 
 Each stage b explores crudely (Algorithm 2: one batch a layer, to find the tuples W that are too
 rare to learn), then finely (Algorithm 3: one batch of a coverage design over the active policies),
-and drops the policies that are provably worse than another (Algorithm 1, lines 7-13). The methods
-that run a stage are generators that yield a deployment and are sent its private counts, so that
-they read as the pseudocode.
+and drops the policies that are provably worse than another (Algorithm 1, lines 7-13).
 
-Departures from the document are fields of `Constants` with a name; see `presets`.
+The three algorithms are generators: they yield a deployment and receive its private counts. Lines
+of the pseudocode stand beside them. The methods below them take the choices that the document
+leaves open or that `Constants` names as a departure from it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
 from riffle.coordinator.learning.learner import (
     BatchCounts,
+    BoolArray,
     Deployment,
     FloatArray,
     LearnerError,
@@ -30,24 +31,23 @@ from riffle.coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from riffle.coordinator.learning.planning import BoolArray, estimate_transition, infrequent
-from riffle.coordinator.learning.postprocess import precision
-from riffle.coordinator.learning.sdp_pe.active import ActiveSet, everything
+from riffle.coordinator.learning.planning import Model
+from riffle.coordinator.learning.postprocess import estimate_transition, infrequent, precision
+from riffle.coordinator.learning.sdp_pe.active import ActiveSet, all_policies
 from riffle.coordinator.learning.sdp_pe.coverage import Design, design
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
 from riffle.coordinator.learning.sdp_pe.estimation import (
     Counts,
     Estimator,
     Evidence,
     Weights,
     batch_weights,
-    of_batches,
-    pooled,
+    bootstrap,
+    evidence_of,
+    pool,
     visit_weights,
 )
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
-from riffle.coordinator.learning.sdp_pe.radius import bootstrap, literal_radius
-from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, of_problem
+from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, schedule_for
 
 MOST_AUXILIARY = 512
 """Most policies of pi_0 in a mixture, all of which a descriptor lists."""
@@ -59,7 +59,7 @@ Steps = Generator[Deployment, BatchCounts, None]
 
 @dataclass(frozen=True, slots=True)
 class Crude:
-    """What Algorithm 2 returns: W, P~cru (H, X, A, X), the atoms (M, H, X) of pi_0, its counts.
+    """The output of Algorithm 2: W, P~cru (H, X, A, X), the policies (M, H, X) of pi_0, counts.
 
     `counts` is None when the stage had no crude batches and W and P~cru come from memory.
     """
@@ -72,7 +72,7 @@ class Crude:
 
 @dataclass(frozen=True, slots=True)
 class Fine:
-    """What Algorithm 3 returns: the model (P~ref, r~), with its counts, estimator and design."""
+    """The output of Algorithm 3: the model (P~ref, r~), with its counts, estimator and design."""
 
     model: Model
     counts: tuple[Evidence, ...]
@@ -80,12 +80,18 @@ class Fine:
     design: Design
 
 
+def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> float:
+    """Returns the radius of Algorithm 1, line 9, in value units."""
+    X, A, H = sizes.X, sizes.A, sizes.H
+    return 2 * C * (math.sqrt(X * A * H**3 * iota / L_b) + X**3 * A * H**5 * E * iota / L_b)
+
+
 class SDPPE:
     """One run of SDP-PE over a `Problem`; a `Learner`.
 
     Raises EnumerationTooLarge when the policies are too many for `enumerated` active sets, and
     LearnerError when K is too small for a stage. Subclasses may change `fine_batches` (the fine
-    batch has so many times L_b episodes), the coverage design and the worst-case radius.
+    batch has this many times L_b episodes), the coverage design and the worst-case radius.
     """
 
     fine_batches = 2
@@ -97,91 +103,46 @@ class SDPPE:
             raise LearnerError("likely_share needs the draws of radius bootstrap: set it to 0")
         self.problem = problem
         self.constants = constants
-        self.phi: ActiveSet = everything(problem.sizes, problem.d1, constants.active_set)
-        self._decisions = int(self.phi.actions.sum())
-        self.schedule: Schedule = of_problem(problem, constants, self.fine_batches)
+        self.phi: ActiveSet = all_policies(problem.sizes, problem.d1, constants.active_set)
+        self.schedule: Schedule = schedule_for(problem, constants, self.fine_batches)
         X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
         self.iota = math.log(2 * H * A * problem.K / problem.delta)
+        self._decisions = int(self.phi.actions.sum())
         self._model = Model(np.zeros((H, X, A, X)), np.zeros((H, X, A)))
-        self._results: list[StageResult] = []
+        self._stages: list[StageResult] = []
         self._memory: tuple[Evidence, ...] = ()
         self._likely: PolicyArray = np.zeros((0, H, X), dtype=np.int64)
-        self._used = 0
+        self._episodes = 0
         self._term = 1.0
-        self._steps = self._sdp_pe()
+        self._steps = self._policy_elimination()
         self._pending: Deployment | None = next(self._steps)
-
-    # -- the Learner protocol ------------------------------------------------------------------
-
-    def next_deployment(self) -> Deployment | None:
-        """What to deploy now; None when all K episodes are used."""
-        return self._pending
-
-    def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Take the current deployment's counts; return the stage's result when it ends."""
-        self._check(counts)
-        done = len(self._results)
-        self._used += counts.n
-        self._term = max(self._term, counts.term)
-        try:
-            self._pending = self._steps.send(counts)
-        except StopIteration:
-            self._pending = None
-        return self._results[-1] if len(self._results) > done else None
-
-    def summary(self) -> LearnerSummary:
-        """The best policy of the last active set under the last stage's model."""
-        best = self.phi.best(self._model)
-        return LearnerSummary(
-            policy=best.policy,
-            value_estimate=float(best.value),
-            active=self.phi.size,
-            stage=len(self._results),
-            episodes_used=self._used,
-            episodes_total=self.problem.K,
-            finished=self._pending is None,
-            constants=self.constants.as_dict(),
-        )
-
-    def _check(self, counts: BatchCounts) -> None:
-        if self._pending is None:
-            raise LearnerError("the run is over: there is no deployment these counts belong to")
-        expected = (self._pending.n, self._layout(self._pending.layer))
-        if (counts.n, counts.layout) != expected:
-            raise LearnerError(
-                f"expected counts of n={expected[0]} and {expected[1]}, "
-                f"got n={counts.n} and {counts.layout}"
-            )
-
-    def _layout(self, layer: int | None) -> CounterLayout:
-        return CounterLayout(self.problem.sizes, self.problem.families, layer)
 
     # -- Algorithm 1 ---------------------------------------------------------------------------
 
-    def _sdp_pe(self) -> Steps:
-        for stage in self.schedule.stages:
+    def _policy_elimination(self) -> Steps:
+        for stage in self.schedule.stages:  # lines 1-4
             if stage.crude:
-                crude = yield from self._crude_exploration(stage)
+                crude = yield from self._crude_exploration(stage)  # line 5
             else:
-                crude = self._remembered(stage)
-            fine = yield from self._fine_exploration(stage, crude)
-            self._eliminate(stage, crude, fine)
+                crude = self._recall(stage)
+            fine = yield from self._fine_exploration(stage, crude)  # line 6
+            self._eliminate(stage, crude, fine)  # lines 7-13
         if self.schedule.exploit > 0:
             best = Mixture.single(self.phi.best(self._model).policy)
             last = len(self.schedule.stages) + 1
             yield Deployment(last, "exploit", best, self.schedule.exploit, 0)
 
     def _eliminate(self, stage: Stage, crude: Crude, fine: Fine) -> None:
-        """Lines 7-13, with the stage's result."""
+        """Carries out lines 7-13 and records the stage."""
         radius = self._radius(stage, fine)
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
         after = self.phi.size
-        # Draws plan within the decisions that are left: what they find may be no member by now.
+        # Draws are planned within the decisions left before: some policies are no members any more.
         members = [self.phi.contains(policy) for policy in self._likely]
         self._likely = self._likely[np.array(members, dtype=np.bool_)]
         self._model = fine.model
-        self._results.append(
+        self._stages.append(
             StageResult(
                 stage=stage.b,
                 L_b=stage.L_b,
@@ -200,84 +161,63 @@ class SDPPE:
             )
         )
 
-    def _radius(self, stage: Stage, fine: Fine) -> float:
-        scale = self.constants.radius_scale
-        if self.constants.radius == "paper":
-            return self._worst_case(stage.L_b, self._precision(fine.counts[0].transition_variance))
-        level = 1 - self.problem.delta / len(self.schedule.stages)
-        generator = generator_for(self.problem.seed, "bootstrap", stage.b)
-        found = bootstrap(
-            generator,
-            fine.counts,
-            fine.estimator,
-            self.phi,
-            level=level,
-            families=self.problem.families,
-        )
-        self._likely = found.likely
-        return scale * found.radius
-
-    def _worst_case(self, L_b: int, E: float) -> float:
-        """The radius of line 9 times C."""
-        scale = self.constants.radius_scale
-        return literal_radius(self.problem.sizes, L_b, E, self.iota, scale)
-
     # -- Algorithm 2 ---------------------------------------------------------------------------
 
     def _crude_exploration(self, stage: Stage) -> Generator[Deployment, BatchCounts, Crude]:
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H
         P_cru = np.zeros((H, X, A, X))
         W = np.ones((H, X, A, X), dtype=np.bool_)
-        atoms: list[PolicyArray] = []
         mixtures: list[Mixture] = []
         batches: list[BatchCounts] = []
-        for h in range(H):
-            pi_h = self._best_visits(P_cru, h, stage.crude[h])
+        policies: list[PolicyArray] = []
+        for h in range(H):  # line 1
+            pi_h = self._best_visits(P_cru, h, stage.crude[h])  # lines 3-5
+            policies.append(pi_h)
             mixtures.append(Mixture.from_probabilities(pi_h, np.ones(len(pi_h))))
-            counts = yield Deployment(stage.b, "crude", mixtures[-1], stage.crude[h], h)
-            atoms.append(pi_h)
+            counts = yield Deployment(stage.b, "crude", mixtures[h], stage.crude[h], h)  # lines 6-8
             batches.append(counts)
             steps = slice(None) if self.constants.homogeneous else slice(h, h + 1)
-            W[steps], P_cru[steps] = self._estimate_layer(h, of_batches(batches, mixtures), P_cru)
-        return Crude(W, P_cru, np.concatenate(atoms), of_batches(batches, mixtures))
+            crude = evidence_of(batches, mixtures)
+            W[steps], P_cru[steps] = self._estimate_layer(h, crude, P_cru)  # lines 9-10
+        pi_0 = np.concatenate(policies)  # line 12
+        return Crude(W, P_cru, pi_0, crude)  # line 13
 
-    def _remembered(self, stage: Stage) -> Crude:
-        """What Algorithm 2 would return, from the counts of the stages before alone."""
+    def _recall(self, stage: Stage) -> Crude:
+        """Returns what Algorithm 2 would, from the counts of earlier stages alone."""
         H = self.problem.sizes.H
         weights = self._weights(self._memory, self._model.P)
-        counts = pooled(self._memory, weights, alike=self.constants.homogeneous)
+        counts = pool(self._memory, weights, alike=self.constants.homogeneous)
         W, P = self._estimate_rows(counts)
         shape = (H, *W.shape[1:])
         P = np.broadcast_to(P, shape)
-        atoms = [self._best_visits(P, h, stage.fine) for h in range(H)]
-        return Crude(np.broadcast_to(W, shape), P, np.concatenate(atoms), None)
+        policies = [self._best_visits(P, h, stage.fine) for h in range(H)]
+        return Crude(np.broadcast_to(W, shape), P, np.concatenate(policies), None)
 
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
-        """pi^cru_{h,x,a} (M, H, X) of every pair (x, a) that n episodes are expected to visit.
+        """Returns pi^cru_{h,x,a} (M, H, X) of every (x, a) that n episodes are expected to visit.
 
-        Line 4 of Algorithm 2 is a tie between all policies for a pair that none reaches; the tie is
+        Line 4 of Algorithm 2 is a tie between all policies for a pair that none reaches. The tie is
         broken towards the policies of the pairs that are reached.
         """
-        found = self.phi.best_visits(P, h, self._model)
-        reached = found.value * n >= 1
+        best = self.phi.best_visits(P, h, self._model)
+        reached = best.value * n >= 1
         if not reached.any():
             reached[:] = True
-        policies: PolicyArray = found.policy[reached]
-        return policies
+        return np.asarray(best.policy[reached])
 
     def _estimate_layer(
         self, h: int, crude: Evidence, P_cru: FloatArray
     ) -> tuple[BoolArray, FloatArray]:
-        """Lines 9-10: W and P~cru of layer h, or of all steps when they are alike."""
+        """Returns W and P~cru of layer h, or of all steps when they are alike (lines 9-10)."""
         parts = (crude, *self._memory)
         weights = self._weights(parts, P_cru)
         if self.constants.homogeneous:
-            return self._estimate_rows(pooled(parts, weights, alike=True))
-        at_h = pooled([part.step(h) for part in parts], [_step(w, h) for w in weights])
-        return self._estimate_rows(at_h)
+            return self._estimate_rows(pool(parts, weights, alike=True))
+        weights = [w[h : h + 1] if w.ndim else w for w in weights]
+        return self._estimate_rows(pool([part.step(h) for part in parts], weights))
 
     def _estimate_rows(self, counts: Counts) -> tuple[BoolArray, FloatArray]:
-        """W and P~cru of pooled counts."""
+        """Returns W and P~cru of pooled counts."""
         variance = counts.transition_variance[..., None]
         E = self._tolerance(float(variance.max()))
         N = counts.consistent(E, add_on=self.constants.add_on).transitions
@@ -285,78 +225,74 @@ class SDPPE:
         W = infrequent(N, self._threshold(variance))
         return W, estimate_transition(N, W)
 
-    def _weights(self, parts: Sequence[Evidence], P: FloatArray) -> Weights:
-        """How parts are added, see `estimation`; P predicts how often they visit (h, x, a)."""
-        if self.constants.weights == "batch":
-            return batch_weights(parts)
-        return visit_weights(parts, P, self.problem.d1)
-
     # -- Algorithm 3 ---------------------------------------------------------------------------
 
     def _fine_exploration(
         self, stage: Stage, crude: Crude
     ) -> Generator[Deployment, BatchCounts, Fine]:
-        pi_ref = self._coverage_design(stage, crude)
+        pi_ref = self._coverage_design(stage, crude)  # line 1
         mixture = self._mixture(pi_ref, crude)
-        batch = yield Deployment(stage.b, "fine", mixture, stage.fine, None)
-        counts = self._evidence(of_batches([batch], [mixture]), crude.counts)
+        batch = yield Deployment(stage.b, "fine", mixture, stage.fine, None)  # lines 2-4
+        counts = self._evidence(evidence_of([batch], [mixture]), crude.counts)
         estimator = self._estimator(crude, counts)
-        return Fine(estimator.model(counts), counts, estimator, pi_ref)
-
-    def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
-        """pi^ref and pi_0 in their shares and, once there is a model, what seems best in its."""
-        share = self.constants.auxiliary_share
-        pi_0 = self._thinned(crude.pi_0)
-        uniform = np.full(len(pi_0), share / len(pi_0))
-        policies = np.concatenate([pi_ref.policies, pi_0])
-        weights = np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
-        if self._results:
-            best, likely = self.constants.best_share, self.constants.likely_share
-            found = self.phi.best(self._model).policy[None]
-            policies = np.concatenate([policies, found, self._likely])
-            shares = np.full(len(self._likely), likely / max(len(self._likely), 1))
-            weights = np.concatenate([(1 - best - likely) * weights, [best], shares])
-        return Mixture.from_probabilities(policies, weights)
-
-    def _thinned(self, pi_0: PolicyArray) -> PolicyArray:
-        """At most MOST_AUXILIARY of pi_0, drawn: a descriptor holds only so many policies."""
-        if len(pi_0) <= MOST_AUXILIARY:
-            return pi_0
-        generator = generator_for(self.problem.seed, "auxiliary", len(self._results))
-        chosen = generator.choice(len(pi_0), MOST_AUXILIARY, replace=False)
-        return np.asarray(pi_0[np.sort(chosen)])
-
-    def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
-        """The counts a stage's model is made of; kept for later stages only with `memory`.
-
-        Every batch lengthens the bootstrap of every later stage, so the oldest are forgotten, which
-        are the smallest.
-        """
-        parts = (fine, crude) if self.constants.pool and crude is not None else (fine,)
-        parts = (*parts, *self._memory)
-        if self.constants.memory:
-            kept = max(1, MOST_REMEMBERED // fine.transitions.size)
-            self._memory = parts[:kept]
-        return parts
+        return Fine(estimator.model(counts), counts, estimator, pi_ref)  # lines 5-9
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Eq. 4; tuples that not one of the fine episodes is expected to reach are left out."""
+        """Solves Eq. 4 without the tuples that no fine episode is expected to reach."""
         H = self.problem.sizes.H
         visits = [self._best_visits(crude.P, h, stage.fine) for h in range(H)]
         atoms = np.unique(np.concatenate(visits), axis=0)
         tolerance = self.constants.coverage_tolerance
         return design(self.phi, crude.P, atoms, floor=1 / stage.fine, tolerance=tolerance)
 
+    def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
+        """Mixes pi^ref and pi_0 and, after the first stage, what seems best in its model."""
+        share = self.constants.auxiliary_share
+        pi_0 = self._thin(crude.pi_0)
+        uniform = np.full(len(pi_0), share / len(pi_0))
+        policies = np.concatenate([pi_ref.policies, pi_0])
+        weights = np.concatenate([(1 - share) * pi_ref.probabilities, uniform])
+        if self._stages:
+            best_share, likely_share = self.constants.best_share, self.constants.likely_share
+            best = self.phi.best(self._model).policy[None]
+            policies = np.concatenate([policies, best, self._likely])
+            shares = np.full(len(self._likely), likely_share / max(len(self._likely), 1))
+            others = (1 - best_share - likely_share) * weights
+            weights = np.concatenate([others, [best_share], shares])
+        return Mixture.from_probabilities(policies, weights)
+
+    def _thin(self, pi_0: PolicyArray) -> PolicyArray:
+        """Draws at most MOST_AUXILIARY of pi_0: a descriptor holds only so many policies."""
+        if len(pi_0) <= MOST_AUXILIARY:
+            return pi_0
+        generator = generator_for(self.problem.seed, "auxiliary", len(self._stages))
+        chosen = generator.choice(len(pi_0), MOST_AUXILIARY, replace=False)
+        return np.asarray(pi_0[np.sort(chosen)])
+
+    def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
+        """Returns the counts behind a stage's model; `memory` keeps them for later stages.
+
+        Every batch lengthens the bootstrap of every later stage, so the oldest and smallest ones
+        are forgotten.
+        """
+        parts = (fine, crude) if self.constants.pool and crude is not None else (fine,)
+        parts = (*parts, *self._memory)
+        if self.constants.memory:
+            self._memory = parts[: max(1, MOST_REMEMBERED // fine.transitions.size)]
+        return parts
+
     def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
-        """The estimator of a stage; its weights follow from the crude model, then from its own."""
-        estimator = self._weighted(crude.W, counts, crude.P)
+        """Returns a stage's estimator; its weights follow the crude model, then its own."""
+        estimator = self._weighted_estimator(crude.W, counts, crude.P)
         if self.constants.weights == "batch":
             return estimator
-        return self._weighted(crude.W, counts, estimator.model(counts).P)
+        return self._weighted_estimator(crude.W, counts, estimator.model(counts).P)
 
-    def _weighted(self, W: BoolArray, counts: tuple[Evidence, ...], P: FloatArray) -> Estimator:
+    def _weighted_estimator(
+        self, W: BoolArray, counts: tuple[Evidence, ...], P: FloatArray
+    ) -> Estimator:
         weights, alike = self._weights(counts, P), self.constants.homogeneous
-        variance = pooled(counts, weights, alike=alike).transition_variance
+        variance = pool(counts, weights, alike=alike).transition_variance
         return Estimator(
             H=self.problem.sizes.H,
             W=W,
@@ -368,25 +304,88 @@ class SDPPE:
             flow=self.constants.flow,
         )
 
-    # -- levels --------------------------------------------------------------------------------
+    def _weights(self, parts: Sequence[Evidence], P: FloatArray) -> Weights:
+        """Returns the parts' weights (`estimation`); P predicts how often they visit (h, x, a)."""
+        if self.constants.weights == "batch":
+            return batch_weights(parts)
+        return visit_weights(parts, P, self.problem.d1)
+
+    # -- Levels: the radius, E and the threshold of W ------------------------------------------
+
+    def _radius(self, stage: Stage, fine: Fine) -> float:
+        """Returns the elimination radius; a bootstrap also tells which policies may be best."""
+        if self.constants.radius == "paper":
+            return self._worst_case(stage.L_b, self._precision(fine.counts[0].transition_variance))
+        resampled = bootstrap(
+            generator_for(self.problem.seed, "bootstrap", stage.b),
+            fine.counts,
+            fine.estimator,
+            self.phi,
+            level=1 - self.problem.delta / len(self.schedule.stages),
+            families=self.problem.families,
+        )
+        self._likely = resampled.likely
+        return self.constants.radius_scale * resampled.radius
+
+    def _worst_case(self, L_b: int, E: float) -> float:
+        scale = self.constants.radius_scale
+        return literal_radius(self.problem.sizes, L_b, E, self.iota, scale)
 
     def _precision(self, variance: float) -> float:
-        """E of Assumption 4, over all counters of all batches of the run."""
+        """Returns E of Assumption 4, over all counters of all batches of the run."""
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H
         counters = len(self.schedule.stages) * 2 * H * X * A * (X + 2)
         return precision(variance, counters, self.problem.delta, self._term)
 
     def _tolerance(self, variance: float) -> float:
-        """E as Eq. 7 and the add-on use it."""
+        """Returns E as Eq. 7 and the add-on use it."""
         return self._precision(variance) if self.constants.levels == "paper" else 0.0
 
     def _threshold(self, variance: FloatArray) -> FloatArray | float:
-        """Counts at or below it are infrequent (Algorithm 2, line 9)."""
+        """Returns the count up to which a tuple is infrequent (Algorithm 2, line 9)."""
         scale = self.constants.threshold_scale
         if self.constants.levels == "noise":
             return scale * np.sqrt(variance)
         return scale * self._precision(float(variance.max())) * self.problem.sizes.H**2 * self.iota
 
+    # -- The Learner protocol ------------------------------------------------------------------
 
-def _step(weight: FloatArray, h: int) -> FloatArray:
-    return weight[h : h + 1] if weight.ndim else weight
+    def next_deployment(self) -> Deployment | None:
+        """Returns what to deploy now; None when all K episodes are used."""
+        return self._pending
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        """Takes the current deployment's counts; returns the stage's result when it ends."""
+        self._check(counts)
+        stages = len(self._stages)
+        self._episodes += counts.n
+        self._term = max(self._term, counts.term)
+        try:
+            self._pending = self._steps.send(counts)
+        except StopIteration:
+            self._pending = None
+        return self._stages[-1] if len(self._stages) > stages else None
+
+    def summary(self) -> LearnerSummary:
+        """Returns the best policy of the last active set under the last stage's model."""
+        best = self.phi.best(self._model)
+        return LearnerSummary(
+            policy=best.policy,
+            value_estimate=float(best.value),
+            active=self.phi.size,
+            stage=len(self._stages),
+            episodes_used=self._episodes,
+            episodes_total=self.problem.K,
+            finished=self._pending is None,
+            constants=self.constants.as_dict(),
+        )
+
+    def _check(self, counts: BatchCounts) -> None:
+        if self._pending is None:
+            raise LearnerError("the run is over: there is no deployment these counts belong to")
+        sizes, families = self.problem.sizes, self.problem.families
+        n, layout = self._pending.n, CounterLayout(sizes, families, self._pending.layer)
+        if (counts.n, counts.layout) != (n, layout):
+            raise LearnerError(
+                f"expected counts of n={n} and {layout}, got n={counts.n} and {counts.layout}"
+            )

@@ -1,6 +1,6 @@
 """SDP-PE, conference variant: Algorithms 1-3 of 003.
 
-It differs from 000 (`sdp_pe`) in three places:
+It differs from 000 (`sdp_pe.algorithm`) in three places:
 
 - a stage runs 2 L_b episodes: L_b crude (L_b / H a layer) and L_b fine ones;
 - fine exploration has no optimal design: every pi_{h,x,a}, the active policy that visits (h, x, a)
@@ -9,9 +9,8 @@ It differs from 000 (`sdp_pe`) in three places:
 - line 9 eliminates at 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
 "Each for L_0 episodes" is a uniform mixture over the H X A policies: users draw theirs, so L_0 is
-met on average and need not be whole. Policies of pairs that not one of the batch's episodes is
-expected to reach are left out, as in `sdp_pe` (line 2 is then a tie between all policies).
-Everything else, with its options, is `sdp_pe`.
+met on average and need not be whole. Policies of pairs that the batch is not expected to reach in
+any episode are left out, as in 000 (line 2 is then a tie between all policies).
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from riffle.coordinator.learning.learner import FloatArray, Problem
-from riffle.coordinator.learning.planning import occupancy
+from riffle.coordinator.learning.learner import Problem
+from riffle.coordinator.learning.planning import Model, occupancy
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE, Crude
 from riffle.coordinator.learning.sdp_pe.coverage import Design
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
 
@@ -39,22 +37,19 @@ class ConferenceSDPPE(SDPPE):
         super().__init__(problem, replace(constants, auxiliary_share=0.0))
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Algorithm 3, lines 1-4: every pi_{h,x,a} for as many episodes.
+        """Mixes every pi_{h,x,a} evenly (Algorithm 3, lines 1-4).
 
-        `gap` compares with the optimal design's value, as that of `coverage.design` does.
+        The gap compares with the optimal design's value, as that of `coverage.design` does.
         """
         H = self.problem.sizes.H
         pi = np.concatenate([self._best_visits(crude.P, h, stage.fine) for h in range(H)])
         weights = np.full(len(pi), 1.0 / len(pi))
         visits = np.tensordot(weights, occupancy(crude.P, self.problem.d1, pi), 1)
         reached = visits > 0
-        gap = self._largest_ratio(crude.P, visits) / max(int(reached.sum()), 1) - 1.0
-        return Design(pi, weights, visits, reached, gap, 0)
-
-    def _largest_ratio(self, P: FloatArray, visits: FloatArray) -> float:
-        """sup over active mu of sum d_mu / d_pi, over the tuples that pi reaches (Eq. 4 of 000)."""
-        reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=visits > 0)
-        return float(self.phi.best(Model(P, reward)).value)
+        # sup over active mu of sum d_mu / d_pi, over the tuples that pi reaches (Eq. 4 of 000).
+        reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)
+        largest = float(self.phi.best(Model(crude.P, reward)).value)
+        return Design(pi, weights, visits, reached, largest / max(int(reached.sum()), 1) - 1.0, 0)
 
     def _worst_case(self, L_b: int, E: float) -> float:
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.planning import BoolArray, occupancy
+from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import Model, occupancy
 from riffle.coordinator.learning.sdp_pe.active import ActiveSet
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
 
 TOLERANCE = 0.05
 MOST_ITERATIONS = 100
@@ -59,11 +58,11 @@ def design(
     floor: float,
     tolerance: float = TOLERANCE,
 ) -> Design:
-    """Solve Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
+    """Solves Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
 
     `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that none
-    of them visits with probability `floor` count as unreachable and are left out of Z (unless that
-    left nothing). Beyond MOST_ATOMS atoms the design starts from few policies that reach all of Z.
+    of them visits with probability `floor` count as unreachable and are left out of Z (unless Z
+    would be empty). Beyond MOST_ATOMS atoms the design starts from few policies that reach Z.
     Atoms of negligible weight are dropped before the certificate is taken.
     """
     d = occupancy(P, active.d1, atoms)
@@ -89,40 +88,38 @@ def design(
 
 
 def _gap(g: FloatArray | float, reached: BoolArray) -> float:
-    """g / |Z| - 1."""
+    """Returns g / |Z| - 1."""
     return float(g) / int(reached.sum()) - 1.0
 
 
 def _cover(
     active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
 ) -> tuple[PolicyArray, FloatArray]:
-    """Few policies, and their visits, that pay a tenth of `best` (H, X, A) to every tuple.
+    """Returns few policies, and their visits, that pay a tenth of `best` (H, X, A) to every tuple.
 
-    Linear steps towards what is not covered yet; where they no longer help, atoms for the tuples
-    that are left.
+    Linear steps lead towards uncovered tuples. Once they no longer help, atoms cover the rest.
     """
-    policies, visits, left = atoms[:0], d[:0], best > 0
-    while left.any():
-        mu = active.best(Model(P, np.divide(1.0, best, out=np.zeros_like(best), where=left))).policy
+    policies, visits, uncovered = atoms[:0], d[:0], best > 0
+    while uncovered.any():
+        reward = np.divide(1.0, best, out=np.zeros_like(best), where=uncovered)
+        mu = active.best(Model(P, reward)).policy
         d_mu = occupancy(P, active.d1, mu)
-        covered = left & (d_mu >= best / 10)
+        covered = uncovered & (d_mu >= best / 10)
         if not covered.any():
-            most = np.unique(d[:, left].argmax(axis=0))
+            most = np.unique(d[:, uncovered].argmax(axis=0))
             return np.concatenate([policies, atoms[most]]), np.concatenate([visits, d[most]])
-        policies, visits = (
-            np.concatenate([policies, mu[None]]),
-            np.concatenate([visits, d_mu[None]]),
-        )
-        left &= ~covered
+        policies = np.concatenate([policies, mu[None]])
+        visits = np.concatenate([visits, d_mu[None]])
+        uncovered &= ~covered
     return policies, visits
 
 
 def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
-    """Weights (M,) over atoms d (M, |Z|) by multiplicative updates, to `tolerance` among them."""
+    """Updates weights w (M,) of atoms d (M, |Z|) until they are within `tolerance` among them."""
     for _ in range(INNER_ITERATIONS):
         g = d @ (1.0 / (w @ d)) / d.shape[1]
         w = w * g
-        w = w / w.sum()
+        w /= w.sum()
         if g.max() <= 1 + tolerance:
             break
     return w

@@ -22,8 +22,8 @@ chord between the best feasible point and the infeasible one in the (V_j, V_0) p
   nothing. The induction is then a heuristic; what it returns is feasible, as values are exact.
 
 Then single deviations: changing pi at one (h, x) to a changes V_b by exactly
-d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), so the feasible one that raises V_0 most is found at once, and
-repeated. All of it is batched over objectives r_0 that share P_0.
+d_b(h, x) (Q_b(h, x, a) - V_b(h, x)). The feasible one that raises V_0 most is taken, repeatedly.
+All of it is batched over T objectives r_0 that share P_0.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.planning import BoolArray
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
+from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import Model
 
 MOST_CHORDS = 12
 CONVERGED = 1e-10
@@ -44,7 +43,7 @@ LARGEST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Constrained:
+class Solution:
     """Policies (T, H, X) within the constraints, their V_0 (T,), and the least D(lambda) (T,).
 
     V_0 is minus infinity where no policy within the constraints was found.
@@ -69,7 +68,7 @@ class Constraints:
     def of(
         cls, models: Sequence[Model], t: Sequence[float], actions: BoolArray, d1: FloatArray
     ) -> Constraints:
-        """Stack models."""
+        """Stacks models."""
         P, r = np.stack([m.P for m in models]), np.stack([m.r for m in models])
         return cls(P, r, np.array(t), actions, d1)
 
@@ -82,9 +81,13 @@ class Points:
     values: FloatArray
 
     def put(self, where: NDArray[np.int64], other: Points, chosen: BoolArray) -> None:
-        """Overwrite the points `where[chosen]` by `other[chosen]`."""
+        """Overwrites the points `where[chosen]` by `other[chosen]`."""
         self.policy[where[chosen]] = other.policy[chosen]
         self.values[:, where[chosen]] = other.values[:, chosen]
+
+    def take(self, chosen: NDArray[np.int64] | BoolArray) -> Points:
+        """Returns a copy of some points."""
+        return Points(self.policy[chosen], self.values[:, chosen])
 
 
 def maximise(
@@ -96,83 +99,82 @@ def maximise(
     deviations: int,
     tie: float = 0.0,
     starts: Sequence[PolicyArray] = (),
-) -> Constrained:
-    """Policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
+) -> Solution:
+    """Returns policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
 
-    The answer is never worse than `anchor` (H, X) and each of `starts` (T, H, X), as far as these
-    satisfy the constraints. At most
-    `deviations` rounds of single deviations follow the multipliers. `tie` is the weight of the last
-    constraint's value where V_0 does not care; V_0 loses at most as much.
+    They are never worse than `anchor` (H, X) and each of `starts` (T, H, X), as far as these
+    satisfy the constraints. At most `deviations` rounds of single deviations follow the
+    multipliers. `tie` is the weight of the last constraint's value where V_0 does not care; V_0
+    loses at most as much.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)
     free = _induce(stack, r, np.full(len(r), tie), newest)
-    kept = _evaluated(stack, r, np.repeat(anchor[None], len(r), axis=0))
-    kept.values[0, ~_feasible(stack, kept)] = -np.inf
-    everyone = np.arange(len(r))
-    for other in [*(_evaluated(stack, r, start) for start in starts), free]:
-        kept.put(everyone, other, _feasible(stack, other) & (other.values[0] >= kept.values[0]))
+    best = _evaluate(stack, r, np.repeat(anchor[None], len(r), axis=0))
+    best.values[0, ~_feasible(stack, best)] = -np.inf
+    everything = np.arange(len(r))
+    for other in [*(_evaluate(stack, r, start) for start in starts), free]:
+        better = other.values[0] >= best.values[0]
+        best.put(everything, other, _feasible(stack, other) & better)
     dual = free.values[0].copy()
-    left = everyone[~_feasible(stack, free)]
-    if left.size:
-        _chords(stack, r, free, kept, dual, left)
-        _deviate(stack, r, kept, left, deviations)
-    return Constrained(kept.policy, kept.values[0], dual)
+    unsolved = everything[~_feasible(stack, free)]
+    if unsolved.size:
+        _follow_chords(stack, r, free, best, dual, unsolved)
+        _deviate(stack, r, best, unsolved, deviations)
+    return Solution(best.policy, best.values[0], dual)
 
 
-def _chords(
+def _follow_chords(
     stack: Constraints,
     r: FloatArray,
     free: Points,
-    kept: Points,
+    best: Points,
     dual: FloatArray,
-    left: NDArray[np.int64],
+    unsolved: NDArray[np.int64],
 ) -> None:
-    """Move `kept` and `dual` of the problems `left` along chords; `free` is where they start."""
-    outside = Points(free.policy[left], free.values[:, left])
+    """Moves `best` and `dual` of the problems `unsolved` along chords that start at `free`."""
+    outside = free.take(unsolved)
     j = (stack.t[:, None] - outside.values[1:]).argmax(axis=0)
     for _ in range(MOST_CHORDS):
-        row = np.arange(left.size)
-        rise = outside.values[0] - kept.values[0, left]
-        run = kept.values[1 + j, left] - outside.values[1 + j, row]
+        rise = outside.values[0] - best.values[0, unsolved]
+        run = best.values[1 + j, unsolved] - outside.values[1 + j, np.arange(unsolved.size)]
         going = (rise > CONVERGED) & (run > CONVERGED)
-        left, j, rise, run = left[going], j[going], rise[going], run[going]
-        outside = Points(outside.policy[going], outside.values[:, going])
-        if not left.size:
+        unsolved, j, rise, run = unsolved[going], j[going], rise[going], run[going]
+        outside = outside.take(going)
+        if not unsolved.size:
             return
-        multiplier = np.minimum(rise / run, LARGEST)
-        found = _induce(stack, r[left], multiplier, j)
-        V_j = found.values[1 + j, np.arange(left.size)]
-        dual[left] = np.minimum(dual[left], found.values[0] + multiplier * (V_j - stack.t[j]))
-        chord = outside.values[0] + multiplier * outside.values[1 + j, np.arange(left.size)]
-        beyond = found.values[0] + multiplier * V_j > chord + CONVERGED * (1 + np.abs(chord))
-        inside = _feasible(stack, found)
-        kept.put(left, found, inside & (found.values[0] > kept.values[0, left]))
-        outside.put(np.arange(left.size), found, ~inside)
-        left, j = left[beyond], j[beyond]
-        outside = Points(outside.policy[beyond], outside.values[:, beyond])
+        row, multiplier = np.arange(unsolved.size), np.minimum(rise / run, LARGEST)
+        point = _induce(stack, r[unsolved], multiplier, j)
+        V_j = point.values[1 + j, row]
+        bound = point.values[0] + multiplier * (V_j - stack.t[j])
+        dual[unsolved] = np.minimum(dual[unsolved], bound)
+        chord = outside.values[0] + multiplier * outside.values[1 + j, row]
+        beyond = point.values[0] + multiplier * V_j > chord + CONVERGED * (1 + np.abs(chord))
+        inside = _feasible(stack, point)
+        best.put(unsolved, point, inside & (point.values[0] > best.values[0, unsolved]))
+        outside.put(row, point, ~inside)
+        unsolved, j, outside = unsolved[beyond], j[beyond], outside.take(beyond)
 
 
 def _deviate(
-    stack: Constraints, r: FloatArray, kept: Points, left: NDArray[np.int64], rounds: int
+    stack: Constraints, r: FloatArray, best: Points, unsolved: NDArray[np.int64], rounds: int
 ) -> None:
-    """Raise V_0 of the problems `left` by feasible single deviations."""
+    """Raises V_0 of the problems `unsolved` by feasible single deviations."""
     for _ in range(rounds):
-        if not left.size:
+        if not unsolved.size:
             return
-        policy = kept.policy[left]
-        gain = _gains(stack, r[left], policy)
-        after = kept.values[1:, left, None, None, None] + gain[1:]
+        policy = best.policy[unsolved]
+        gain = _gains(stack, r[unsolved], policy)
+        after = best.values[1:, unsolved, None, None, None] + gain[1:]
         allowed = np.all(after >= stack.t[:, None, None, None, None], axis=0)
-        gain_0 = np.where(allowed & stack.actions, gain[0], 0.0).reshape(left.size, -1)
-        best = gain_0.argmax(axis=1)
+        gain_0 = np.where(allowed & stack.actions, gain[0], 0.0).reshape(unsolved.size, -1)
         better = gain_0.max(axis=1) > CONVERGED
-        h, x, a = np.unravel_index(best[better], stack.actions.shape)
-        left, policy = left[better], policy[better]
-        policy[np.arange(left.size), h, x] = a
-        if left.size:
-            found = _evaluated(stack, r[left], policy)
-            kept.put(left, found, _feasible(stack, found))
+        h, x, a = np.unravel_index(gain_0.argmax(axis=1)[better], stack.actions.shape)
+        unsolved, policy = unsolved[better], policy[better]
+        policy[np.arange(unsolved.size), h, x] = a
+        if unsolved.size:
+            points = _evaluate(stack, r[unsolved], policy)
+            best.put(unsolved, points, _feasible(stack, points))
 
 
 def _feasible(stack: Constraints, points: Points) -> BoolArray:
@@ -182,7 +184,7 @@ def _feasible(stack: Constraints, points: Points) -> BoolArray:
 def _induce(
     stack: Constraints, r: FloatArray, multiplier: FloatArray, j: NDArray[np.int64]
 ) -> Points:
-    """Backward induction on Q_0 + lambda Q_j, all values continued in their own models."""
+    """Runs backward induction on Q_0 + lambda Q_j, all values continued in their own models."""
     T, H, X, _ = r.shape
     policy = np.empty((T, H, X), dtype=np.int64)
     V = np.zeros((len(stack.P), T, X))
@@ -191,12 +193,12 @@ def _induce(
         Q = _backup(stack, r, V, h)
         score = np.where(stack.actions[h], Q[0] + weight * Q[1 + j, row], -np.inf)
         policy[:, h] = score.argmax(axis=-1)
-        V = np.take_along_axis(Q, policy[None, :, h, :, None], axis=-1)[..., 0]
+        V = _take(Q, policy[:, h])
     return Points(policy, V @ stack.d1)
 
 
 def _backup(stack: Constraints, r: FloatArray, V: FloatArray, h: int) -> FloatArray:
-    """Q_h (k + 1, T, X, A) of all models from V_{h+1} (k + 1, T, X)."""
+    """Returns Q_h (k + 1, T, X, A) of all models from V_{h+1} (k + 1, T, X)."""
     _, T, X = V.shape
     rows = stack.P[:, h].reshape(len(V), -1, X)
     Q: FloatArray = (V @ rows.transpose(0, 2, 1)).reshape(len(V), T, X, -1)
@@ -205,27 +207,31 @@ def _backup(stack: Constraints, r: FloatArray, V: FloatArray, h: int) -> FloatAr
     return Q
 
 
-def _evaluated(stack: Constraints, r: FloatArray, policy: PolicyArray) -> Points:
-    """Policies (T, H, X) with their values."""
+def _take(Q: FloatArray, actions: PolicyArray) -> FloatArray:
+    """Returns Q (k + 1, T, X, A) at the actions (T, X): (k + 1, T, X)."""
+    return np.take_along_axis(Q, actions[None, ..., None], axis=-1)[..., 0]
+
+
+def _evaluate(stack: Constraints, r: FloatArray, policy: PolicyArray) -> Points:
+    """Returns policies (T, H, X) with their values."""
     V = np.zeros((len(stack.P), *policy[:, 0].shape))
     for h in reversed(range(policy.shape[1])):
-        Q = _backup(stack, r, V, h)
-        V = np.take_along_axis(Q, policy[None, :, h, :, None], axis=-1)[..., 0]
+        V = _take(_backup(stack, r, V, h), policy[:, h])
     return Points(policy.copy(), V @ stack.d1)
 
 
 def _gains(stack: Constraints, r: FloatArray, policy: PolicyArray) -> FloatArray:
-    """What each single deviation adds to each value: (k + 1, T, H, X, A)."""
+    """Returns what each single deviation adds to each value: (k + 1, T, H, X, A)."""
     T, H, X, A = r.shape
     gains = np.empty((len(stack.P), T, H, X, A))
     V = np.zeros((len(stack.P), T, X))
     for h in reversed(range(H)):
         Q = _backup(stack, r, V, h)
-        V = np.take_along_axis(Q, policy[None, :, h, :, None], axis=-1)[..., 0]
+        V = _take(Q, policy[:, h])
         gains[:, :, h] = Q - V[..., None]
     d = np.broadcast_to(stack.d1, (len(stack.P), T, X))
     for h in range(H):
         gains[:, :, h] *= d[..., None]
-        chosen = d[..., None] * (policy[:, h, :, None] == np.arange(A))
-        d = chosen.reshape(len(d), T, -1) @ stack.P[:, h].reshape(len(d), -1, X)
+        taken = d[..., None] * (policy[:, h, :, None] == np.arange(A))
+        d = taken.reshape(len(d), T, -1) @ stack.P[:, h].reshape(len(d), -1, X)
     return gains

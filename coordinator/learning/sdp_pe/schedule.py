@@ -1,15 +1,14 @@
 """How K episodes are cut into stages and batches, to the last episode.
 
 Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
-of 2 L_b. The crude ones' share, a third there, is `crude_share` (003: one half, so
-half as much again); without `crude_every_stage` only
-the first stage has any. L_b / H is rarely whole and in the first stages below one, so this is what
-is rounded:
+of 2 L_b. `crude_share` is the crude ones' share, a third there (003: one half, so half as much
+again). Without `crude_every_stage` only the first stage has crude batches. L_b / H is rarely whole,
+and below one in the first stages, so this is what is rounded:
 
 - the crude episodes are spread as evenly as possible, the first layers taking one more;
 - a crude or fine batch below `smallest_n` is rounded up to it (the stage runs more than 3 L_b);
-- line 3's last stage gets all that is left, divided alike; when that is too little for a stage's
-  smallest batches, the fine batch of the stage before takes it instead.
+- line 3's last stage gets the remaining episodes, divided alike; when they are too few for a
+  stage's smallest batches, the fine batch of the stage before takes them instead.
 
 The sum in lines 2-3 runs to b - 1: the stages already over.
 """
@@ -40,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Stages in order, and the episodes left to a last, exploiting deployment."""
+    """Stages in order, and the episodes of a last, exploiting deployment."""
 
     stages: tuple[Stage, ...]
     exploit: int
@@ -51,25 +50,24 @@ class Schedule:
         return sum(stage.episodes for stage in self.stages) + self.exploit
 
 
-def of_problem(problem: Problem, constants: Constants, fine: int) -> Schedule:
-    """A run's stages; with one state no transitions are to learn: stages of 2 L_b, all fine."""
-    first = _first_stage(problem, constants)
+def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
+    """Returns a run's schedule; L_1 is as configured or enough for `visits_per_noise`.
+
+    With one state there are no transitions to learn: stages have 2 L_b episodes, all fine.
+    """
+    first_stage = constants.first_stage
+    if first_stage <= 0:
+        X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
+        deviation = max(1.0, math.sqrt(problem.noise(max(problem.K // (3 * H), 1), 0)))
+        first_stage = math.ceil(constants.visits_per_noise * deviation * H * X * A)
     if problem.sizes.X == 1 and constants.levels == "noise":
-        constants, first = replace(constants, crude_share=0.0), math.ceil(first * 2 / 3)
-    return schedule(problem.K, problem.sizes.H, constants, first, fine)
-
-
-def _first_stage(problem: Problem, constants: Constants) -> int:
-    """L_1: as configured, or enough for `visits_per_noise` (see `Constants`)."""
-    if constants.first_stage > 0:
-        return constants.first_stage
-    X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
-    deviation = max(1.0, math.sqrt(problem.noise(max(problem.K // (3 * H), 1), 0)))
-    return math.ceil(constants.visits_per_noise * deviation * H * X * A)
+        constants = replace(constants, crude_share=0.0)
+        first_stage = math.ceil(first_stage * 2 / 3)
+    return schedule(problem.K, problem.sizes.H, constants, first_stage, fine)
 
 
 def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int = 2) -> Schedule:
-    """Cut K episodes of horizon H into stages, the first of length `first_stage`.
+    """Cuts K episodes of horizon H into stages, the first of length `first_stage`.
 
     A stage has 1 + `fine` times L_b episodes: 3 L_b in 000, 2 L_b in 003.
 
@@ -87,53 +85,50 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int =
             f"K={K} leaves {K - exploit} episodes to learn from, but one stage takes {least}: "
             f"{H} crude batches and a fine one of smallest_n={constants.smallest_n}. Raise K."
         )
-    if constants.schedule == "fill":
-        lengths = _filling(K - exploit, first_stage, constants.growth, 1 + fine)
-    else:
-        lengths = _literal(K - exploit, first_stage, constants.growth, 1 + fine)
+    lengths_of = _filling_lengths if constants.schedule == "fill" else _literal_lengths
+    lengths = lengths_of(K - exploit, first_stage, constants.growth, 1 + fine)
     return Schedule(tuple(_stages(K - exploit, H, lengths, constants, 1 + fine)), exploit)
 
 
-def _literal(K: int, L: int, growth: float, batches: int) -> list[int]:
-    """L_b of Algorithm 1 until `batches` sum L_b reaches K; the last one is cut by `_stages`."""
-    lengths = [L]
+def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]:
+    """Returns L_b of Algorithm 1 until `batches` sum L_b reaches K; `_stages` cuts the last one."""
+    lengths = [L_1]
     while batches * sum(lengths) < K:
-        lengths.append(round(L * growth ** len(lengths)))
+        lengths.append(round(L_1 * growth ** len(lengths)))
     return lengths
 
 
-def _filling(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """As many lengths as fit, the first at least `least`, stretched to `batches` sum L_b = K."""
+def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
+    """Returns as many L_b as fit, L_1 at least `least`, stretched to `batches` sum L_b = K."""
     B, total = 1, 1.0
     while batches * least * (total + growth**B) <= K:
         total += growth**B
         B += 1
-    first = K / (batches * total)
-    lengths = [round(first * growth**b) for b in range(B - 1)]
+    L_1 = K / (batches * total)
+    lengths = [round(L_1 * growth**b) for b in range(B - 1)]
     return [*lengths, K // batches - sum(lengths)]
 
 
 def _stages(K: int, H: int, lengths: list[int], constants: Constants, batches: int) -> list[Stage]:
     stages: list[Stage] = []
-    left = K
-    for b, L in enumerate(lengths, start=1):
-        stage = _stage(b, batches * L, H, constants, batches)
-        last = b == len(lengths) or stage.episodes >= left
-        if not last:
+    remaining = K
+    for b, L_b in enumerate(lengths, start=1):
+        stage = _stage(b, batches * L_b, H, constants, batches)
+        if b < len(lengths) and stage.episodes < remaining:
             stages.append(stage)
-            left -= stage.episodes
+            remaining -= stage.episodes
             continue
-        if stages and left < (H + 1) * constants.smallest_n:
-            stages[-1] = replace(stages[-1], fine=stages[-1].fine + left)
+        if stages and remaining < (H + 1) * constants.smallest_n:
+            stages[-1] = replace(stages[-1], fine=stages[-1].fine + remaining)
         else:
-            final = _stage(b, left, H, constants, batches)
-            stages.append(replace(final, fine=left - sum(final.crude)))
+            last = _stage(b, remaining, H, constants, batches)
+            stages.append(replace(last, fine=remaining - sum(last.crude)))
         break
     return stages
 
 
 def _stage(b: int, episodes: int, H: int, constants: Constants, batches: int) -> Stage:
-    """A stage of `batches` L_b episodes; the crude ones as evenly over layers as can be."""
+    """Returns a stage of `batches` L_b episodes; the crude ones as evenly over layers as can be."""
     n = int(episodes * constants.crude_share * 3 / batches + 1e-9)
     crude = [max(n // H + (h < n % H), constants.smallest_n) for h in range(H)]
     if b > 1 and not constants.crude_every_stage:

@@ -1,4 +1,4 @@
-"""The Binary Mechanism against brute force, its levels, its noise and its sensitivity."""
+"""The Binary Mechanism against brute force, its tree_levels, its noise and its sensitivity."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from riffle.coordinator.learning.privatizers import (
     BinaryMechanism,
     Sensitivity,
     central_noise,
-    levels,
     paper_guarantee,
+    tree_levels,
 )
 
 UNIT = AdditiveNoise("gaussian", 1.0)
@@ -59,7 +59,7 @@ def test_levels_are_the_most_blocks_any_contribution_is_in(T: int, most: int) ->
     }
     used = {block for t in range(1, T + 1) for block in blocks if _in_the_sum(block, t)}
     each = [sum(start < i <= end for start, end in used) for i in range(1, T + 1)]
-    assert max(each, default=0) == most == levels(T)
+    assert max(each, default=0) == most == tree_levels(T)
 
 
 def _in_the_sum(block: tuple[int, int], t: int) -> bool:
@@ -72,15 +72,15 @@ def _in_the_sum(block: tuple[int, int], t: int) -> bool:
     ("K", "most"), [(1, 0), (2, 1), (3, 2), (4, 2), (7, 3), (8, 3), (9, 4), (20_000, 15)]
 )
 def test_a_learner_of_K_episodes_needs_the_papers_ceil_log2_K_levels(K: int, most: int) -> None:
-    assert levels(K - 1) == most == math.ceil(math.log2(K))
+    assert tree_levels(K - 1) == most == math.ceil(math.log2(K))
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 7, 8, 9, 16])
 def test_replacing_a_contribution_moves_at_most_that_many_noisy_blocks(T: int) -> None:
     # Blocks are recovered from the released sums: their noises are powers of two.
     moved = [_blocks_with(T, i) for i in range(1, T + 1)]
-    assert max(moved) == levels(T)
-    assert moved[0] == levels(T)
+    assert max(moved) == tree_levels(T)
+    assert moved[0] == tree_levels(T)
 
 
 def _blocks_with(T: int, i: int) -> int:
@@ -91,7 +91,7 @@ def _blocks_with(T: int, i: int) -> int:
     for t in range(1, T + 1):
         mechanism.add(np.zeros(1))
         # The newest block that covers i is the one that is in this sum.
-        covering = [j for j in range(levels(T)) if t >> j & 1 and _covers(t, j, i)]
+        covering = [j for j in range(tree_levels(T)) if t >> j & 1 and _covers(t, j, i)]
         for j in covering:
             beside.add(int(mechanism._blocks[j, 0]))
     return len(beside)
@@ -115,7 +115,7 @@ def test_the_noise_has_the_stated_variance_at_every_t(variant: bool) -> None:
     mechanism = BinaryMechanism(T, (copies,), UNIT, np.random.default_rng(5), variant=variant)
     for t in range(1, T + 1):
         noise = mechanism.add(np.zeros(copies))
-        terms = levels(T) if variant else t.bit_count()
+        terms = tree_levels(T) if variant else t.bit_count()
         assert mechanism.variance(t) == terms
         # chi-square with `copies` degrees of freedom; 18 tests at level 1e-5 each.
         law = stats.chi2(copies)

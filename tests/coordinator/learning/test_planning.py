@@ -50,3 +50,11 @@ def test_stacks_are_planned_one_by_one() -> None:
     again = value(P, r, d1, stacked.policy[0])
     assert again[0] == pytest.approx(float(stacked.value[0]))
     assert (again <= stacked.value + 1e-12).all()
+
+
+def test_the_absorbing_state_earns_nothing() -> None:
+    P = np.zeros((3, 1, 1, 1))
+    P[0], P[1] = 0.5, 0.25
+    r = np.ones((3, 1, 1))
+    policy = np.zeros((3, 1), dtype=np.int64)
+    assert float(value(P, r, np.ones(1), policy)) == 1 + 0.5 + 0.125

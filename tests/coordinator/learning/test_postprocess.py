@@ -1,4 +1,4 @@
-"""Eq. 7 in closed form against an LP solver, and Assumption 4."""
+"""Eq. 7 in closed form against an LP solver, Assumption 4, and the absorbing MDP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from riffle.coordinator.learning.postprocess import consistent, precision, project
+from riffle.coordinator.learning.postprocess import (
+    consistent,
+    estimate_rewards,
+    estimate_transition,
+    infrequent,
+    precision,
+    project,
+)
+from tests.coordinator.learning.eq_7 import solve
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +45,7 @@ def _linear_program(c: Floats, total: float, tolerance: float) -> float | None:
 @pytest.mark.parametrize("X", [1, 2, 4, 7])
 def test_closed_form_is_the_linear_programs_optimum(X: int) -> None:
     c, total, tolerance = _instances(X, 600, X)
-    solved = project(c, total, tolerance)
+    solved = solve(c, total, tolerance)
     for row in range(len(c)):
         optimum = _linear_program(c[row], total[row], tolerance)
         assert solved.feasible[row] == (optimum is not None)
@@ -48,7 +56,7 @@ def test_closed_form_is_the_linear_programs_optimum(X: int) -> None:
 @pytest.mark.parametrize("X", [1, 3, 8])
 def test_projection_is_feasible_and_certified(X: int) -> None:
     c, total, tolerance = _instances(100 + X, 20_000, X)
-    solved = project(c, total, tolerance)
+    solved = solve(c, total, tolerance)
     sums = solved.n.sum(axis=-1)
     ok = solved.feasible
     assert (solved.n >= 0).all()
@@ -60,7 +68,7 @@ def test_projection_is_feasible_and_certified(X: int) -> None:
 
 def test_projection_is_the_nearest_point() -> None:
     c, total, tolerance = _instances(7, 2000, 4)
-    solved = project(c, total, tolerance)
+    solved = solve(c, total, tolerance)
     generator = np.random.default_rng(8)
     for _ in range(50):
         other = np.maximum(solved.n + generator.normal(0, 5, c.shape), 0)
@@ -72,7 +80,7 @@ def test_projection_is_the_nearest_point() -> None:
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6))
 def test_consistent_counts_are_left_alone(counts: list[int]) -> None:
     c = np.array(counts, dtype=np.float64)
-    assert np.array_equal(project(c, c.sum(), 0.0).n, c)
+    assert np.array_equal(project(c, c.sum(), 0.0), c)
 
 
 def test_bad_arguments_are_named() -> None:
@@ -103,3 +111,17 @@ def test_precision_bounds_binomial_noise() -> None:
     noise = generator.binomial(n, p, (2000, counters)) - n * p
     E = precision(n * p * (1 - p), counters, delta)
     assert (np.abs(noise).max(axis=1) > E / 4).mean() <= delta
+
+
+def test_rare_tuples_go_to_the_absorbing_state() -> None:
+    counts = np.array([[[[60.0, 30.0, 10.0]], [[5.0, 5.0, 0.0]], [[0.0, 0.0, 0.0]]]])
+    W = infrequent(counts, 10.0)
+    P = estimate_transition(counts, W)
+    assert W[0, :, 0].tolist() == [[False, False, True], [True] * 3, [True] * 3]
+    assert np.allclose(P[0, :, 0], np.array([[0.6, 0.3, 0.0], [0, 0, 0], [0, 0, 0]]))
+
+
+def test_rewards_are_clipped_ratios() -> None:
+    rewards = np.array([-5.0, 20.0, 120.0, 3.0])
+    visits = np.array([10.0, 40.0, 100.0, 0.0])
+    assert estimate_rewards(rewards, visits).tolist() == [0.0, 0.5, 1.0, 0.0]

@@ -17,9 +17,9 @@ from riffle.coordinator.learning.privatizers import (
     LocalPrivatizer,
     NoiseKind,
     Sensitivity,
-    gaussian,
-    laplace,
-    least,
+    gaussian_noise,
+    laplace_noise,
+    least_noise,
     precision,
 )
 from tests.coordinator.learning.ucbvi_oracle import contribution
@@ -76,8 +76,8 @@ def test_draws_have_the_law_they_say(kind: NoiseKind, law: stats.rv_continuous) 
 
 def test_laplace_noise_is_tight_and_gaussian_noise_meets_its_delta() -> None:
     sensitivity = Sensitivity.of_cells(12)
-    assert laplace(sensitivity, 0.5).scale == 48.0
-    sigma = gaussian(sensitivity, 1.0, 1e-5).scale
+    assert laplace_noise(sensitivity, 0.5).scale == 48.0
+    sigma = gaussian_noise(sensitivity, 1.0, 1e-5).scale
     ratio = sensitivity.l2 / sigma
     # Balle and Wang 2018, Theorem 8, written out.
     delta = stats.norm.cdf(ratio / 2 - 1 / ratio) - math.e * stats.norm.cdf(-ratio / 2 - 1 / ratio)
@@ -85,8 +85,8 @@ def test_laplace_noise_is_tight_and_gaussian_noise_meets_its_delta() -> None:
 
 
 def test_the_least_noise_depends_on_the_number_of_counters() -> None:
-    assert least(Sensitivity.of_cells(1), 1.0, 1e-5).kind == "laplace"
-    assert least(Sensitivity.of_cells(12), 1.0, 1e-5).kind == "gaussian"
+    assert least_noise(Sensitivity.of_cells(1), 1.0, 1e-5).kind == "laplace"
+    assert least_noise(Sensitivity.of_cells(12), 1.0, 1e-5).kind == "gaussian"
 
 
 @pytest.mark.parametrize("kind", ["laplace", "gaussian"])

@@ -6,7 +6,7 @@ import numpy as np
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
+from riffle.coordinator.learning.planning import Model
 
 
 def random_model(sizes: Sizes, seed: int, mass: float = 1.0) -> tuple[Model, FloatArray]:

@@ -9,7 +9,7 @@ pytest.importorskip("numba", reason="needs the extra `experiments` (numba)")
 
 from riffle.coordinator.learning.adversarial import confidence, log_barrier, omd
 from riffle.coordinator.learning.adversarial.confidence import everything
-from riffle.coordinator.learning.adversarial.layered import Layers, uniform
+from riffle.coordinator.learning.adversarial.layered import Layers, uniform_occupancy
 from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
 from riffle.coordinator.learning.learner import LearnerError
 from riffle.experiments import adversarial
@@ -55,7 +55,7 @@ def test_log_barrier_step_is_the_reference(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
-    q = uniform(layers)
+    q = uniform_occupancy(layers)
     cost = generator.uniform(0, 2, layers.pairs.shape) * layers.pairs
     expected = log_barrier.log_barrier_step(layers, box, cost, q)
     step = log_barrier_step(layers, box, cost, q)
@@ -102,7 +102,7 @@ def test_an_episode_is_the_reference_draw_by_draw(case: int) -> None:
 
 def test_what_the_references_refuse_is_refused() -> None:
     layers = Layers((1, 2, 2, 1), 2)
-    q, none = uniform(layers), np.full(layers.pairs.shape, np.nan)
+    q, none = uniform_occupancy(layers), np.full(layers.pairs.shape, np.nan)
     with pytest.raises(LearnerError, match="FTRL"):
         ftrl_step(layers, everything(layers), none)
     with pytest.raises(LearnerError, match="log-barrier"):

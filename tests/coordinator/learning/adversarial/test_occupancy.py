@@ -16,7 +16,7 @@ from riffle.coordinator.learning.adversarial.layered import (
     induced_transitions,
     occupancy,
     state_action,
-    uniform,
+    uniform_occupancy,
     uniform_policy,
     violation,
 )
@@ -38,7 +38,7 @@ def test_occupancy_measures_satisfy_the_polytope_and_induce_what_made_them(
 
 def test_the_first_occupancy_measure_is_uniform_on_every_layer() -> None:
     layers = Layers((1, 3, 2, 1), 2)
-    q = uniform(layers)
+    q = uniform_occupancy(layers)
     assert q[1, 0, 0, 0] == pytest.approx(1 / 12)
     assert violation(layers, q) < 1e-15
     np.testing.assert_allclose(induced_policy(layers, q), uniform_policy(layers))
@@ -46,7 +46,7 @@ def test_the_first_occupancy_measure_is_uniform_on_every_layer() -> None:
 
 def test_violations_are_seen() -> None:
     layers = Layers((1, 2, 1), 2)
-    q = uniform(layers)
+    q = uniform_occupancy(layers)
     q[1, 0, 0, 0] += 0.1
     assert violation(layers, q) == pytest.approx(0.1)
 

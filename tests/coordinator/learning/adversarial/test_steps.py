@@ -15,7 +15,7 @@ from riffle.coordinator.learning.adversarial.layered import (
     Layers,
     induced_policy,
     occupancy,
-    uniform,
+    uniform_occupancy,
     violation,
 )
 from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
@@ -61,7 +61,7 @@ def test_log_barrier_step_is_cvxpys(cp: Any, case: int) -> None:
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
     previous = occupancy(transitions(layers, generator), random_policy(layers, generator))
-    previous = 0.5 * previous + 0.5 * uniform(layers)
+    previous = 0.5 * previous + 0.5 * uniform_occupancy(layers)
     cost = generator.uniform(0, 1, layers.pairs.shape) * layers.pairs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,7 +103,7 @@ def test_a_log_barrier_step_is_in_the_polytope_and_certified(
     layers = Layers(shape, 2)
     box = random_box(layers, width, generator)
     cost = generator.uniform(0, size, layers.pairs.shape) * layers.pairs
-    step = log_barrier_step(layers, box, cost, uniform(layers))
+    step = log_barrier_step(layers, box, cost, uniform_occupancy(layers))
     assert violation(layers, step.q) < 1e-9
     assert box.holds(step.transitions, layers, 1e-9)
     assert abs(step.gap) < 1e-5
@@ -113,7 +113,7 @@ def test_a_log_barrier_step_is_in_the_polytope_and_certified(
 def test_without_costs_the_ftrl_step_on_everything_is_uniform() -> None:
     layers = Layers((1, 3, 3, 3, 1), 2)
     step = ftrl_step(layers, everything(layers), np.zeros(layers.pairs.shape))
-    np.testing.assert_allclose(step.q, uniform(layers), atol=1e-9)
+    np.testing.assert_allclose(step.q, uniform_occupancy(layers), atol=1e-9)
 
 
 def test_without_costs_the_log_barrier_step_stays_where_it_may() -> None:
@@ -174,4 +174,4 @@ def test_costs_out_of_the_log_barriers_reach_are_refused() -> None:
     cost = np.zeros(layers.pairs.shape)
     cost[1, 0] = 1e300
     with pytest.raises(LearnerError, match="stopped at a gap"):
-        log_barrier_step(layers, box, cost, uniform(layers))
+        log_barrier_step(layers, box, cost, uniform_occupancy(layers))

@@ -6,20 +6,20 @@ from scipy.optimize import minimize
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.planning import occupancy
+from riffle.coordinator.learning.planning import Model, occupancy
 from riffle.coordinator.learning.sdp_pe.coverage import design
-from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies, Model
+from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.worlds import random_model
 
 
-def _atoms(active: ActivePolicies, model: Model) -> PolicyArray:
+def _atoms(active: EnumeratedPolicies, model: Model) -> PolicyArray:
     H, X = model.r.shape[:2]
     found = [active.best_visits(model.P, h, model).policy.reshape(-1, H, X) for h in range(H)]
     return np.unique(np.concatenate(found), axis=0)
 
 
-def _every_visit(active: ActivePolicies, model: Model) -> FloatArray:
+def _every_visit(active: EnumeratedPolicies, model: Model) -> FloatArray:
     total = active.shape[0] * active.shape[1]
     policies = np.stack([active.policy(i) for i in range(total)])
     kept = np.stack([policy for policy in policies if active.contains(policy)])
@@ -31,7 +31,7 @@ def _every_visit(active: ActivePolicies, model: Model) -> FloatArray:
 def test_the_certificate_holds_over_every_active_policy(seed: int, radius: float) -> None:
     sizes = Sizes(2, 2, 3)
     model, d1 = random_model(sizes, seed, mass=0.9)
-    active, _ = ActivePolicies.everything(sizes, d1).eliminate(model, radius)
+    active, _ = EnumeratedPolicies.all_policies(sizes, d1).eliminate(model, radius)
     found = design(active, model.P, _atoms(active, model), floor=1e-9, tolerance=0.02)
     d = _every_visit(active, model)
     reached = d.max(axis=0) > 0
@@ -46,7 +46,7 @@ def test_the_certificate_holds_over_every_active_policy(seed: int, radius: float
 def test_the_objective_is_within_its_bound_of_a_general_solvers() -> None:
     sizes = Sizes(2, 2, 2)
     model, d1 = random_model(sizes, 3)
-    active = ActivePolicies.everything(sizes, d1)
+    active = EnumeratedPolicies.all_policies(sizes, d1)
     d = _every_visit(active, model).reshape(active.size, -1)
 
     def loss(z: FloatArray) -> float:
@@ -63,7 +63,7 @@ def test_the_objective_is_within_its_bound_of_a_general_solvers() -> None:
 def test_what_cannot_be_reached_is_left_out() -> None:
     mdp = riverswim(4, 6)
     model = Model(mdp.P, mdp.r)
-    active = ActivePolicies.everything(mdp.sizes, mdp.d1)
+    active = EnumeratedPolicies.all_policies(mdp.sizes, mdp.d1)
     found = design(active, mdp.P, _atoms(active, model), floor=1e-9)
     possible = np.arange(4)[None, :] <= np.arange(6)[:, None]
     assert np.array_equal(found.reached.all(axis=-1), possible)
@@ -74,5 +74,5 @@ def test_what_cannot_be_reached_is_left_out() -> None:
 def test_a_floor_above_everything_still_gives_a_design() -> None:
     sizes = Sizes(4, 2, 2)
     model, d1 = random_model(sizes, 5)
-    active = ActivePolicies.everything(sizes, d1)
+    active = EnumeratedPolicies.all_policies(sizes, d1)
     assert design(active, model.P, _atoms(active, model), floor=2.0).reached.all()

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import Sizes
-from riffle.coordinator.learning.planning import occupancy, plan, value
+from riffle.coordinator.learning.planning import Model, occupancy, plan, value
 from riffle.coordinator.learning.sdp_pe.enumeration import (
-    ActivePolicies,
+    EnumeratedPolicies,
     EnumerationTooLarge,
-    Model,
     classes,
 )
 from riffle.node_client.environments.tabular import riverswim
@@ -19,13 +18,13 @@ from tests.coordinator.learning.worlds import random_model
 TINY = [Sizes(2, 2, 3), Sizes(3, 2, 2), Sizes(1, 5, 1), Sizes(2, 3, 2), Sizes(2, 2, 1)]
 
 
-def _all(active: ActivePolicies) -> np.ndarray:
+def _all(active: EnumeratedPolicies) -> np.ndarray:
     total = active.shape[0] * active.shape[1]
     return np.stack([active.policy(i) for i in range(total)])
 
 
 def test_one_action_makes_one_policy_of_any_number_of_states() -> None:
-    active = ActivePolicies.everything(Sizes(X=70, A=1, H=2), np.full(70, 1 / 70))
+    active = EnumeratedPolicies.all_policies(Sizes(X=70, A=1, H=2), np.full(70, 1 / 70))
     assert active.size == 1
     assert not active.policy(0).any()
 
@@ -33,7 +32,7 @@ def test_one_action_makes_one_policy_of_any_number_of_states() -> None:
 @pytest.mark.parametrize("sizes", TINY)
 def test_values_are_those_of_every_policy(sizes: Sizes) -> None:
     model, d1 = random_model(sizes, 11, mass=0.9)
-    active = ActivePolicies.everything(sizes, d1)
+    active = EnumeratedPolicies.all_policies(sizes, d1)
     policies = _all(active)
     assert len(np.unique(policies, axis=0)) == active.size == sizes.A ** (sizes.X * sizes.H)
     assert np.allclose(active.values(model).ravel(), value(model.P, model.r, d1, policies))
@@ -43,28 +42,28 @@ def test_values_are_those_of_every_policy(sizes: Sizes) -> None:
 def test_only_what_differs_from_the_start_is_enumerated() -> None:
     d1 = np.array([0.0, 1.0, 0.0, 0.0])
     assert classes(Sizes(4, 2, 6), d1) == 2**21
-    active = ActivePolicies.everything(Sizes(4, 2, 3), d1)
+    active = EnumeratedPolicies.all_policies(Sizes(4, 2, 3), d1)
     assert active.size == 2**9
     assert len(np.unique(_all(active), axis=0)) == 2**9
 
 
 def test_one_step_takes_any_number_of_states() -> None:
     sizes, d1 = Sizes(754, 6, 1), np.eye(754)[0]
-    assert ActivePolicies.everything(sizes, d1).size == 6
+    assert EnumeratedPolicies.all_policies(sizes, d1).size == 6
 
 
 def test_too_large_names_the_number_and_the_limit() -> None:
     with pytest.raises(EnumerationTooLarge, match=r"2\^25 .* at most 16777216"):
-        ActivePolicies.everything(Sizes(4, 2, 7), np.array([1.0, 0, 0, 0]))
+        EnumeratedPolicies.all_policies(Sizes(4, 2, 7), np.array([1.0, 0, 0, 0]))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_mask_and_backward_induction_agree(seed: int) -> None:
     sizes = Sizes(3, 2, 3)
     model, d1 = random_model(sizes, seed, mass=0.95)
-    free = ActivePolicies.everything(sizes, d1)
+    free = EnumeratedPolicies.all_policies(sizes, d1)
     mask = np.ones(free.shape, dtype=np.bool_)
-    masked = ActivePolicies(free.d1, free.step_actions, free.cut, mask)
+    masked = EnumeratedPolicies(free.d1, free.step_actions, free.cut, mask)
     assert float(masked.best(model).value) == pytest.approx(float(free.best(model).value))
     for h in range(sizes.H):
         a, b = free.best_visits(model.P, h, model), masked.best_visits(model.P, h, model)
@@ -75,7 +74,7 @@ def test_a_full_mask_and_backward_induction_agree(seed: int) -> None:
 def test_elimination_keeps_exactly_the_close_policies(radius: float) -> None:
     sizes = Sizes(2, 2, 3)
     model, d1 = random_model(sizes, 4)
-    active = ActivePolicies.everything(sizes, d1)
+    active = EnumeratedPolicies.all_policies(sizes, d1)
     values = value(model.P, model.r, d1, _all(active))
     smaller, best = active.eliminate(model, radius)
     kept = (values > best - radius) | (values >= best - 1e-15)
@@ -88,7 +87,7 @@ def test_elimination_keeps_exactly_the_close_policies(radius: float) -> None:
 @pytest.mark.parametrize("sizes", TINY)
 def test_best_visits_within_an_active_set_against_brute_force(sizes: Sizes) -> None:
     model, d1 = random_model(sizes, 21, mass=0.9)
-    active, _ = ActivePolicies.everything(sizes, d1).eliminate(model, 0.2)
+    active, _ = EnumeratedPolicies.all_policies(sizes, d1).eliminate(model, 0.2)
     policies = np.stack([p for p in _all(active) if active.contains(p)])
     d = occupancy(model.P, d1, policies)
     for h in range(sizes.H):
@@ -104,9 +103,9 @@ def test_best_visits_within_an_active_set_against_brute_force(sizes: Sizes) -> N
 def test_best_continuation_after_the_visit() -> None:
     sizes = Sizes(2, 2, 3)
     model, d1 = random_model(sizes, 8)
-    free = ActivePolicies.everything(sizes, d1)
+    free = EnumeratedPolicies.all_policies(sizes, d1)
     mask = np.ones(free.shape, dtype=np.bool_)
-    masked = ActivePolicies(free.d1, free.step_actions, free.cut, mask)
+    masked = EnumeratedPolicies(free.d1, free.step_actions, free.cut, mask)
     best = plan(model.P, model.r, d1).policy
     for active in (free, masked):
         found = active.best_visits(model.P, 0, model)
@@ -116,7 +115,7 @@ def test_best_continuation_after_the_visit() -> None:
 def test_riverswim_takes_a_tenth_of_a_second() -> None:
     mdp = riverswim(4, 6)
     model = Model(mdp.P, mdp.r)
-    active = ActivePolicies.everything(mdp.sizes, mdp.d1)
+    active = EnumeratedPolicies.all_policies(mdp.sizes, mdp.d1)
     assert active.size == 2**21
     active.values(model)
     times = []
@@ -132,9 +131,9 @@ def test_riverswim_takes_a_tenth_of_a_second() -> None:
 def test_the_best_of_a_scattered_set_is_the_best_of_all_values(seed: int) -> None:
     sizes = Sizes(3, 2, 3)
     model, d1 = random_model(sizes, seed, mass=0.95)
-    free = ActivePolicies.everything(sizes, d1)
+    free = EnumeratedPolicies.all_policies(sizes, d1)
     mask = np.random.default_rng(seed).random(free.shape) < 0.05
-    active = ActivePolicies(free.d1, free.step_actions, free.cut, mask)
+    active = EnumeratedPolicies(free.d1, free.step_actions, free.cut, mask)
     values = np.where(mask, free.values(model), -np.inf)
     assert np.array_equal(active.best(model).policy, free.policy(int(values.argmax())))
     smaller, best = active.eliminate(model, 0.1)

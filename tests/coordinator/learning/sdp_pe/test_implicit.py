@@ -7,24 +7,27 @@ import pytest
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.planning import occupancy, plan, value
+from riffle.coordinator.learning.planning import Model, occupancy, plan, value
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
-from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies, Model
+from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from tests.coordinator.learning.worlds import near, random_model
 
 SMALL = [Sizes(2, 2, 3), Sizes(3, 2, 3), Sizes(2, 3, 3), Sizes(2, 2, 5), Sizes(1, 5, 2)]
 
 
-def _all(active: ActivePolicies) -> np.ndarray:
+def _all(active: EnumeratedPolicies) -> np.ndarray:
     return np.stack([active.policy(i) for i in range(active.shape[0] * active.shape[1])])
 
 
 def _stages(
     sizes: Sizes, seed: int, share: float
-) -> tuple[Model, ActivePolicies, ImplicitPolicies]:
+) -> tuple[Model, EnumeratedPolicies, ImplicitPolicies]:
     """The same three stages seen by both kinds of set; and a fourth model to plan in."""
     model, d1 = random_model(sizes, seed)
-    listed, kept = ActivePolicies.everything(sizes, d1), ImplicitPolicies.everything(sizes, d1)
+    listed, kept = (
+        EnumeratedPolicies.all_policies(sizes, d1),
+        ImplicitPolicies.all_policies(sizes, d1),
+    )
     for b, radius in enumerate((0.5, 0.3, 0.15)):
         of_stage = near(model, share, 10 * seed + b)
         listed, best = listed.eliminate(of_stage, radius)
@@ -61,8 +64,8 @@ def test_a_decision_struck_out_is_taken_by_nobody(sizes: Sizes) -> None:
 def test_with_one_constraint_the_decisions_left_are_enumerations() -> None:
     for seed in range(8):
         model, d1 = random_model(Sizes(3, 2, 3), seed)
-        listed, _ = ActivePolicies.everything(Sizes(3, 2, 3), d1).eliminate(model, 0.2)
-        kept, _ = ImplicitPolicies.everything(Sizes(3, 2, 3), d1).eliminate(model, 0.2)
+        listed, _ = EnumeratedPolicies.all_policies(Sizes(3, 2, 3), d1).eliminate(model, 0.2)
+        kept, _ = ImplicitPolicies.all_policies(Sizes(3, 2, 3), d1).eliminate(model, 0.2)
         assert np.array_equal(kept.actions, listed.actions)
 
 
@@ -97,7 +100,7 @@ def test_what_is_planned_is_active_and_nearly_the_best(share: float) -> None:
 def test_without_stages_planning_is_backward_induction() -> None:
     sizes = Sizes(4, 3, 5)
     model, d1 = random_model(sizes, 3)
-    kept = ImplicitPolicies.everything(sizes, d1)
+    kept = ImplicitPolicies.all_policies(sizes, d1)
     assert np.array_equal(kept.best(model).policy, plan(model.P, model.r, d1).policy)
     assert kept.bound(model) == pytest.approx(float(kept.best(model).value))
     assert kept.size is None
@@ -107,7 +110,7 @@ def test_without_stages_planning_is_backward_induction() -> None:
 
 def test_radius_zero_keeps_the_best() -> None:
     model, d1 = random_model(Sizes(3, 2, 3), 5)
-    kept, best = ImplicitPolicies.everything(Sizes(3, 2, 3), d1).eliminate(model, 0.0)
+    kept, best = ImplicitPolicies.all_policies(Sizes(3, 2, 3), d1).eliminate(model, 0.0)
     policy = plan(model.P, model.r, d1).policy
     assert kept.contains(policy)
     assert best == pytest.approx(float(value(model.P, model.r, d1, policy)))

@@ -15,7 +15,7 @@ from riffle.coordinator.learning.planning import plan
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.algorithm import MOST_AUXILIARY, SDPPE, Crude, Fine
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
-from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies
+from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
 from riffle.experiments.regret import optimal_value, suboptimality
@@ -83,13 +83,13 @@ class Beside(SDPPE):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, PRACTICAL)
-        self.implicit = ImplicitPolicies.everything(problem.sizes, problem.d1)
+        self.implicit = ImplicitPolicies.all_policies(problem.sizes, problem.d1)
         self.kept: list[int] = []
 
     def _eliminate(self, stage: Stage, crude: Crude, fine: Fine) -> None:
         super()._eliminate(stage, crude, fine)
-        assert isinstance(self.phi, ActivePolicies)
-        self.implicit, _ = self.implicit.eliminate(fine.model, self._results[-1].radius)
+        assert isinstance(self.phi, EnumeratedPolicies)
+        self.implicit, _ = self.implicit.eliminate(fine.model, self._stages[-1].radius)
         member = np.ones(self.phi.shape, dtype=np.bool_)
         for constraint in self.implicit.stages:
             member &= self.phi.values(constraint.model) >= constraint.least

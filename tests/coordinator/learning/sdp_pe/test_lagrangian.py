@@ -10,8 +10,7 @@ from scipy.optimize import linprog
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.planning import occupancy, plan, value
-from riffle.coordinator.learning.sdp_pe.enumeration import Model
+from riffle.coordinator.learning.planning import Model, occupancy, plan, value
 from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 from tests.coordinator.learning.worlds import near, random_model
 

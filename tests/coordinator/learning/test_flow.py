@@ -10,15 +10,10 @@ from scipy.optimize import lsq_linear
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.sdp_pe.flow import (
-    conserve,
-    conserve_total,
-    divergence,
-    project_flow,
-    spread,
-)
+from riffle.coordinator.learning.postprocess import adjoint, conserve, conserve_totals, divergence
 from riffle.experiments.simulator import joint_counts
 from riffle.node_client.environments.tabular import riverswim
+from tests.coordinator.learning.flow_projection import project_flow
 
 
 def _counts(n: int, seed: int, states: int = 4, horizon: int = 6) -> FloatArray:
@@ -48,11 +43,11 @@ def test_true_counts_satisfy_the_equations_and_stay_as_they_are() -> None:
 @given(
     seed=st.integers(0, 2**32 - 1), X=st.integers(1, 4), A=st.integers(1, 3), H=st.integers(1, 4)
 )
-def test_spread_is_the_adjoint_of_divergence(seed: int, X: int, A: int, H: int) -> None:
+def test_adjoint_is_the_adjoint_of_divergence(seed: int, X: int, A: int, H: int) -> None:
     generator = np.random.default_rng(seed)
     N = generator.normal(size=(H, X, A, X))
     multipliers = generator.normal(size=1 + (H - 1) * X)
-    inner = float((spread(multipliers, N.shape) * N).sum())
+    inner = float((adjoint(multipliers, N.shape) * N).sum())
     assert inner == pytest.approx(float(multipliers @ divergence(N)), abs=1e-9)
 
 
@@ -121,7 +116,7 @@ def test_variance_reduction_is_as_stated() -> None:
 
 def test_a_batch_a_step_knows_its_totals_only() -> None:
     c = np.random.default_rng(1).normal(3, 2, size=(2, 3, 2, 2, 2))
-    assert np.allclose(conserve_total(c, 30).sum(axis=(-3, -2, -1)), 30)
+    assert np.allclose(conserve_totals(c, 30).sum(axis=(-3, -2, -1)), 30)
 
 
 def test_negative_n_is_refused() -> None:

@@ -8,18 +8,21 @@ import pytest
 
 from riffle.common.mechanism.counters import Families, Sizes
 from riffle.common.mechanism.policy import Mixture
-from riffle.coordinator.learning.planning import plan, value
+from riffle.coordinator.learning.planning import Model, plan, value
 from riffle.coordinator.learning.postprocess import consistent
-from riffle.coordinator.learning.sdp_pe.enumeration import ActivePolicies, Model
+from riffle.coordinator.learning.sdp_pe.algorithm import literal_radius
+from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.coordinator.learning.sdp_pe.estimation import (
+    LIKELY,
     Estimator,
     Evidence,
+    _resample,
     batch_weights,
-    pooled,
+    bootstrap,
+    pool,
     visit_weights,
 )
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL
-from riffle.coordinator.learning.sdp_pe.radius import LIKELY, _resample, bootstrap, literal_radius
 from tests.coordinator.learning.worlds import random_model
 
 SIZES = Sizes(2, 2, 2)
@@ -57,7 +60,7 @@ def test_the_radius_covers_the_optimal_policys_apparent_gap() -> None:
     """Level 0.95 over 200 independent data sets, at the practical scale: at least 180 covered."""
     model, d1 = random_model(SIZES, 1)
     best = plan(model.P, model.r, d1).policy
-    active = ActivePolicies.everything(SIZES, d1)
+    active = EnumeratedPolicies.all_policies(SIZES, d1)
     covered = 0
     for seed in range(200):
         parts = (_evidence(1000, 50.0, seed),)
@@ -71,7 +74,7 @@ def test_the_radius_covers_the_optimal_policys_apparent_gap() -> None:
 
 
 def test_the_radius_shrinks_with_the_data() -> None:
-    active = ActivePolicies.everything(SIZES, np.array([1.0, 0.0]))
+    active = EnumeratedPolicies.all_policies(SIZES, np.array([1.0, 0.0]))
     for families in FAMILIES:
         radii = [
             bootstrap(
@@ -119,7 +122,7 @@ def test_draws_of_joint_counts_spread_as_the_counts_do(r: float) -> None:
 def test_an_uncertain_policy_keeps_its_place() -> None:
     """Arm 1 was hardly pulled: its estimate says nothing, so the radius is as wide as its gap."""
     counts = np.array([[40.0, 360.0], [3.0, 3.0]])
-    active = ActivePolicies.everything(Sizes(1, 2, 1), np.ones(1))
+    active = EnumeratedPolicies.all_policies(Sizes(1, 2, 1), np.ones(1))
     part, generator = _bandit(counts, 30.0), np.random.default_rng(1)
     found = bootstrap(generator, (part,), _arms(2), active, level=0.99, families="joint")
     model = _arms(2).model([part])
@@ -131,11 +134,11 @@ def test_weights_favour_the_batch_with_more_signal() -> None:
     large, noisy = _evidence(10_000, 50.0, 1), _evidence(10, 50.0, 2)
     assert large.weight > 0.9
     assert noisy.weight < 0.1
-    both = pooled((large, noisy), batch_weights((large, noisy)))
+    both = pool((large, noisy), batch_weights((large, noisy)))
     w = (large.weight, noisy.weight)
     assert np.allclose(both.transitions, w[0] * large.transitions + w[1] * noisy.transitions)
     assert np.allclose(both.transition_variance, 50 * (w[0] ** 2 + w[1] ** 2))
-    alone = pooled((noisy,), batch_weights((noisy,)))
+    alone = pool((noisy,), batch_weights((noisy,)))
     assert alone.transitions is not None
     assert np.all(alone.transition_variance == 50)
 
@@ -149,14 +152,14 @@ def test_a_batch_that_never_goes_there_adds_no_noise_there() -> None:
     weights = visit_weights((everywhere, narrow), model.P, d1)
     assert np.all(weights[1][..., 1] == 0)
     assert np.all(weights[1][0, 0, 0] > weights[0][0, 0, 0])
-    both = pooled((everywhere, narrow), weights)
+    both = pool((everywhere, narrow), weights)
     expected = (weights[0][..., None] * everywhere.transitions)[:, :, 1]
     assert np.allclose(both.transitions[:, :, 1], expected)
 
 
 def test_actions_that_no_active_policy_takes_do_not_widen_the_radius() -> None:
     """A bandit whose second arm is eliminated: only one policy is left, so nothing can beat it."""
-    active = ActivePolicies.everything(Sizes(1, 2, 1), np.ones(1))
+    active = EnumeratedPolicies.all_policies(Sizes(1, 2, 1), np.ones(1))
     left, _ = active.eliminate(Model(np.ones((1, 1, 2, 1)), np.array([[[0.9, 0.1]]])), 0.5)
     both = Mixture.from_probabilities(np.array([[[0]], [[1]]]), np.array([0.5, 0.5]))
     counts = np.array([[[[50.0], [50.0]]]])
@@ -175,7 +178,7 @@ def test_actions_that_no_active_policy_takes_do_not_widen_the_radius() -> None:
 
 def test_draws_one_by_one_have_the_law_of_draws_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large problems are drawn one by one; a quantile of 400 draws is within a third of another."""
-    active = ActivePolicies.everything(SIZES, np.array([1.0, 0.0]))
+    active = EnumeratedPolicies.all_policies(SIZES, np.array([1.0, 0.0]))
     parts = (_evidence(100, 50.0, 3),)
 
     def radius(seed: int) -> float:
@@ -185,6 +188,6 @@ def test_draws_one_by_one_have_the_law_of_draws_together(monkeypatch: pytest.Mon
         return found.radius
 
     together = radius(1)
-    monkeypatch.setattr("riffle.coordinator.learning.sdp_pe.radius.AT_ONCE", 1)
+    monkeypatch.setattr("riffle.coordinator.learning.sdp_pe.estimation.LARGEST_STACK", 1)
     assert radius(2) == pytest.approx(together, rel=1 / 3)
     assert together > 0
