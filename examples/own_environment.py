@@ -12,7 +12,7 @@ A node's owner names it in `RIFFLE_NODE_ENVIRONMENT=own_environment.py:make`, wi
 
 import numpy as np
 
-from riffle.node_client.environments.tabular import TabularEnvironment, stationary
+from riffle import TabularEnvironment, stationary
 
 ADMIT, DEFER = 0, 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.spaces import Discrete
 
-from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
+from riffle import GymnasiumEnvironment
 
 Info = dict[str, object]
 

@@ -10,7 +10,7 @@ it under a name, for `--learner mine` and for a coordinator that is already inst
     mine = "my_package:ExploreThenCommit"
 """
 
-from riffle.coordinator.learners.own import BatchCounts, Deployment, OwnLearner, Problem
+from riffle import BatchCounts, Deployment, OwnLearner, Problem
 
 
 class ExploreThenCommit(OwnLearner):

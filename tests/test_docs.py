@@ -8,6 +8,7 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+import riffle
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.coordinator.learners.registry import BUILT_IN
 from riffle.coordinator.learning.sdp_pe.presets import PAPER
@@ -52,6 +53,11 @@ def test_no_learner_option_environment_or_problem_is_undocumented() -> None:
     pages = "".join(PAGES[name]() for name in ("learners.md", "problems.md"))
     for name in [*BUILT_IN, *BUILDERS, *options, *PROBLEMS]:
         assert f"\n| `{name}` |" in pages, name
+
+
+def test_every_public_name_is_documented() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    assert set(re.findall(r":: riffle\.(\w+)\n", page)) == set(riffle.__all__)
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem)
