@@ -46,7 +46,7 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
     return write(folder, finished, mdp, time.monotonic() - started, seeds)
 
 
-def stop_earlier(operator: Operator) -> None:
+def stop_unfinished(operator: Operator) -> None:
     """Stop what an interrupted command left running in the folder of a network just started.
 
     Raises:

@@ -1,18 +1,30 @@
-"""The two runs that Riffle ships: what ``riffle up --preset NAME`` does.
+"""The two runs that Riffle ships, and runs that differ from them in some respects.
 
-Both are RiverSwim-v0 as in `000`, section VI (X=4, A=2, H=6) at epsilon = 1, beta = 1e-5, with one
-symbol a step (`joint`), which takes the fewest messages. The environment is declared homogeneous:
-RiverSwim is the same at every step, so counts are pooled over steps after they were made private.
+Both presets are RiverSwim-v0 as in `000`, section VI (X=4, A=2, H=6) at epsilon = 1, beta = 1e-5,
+with one symbol a step (`joint`), which takes the fewest messages. The environment is declared
+homogeneous: RiverSwim is the same at every step, so counts are pooled over steps after they were
+made private.
 
 ``demo`` has K = 10,000, at which 40 of 40 simulated seeds end within 5 % of the optimum, the worst
 at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the paper's K = 20,000.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from riffle.common.process.plugins import unknown_name
-from riffle.coordinator.specs import RunSpec
-from riffle.node_client.environments.registry import Parameter
+from pydantic import ValidationError
+
+from riffle.common.process.plugins import is_file_reference, short_name, unknown_name
+from riffle.common.protocol.descriptor import first_fault
+from riffle.coordinator.learners.registry import BUILT_IN
+from riffle.coordinator.specs import MANUAL, RunSpec
+from riffle.node_client.environments.registry import Parameter, make
+from riffle.node_client.environments.tabular import Modelled
+
+DECLARED = BUILT_IN.keys() - {MANUAL}
+"""Learners that understand what a preset declares of its environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +40,8 @@ class Preset:
     learners: dict[str, str] = field(default_factory=dict)
 
 
-def preset(name: str) -> Preset:
-    """The preset of this name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in PRESETS:
-        raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
-    return PRESETS[name]
-
-
 def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Preset:
-    """RiverSwim-v0 with X=4, A=2."""
+    """Returns a run on RiverSwim-v0 with X=4, A=2."""
     spec = RunSpec(
         name=name,
         environment="RiverSwim-v0",
@@ -59,3 +60,75 @@ PRESETS = {
     "demo": riverswim_run("demo", horizon=6, episodes=10_000, epsilon=1.0),
     "paper": riverswim_run("paper", horizon=6, episodes=20_000, epsilon=1.0),
 }
+
+
+def preset(name: str) -> Preset:
+    """Returns the preset of this name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name not in PRESETS:
+        raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
+    return PRESETS[name]
+
+
+def customize(
+    base: Preset,
+    learner: str,
+    environment: str | None = None,
+    *,
+    parameters: Mapping[str, Parameter],
+    constants: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Preset:
+    """Returns a preset with another learner, environment, or fields of the spec.
+
+    Sizes, rewards and start come from the environment itself. ``parameters`` are the
+    environment's, ``constants`` the learner's; of ``changes``, which are fields of the spec, None
+    changes nothing. A learner or environment may be in a file, as ``path/file.py:name``.
+
+    Raises:
+        ValueError: A value is out of range; the message names the field.
+        LocalError: ``invalid-spec``: the environment does not exist or refuses a parameter.
+    """
+    environment_id, own_parameters = _environment(environment, base)
+    chosen_parameters = own_parameters | dict(parameters)
+    made = make(environment_id, **chosen_parameters)
+    name = short_name(learner) if is_file_reference(learner) else learner
+    # A preset declares to SDP-PE what holds for the preset's own environment only.
+    declared = base.spec.options if environment is None and name in DECLARED else {}
+    low, high = made.reward_range
+    values = base.spec.model_dump() | {
+        "environment": environment_id,
+        "learner": name,
+        "states": made.sizes.X,
+        "actions": made.sizes.A,
+        "horizon": made.sizes.H,
+        "reward_low": low,
+        "reward_high": high,
+        "start": tuple(made.mdp.d1) if isinstance(made, Modelled) else None,
+        "options": {**declared, **constants},
+    }
+    values |= {field: value for field, value in changes.items() if value is not None}
+    try:
+        spec = RunSpec.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from error
+    learners = {name: _absolute(learner)} if is_file_reference(learner) else {}
+    return Preset(spec, chosen_parameters, base.nodes, learners)
+
+
+def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:
+    """Returns id and parameters. The id of a file has no folder: that is a parameter."""
+    if reference is None:
+        return base.spec.environment, dict(base.environment)
+    if not is_file_reference(reference):
+        return reference, {}
+    folder, _, name = _absolute(reference).rpartition("/")
+    return name, {"folder": folder}
+
+
+def _absolute(reference: str) -> str:
+    path, _, name = reference.rpartition(":")
+    return f"{Path(path).resolve()}:{name}"

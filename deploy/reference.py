@@ -28,7 +28,7 @@ from riffle.coordinator.learners.registry import BUILT_IN
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
 from riffle.coordinator.learning.ucbvi import Bonus
 from riffle.coordinator.settings import Settings as CoordinatorSettings
-from riffle.deploy.cli.main import build
+from riffle.deploy.cli.main import COMMANDS, build
 from riffle.deploy.network.secrets import SHUFFLER_ID, init_network
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.node_client.environments.registry import BUILDERS
@@ -297,7 +297,8 @@ def commands_page() -> str:
 
 def commands() -> list[tuple[str, TyperCommand]]:
     """Every command that can be typed, with its name."""
-    return _leaves(get_command(build([])), "riffle")
+    roots = (get_command(build([name])) for name in sorted(COMMANDS))
+    return [leaf for root in roots for leaf in _leaves(root, "riffle")]
 
 
 PAGES = {

@@ -38,9 +38,9 @@ def account_command(
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Say what privacy costs: bits, messages and variance for a guarantee, or the inverse.
+    """Compute the noise and messages that a guarantee costs, or the guarantee of a noise.
 
-    With --bits and --p the question is turned around: what epsilon does this noise give at --beta?
+    With --bits and --p the command computes the epsilon that this noise gives at --beta.
     """
     layout = CounterLayout(
         Sizes(states, actions, horizon), families, 0 if scope == "layer" else None

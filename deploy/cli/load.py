@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.progress import TaskID
 from rich.table import Table
 
-from riffle.deploy.cli.options import said
-from riffle.deploy.cli.runs import Force, Out, results
+from riffle.deploy.cli.options import Force, Out, is_given
+from riffle.deploy.cli.runs import results
 from riffle.deploy.load.benchmark import bench, disturbed, missed
 from riffle.deploy.load.generator import Arrivals, Sample
 from riffle.deploy.load.page import write_report
@@ -79,9 +79,9 @@ def load_command(
     force: Force = False,
     output: Output = Format.text,
 ) -> None:
-    """Load a network with nodes that really take part, and name what limits it.
+    """Load a network with real nodes, and name what limits it.
 
-    Exit code 1 when something does: too few of the due reports were accepted promptly.
+    Exit code 1 when something limits it: too few of the due reports were accepted promptly.
     """
     _refuse_unused(context, own=network is None)
     config = LoadConfig(
@@ -111,7 +111,7 @@ def _refuse_unused(context: typer.Context, *, own: bool) -> None:
     """Options that nothing would come of, as they are for the other kind of network."""
     names, why = FOR_ANOTHER if own else FOR_OWN
     for name in names:
-        if said(context, name):
+        if is_given(context, name):
             fail(f"--{name.replace('_', '-')} {why}", Exit.USAGE)
 
 

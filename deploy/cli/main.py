@@ -1,98 +1,186 @@
-"""The command ``riffle``."""
+"""The command ``riffle``: its table of commands, and its entry point.
+
+Only the module of the command that is used is imported, because `riffle simulate` needs seconds to
+import and containers run `riffle health` every few seconds. Help on ``riffle`` itself and the
+completion of a command's name import none.
+"""
 
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
-# Module and name of each command. A module is loaded only when its command is asked for: what
-# `riffle simulate` needs takes seconds to load, and `riffle health` is asked every few seconds.
+INTERRUPTED = 130
+"""`deploy.output.Exit.INTERRUPTED`; importing that module may be what is interrupted."""
+COMPLETION = "_RIFFLE_COMPLETE"
+"""Environment variable that the script of ``riffle --install-completion`` sets."""
+
+
+class Command(NamedTuple):
+    """A command's module in this package, its function or group there, and its line of help.
+
+    A test compares the line to the first paragraph of the function's docstring.
+    """
+
+    module: str
+    attribute: str
+    summary: str
+
+
 COMMANDS = {
-    "up": ("riffle.deploy.cli.runs", "up_command"),
-    "run": ("riffle.deploy.cli.runs", "run_command"),
-    "list": ("riffle.deploy.cli.operate", "list_command"),
-    "show": ("riffle.deploy.cli.operate", "show_command"),
-    "log": ("riffle.deploy.cli.operate", "log_command"),
-    "stop": ("riffle.deploy.cli.operate", "stop_command"),
-    "deploy": ("riffle.deploy.cli.operate", "deploy_command"),
-    "conservation": ("riffle.deploy.cli.operate", "conservation_command"),
-    "compare": ("riffle.deploy.cli.runs", "compare_command"),
-    "simulate": ("riffle.deploy.cli.simulate", "simulate_command"),
-    "figures": ("riffle.deploy.cli.experiments", "figures_command"),
-    "account": ("riffle.deploy.cli.account", "account_command"),
-    "audit": ("riffle.deploy.cli.experiments", "audit_command"),
-    "shuffler": ("riffle.deploy.cli.roles", "shuffler_command"),
-    "coordinator": ("riffle.deploy.cli.roles", "coordinator_command"),
-    "node": ("riffle.deploy.cli.roles", "node_command"),
-    "bench": ("riffle.deploy.cli.load", "bench_app"),
-    "load": ("riffle.deploy.cli.load", "load_command"),
-    "doctor": ("riffle.deploy.cli.doctor", "doctor_command"),
-    "health": ("riffle.deploy.cli.health", "health_command"),
-    "network": ("riffle.deploy.cli.network", "network_app"),
+    "up": Command(
+        "runs",
+        "up_command",
+        "Start shuffler, coordinator and nodes on loopback, run to the end, write the results.",
+    ),
+    "run": Command(
+        "runs",
+        "run_command",
+        "Create a run on a network that is up, follow it to its end, write the results.",
+    ),
+    "list": Command(
+        "operate", "list_command", "List all runs, oldest first, with trust model and progress."
+    ),
+    "show": Command(
+        "operate", "show_command", "Show a run's state, result and cost, or one of its tables."
+    ),
+    "log": Command("operate", "log_command", "Print a run's events, one a line."),
+    "stop": Command(
+        "operate", "stop_command", "Stop a run: abandon its open batch, count a sealed one."
+    ),
+    "deploy": Command(
+        "operate",
+        "deploy_command",
+        "Deploy a policy or a mixture in a run whose learner is manual.",
+    ),
+    "conservation": Command(
+        "operate",
+        "conservation_command",
+        "Account for every message of a run, batch by batch, at both services.",
+    ),
+    "compare": Command(
+        "runs",
+        "compare_command",
+        "Run shuffle, local and central trust on one loopback network, and print the table.",
+    ),
+    "simulate": Command(
+        "simulate",
+        "simulate_command",
+        "Simulate a run over several seeds and report exact regret with its confidence band.",
+    ),
+    "figures": Command(
+        "experiments",
+        "figures_command",
+        "Compute figures of the papers: CSV, PNG, SVG, a table and a manifest for each.",
+    ),
+    "account": Command(
+        "account",
+        "account_command",
+        "Compute the noise and messages that a guarantee costs, or the guarantee of a noise.",
+    ),
+    "audit": Command(
+        "experiments",
+        "audit_command",
+        "Run the real code on two neighbouring populations and bound epsilon and beta from below.",
+    ),
+    "shuffler": Command(
+        "network",
+        "shuffler_command",
+        "Run the shuffler, configured by RIFFLE_SHUFFLER_* variables.",
+    ),
+    "coordinator": Command(
+        "network",
+        "coordinator_command",
+        "Run the coordinator, configured by RIFFLE_COORDINATOR_* variables.",
+    ),
+    "node": Command(
+        "network",
+        "node_command",
+        "Run one node for each credential, configured by RIFFLE_NODE_* variables.",
+    ),
+    "bench": Command("load", "bench_app", "Measure Riffle's own speed."),
+    "load": Command(
+        "load", "load_command", "Load a network with real nodes, and name what limits it."
+    ),
+    "doctor": Command(
+        "network", "doctor_command", "Check this machine and, if given, a network and its services."
+    ),
+    "health": Command("network", "health_command", "Ask a service whether it is ready."),
+    "network": Command("network", "network_app", "Create and change the secrets of a network."),
 }
 
 
-VERSION = "--version"
-COMPLETE = "_RIFFLE_COMPLETE"
-"""Set by the completion that ``riffle --install-completion`` gives a shell."""
-
-
-def _tell_version(asked: bool) -> None:
-    if asked:
-        typer.echo(version("riffle-rl"))
-        raise typer.Exit
-
-
-def riffle(
-    _: Annotated[
-        bool,
-        typer.Option(
-            VERSION, callback=_tell_version, is_eager=True, help="Print the version and leave."
-        ),
-    ] = False,
-) -> None:
-    """Reinforcement learning over people whose episodes stay private.
-
-    Exit codes: 0 done; 1 the answer is no, as of a run that failed or was stopped; 2 wrong usage;
-    3 an input was refused; 4 a service or file that is needed is not available, or is in use; 130
-    interrupted.
-    """
-
-
-def completing() -> list[str]:
-    """The words after ``riffle`` that a shell asks to complete; none when it does not."""
+def words_to_complete() -> list[str]:
+    """Returns the words after ``riffle`` that a shell asks to complete, or none."""
     words = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    return words.split()[1:] if COMPLETE in os.environ else []
+    return words.split()[1:] if COMPLETION in os.environ else []
 
 
-def build(arguments: Sequence[str]) -> typer.Typer:
-    """The command line with the command that these arguments begin with, or else with all."""
-    app = typer.Typer(name="riffle", no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback()(riffle)
-    if list(arguments[:1]) == [VERSION]:
+def build(arguments: Sequence[str]) -> "typer.Typer":
+    """Returns the command line for these arguments.
+
+    If they name a command, it has that command alone. Otherwise it lists the names and summaries
+    of all commands, without the means to run them.
+    """
+    import typer  # noqa: PLC0415  (an interruption of this import must end in one line, too)
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(version("riffle-rl"))
+            raise typer.Exit
+
+    def riffle(
+        _: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=print_version, is_eager=True, help="Print the version."
+            ),
+        ] = False,
+    ) -> None:
+        """Reinforcement learning over people whose episodes stay private.
+
+        Exit codes: 0 done; 1 the answer is no, as of a run that failed or was stopped; 2 wrong
+        usage; 3 an input was refused; 4 a service or file that is needed is not available, or is
+        in use; 130 interrupted.
+        """
+
+    name = next((word for word in arguments if word != "--"), "")
+    listing = name not in COMMANDS
+    app = typer.Typer(
+        name="riffle",
+        no_args_is_help=True,
+        add_completion=listing or COMPLETION in os.environ,
+        pretty_exceptions_enable=False,
+    )
+    # Typer imports Pydantic to convert options; those of ``riffle`` itself are the listing's.
+    app.callback(add_help_option=listing)(riffle)
+    if listing:
+        for listed, command in COMMANDS.items():
+            app.command(listed, help=command.summary)(riffle)
         return app
-    asked = [name for name in arguments[:1] if name in COMMANDS]
-    if completing() and not asked:
-        for name in COMMANDS:  # a shell that waits for the names of commands needs nothing else
-            app.command(name)(riffle)
-        return app
-    for name in asked or COMMANDS:
-        module, attribute = COMMANDS[name]
-        command = getattr(import_module(module), attribute)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
+    module, attribute, _ = COMMANDS[name]
+    command_or_group = getattr(import_module(f"riffle.deploy.cli.{module}"), attribute)
+    if isinstance(command_or_group, typer.Typer):
+        app.add_typer(command_or_group, name=name)
+    else:
+        app.command(name)(command_or_group)
     return app
 
 
 def main() -> None:
-    """Entry point of the command."""
-    build(completing() or sys.argv[1:])(prog_name="riffle")
+    """Runs the command line; an interruption of its imports ends in one line, not a traceback."""
+    # Child processes must not import modules from the user's current folder.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        build(words_to_complete() or sys.argv[1:])(prog_name="riffle")
+    except KeyboardInterrupt:
+        sys.stderr.write("riffle: interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

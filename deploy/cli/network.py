@@ -1,14 +1,36 @@
-"""``riffle network init | enrol | rotate-key``: the secrets of a network."""
+"""``riffle network``: the secrets of a network. ``shuffler``, ``coordinator``, ``node``: its roles,
+each as a process. ``health`` and ``doctor``: checks.
 
+A role is configured by environment variables, ``RIFFLE_SHUFFLER_*`` and so on, and writes JSON
+lines to stderr (`common.process.journal`). Every command imports its own needs, since a role must
+not import another one, and containers run ``riffle health`` every few seconds.
+"""
+# ruff: noqa: PLC0415
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from riffle.deploy.network.secrets import enrol, init_network, pin
-from riffle.deploy.output import Format, Output, emit, one_line_errors, progress, steps
+from riffle.common.process.journal import Journal, log_to_stderr
+from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.deploy.output import (
+    Exit,
+    Format,
+    Output,
+    emit,
+    exit_code,
+    fail,
+    one_line_errors,
+    progress,
+    steps,
+    table,
+)
 
-network_app = typer.Typer(no_args_is_help=True, help="The secrets of a network.")
+network_app = typer.Typer(no_args_is_help=True, help="Create and change the secrets of a network.")
 
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
 
@@ -23,6 +45,8 @@ def init_command(
     output: Output = Format.text,
 ) -> None:
     """Write the keys, tokens and certificates that are missing; never replace one."""
+    from riffle.deploy.network.secrets import init_network
+
     init_network(folder, replicas)
     document = {"folder": str(folder), "replicas": replicas}
     emit(document, output, lambda: progress.print(f"the network's secrets are in {folder}"))
@@ -32,12 +56,14 @@ def init_command(
 @one_line_errors
 def enrol_command(
     folder: NetworkFolder,
-    shuffler_url: Annotated[str, typer.Option(help="where the shuffler answers")],
+    shuffler_url: Annotated[str, typer.Option(help="address of the shuffler")],
     users: Annotated[int, typer.Option(min=1, help="most people that each node may serve, ever")],
     nodes: Annotated[int, typer.Option(min=1, help="credentials the network shall have")] = 20,
     output: Output = Format.text,
 ) -> None:
     """Enrol nodes at the shuffler, as its operator, and write their credentials."""
+    from riffle.deploy.network.secrets import enrol
+
     with steps("enrolling", nodes) as shown:
         enrol(folder, shuffler_url, nodes, users, shown.step)
     document = {"folder": str(folder), "nodes": nodes}
@@ -48,26 +74,125 @@ def enrol_command(
 @one_line_errors
 def rotate_key_command(
     folder: NetworkFolder,
-    coordinator_url: Annotated[str, typer.Option(help="where the coordinator answers")],
+    coordinator_url: Annotated[str, typer.Option(help="address of the coordinator")],
     activate: Annotated[
         bool, typer.Option(help="seal new batches to the new key, once it is pinned")
     ] = True,
     output: Output = Format.text,
 ) -> None:
-    """Give the analyzer a new key: make it, pin it at nodes and shuffler, then activate it.
+    """Give the analyzer a new key: create it, pin it at nodes and shuffler, then activate it.
 
-    Where pins are files on other machines: --no-activate, copy nodes/analyzer_keys and
-    shuffler/analyzer_keys there, and say it again. Keys that are erased are let go of.
+    If nodes or shuffler keep their pins on other machines, use --no-activate, copy
+    nodes/analyzer_keys and shuffler/analyzer_keys there, and run the command again. Pins of erased
+    keys are removed.
     """
-    from riffle.deploy.operator import Operator  # noqa: PLC0415  (the other commands do without it)
+    from riffle.deploy.network.secrets import pin
+    from riffle.deploy.operator import Operator
 
     with Operator.of(folder, coordinator_url) as operator:
-        made = operator.make_key()
+        key = operator.make_key()["id"]
         pin(folder, operator.keys())
         if activate:
-            operator.activate_key(made["id"])
+            operator.activate_key(key)
             pin(folder, operator.keys())
-    after = "active; the one before opens what was issued under it"
-    said = after if activate else f"pending, and pinned in {folder}"
-    document = {"id": made["id"], "state": "active" if activate else "pending"}
-    emit(document, output, lambda: progress.print(f"key {made['id']} is {said}"))
+    state = (
+        "active; the previous key still opens batches issued under it"
+        if activate
+        else f"pending, and pinned in {folder}"
+    )
+    document = {"id": key, "state": "active" if activate else "pending"}
+    emit(document, output, lambda: progress.print(f"key {key} is {state}"))
+
+
+@contextmanager
+def _logged_errors(journal: Journal) -> Iterator[None]:
+    """Logs as a role; an error that ends it is its last line and decides its exit code."""
+    log_to_stderr(journal.role)
+    try:
+        yield
+    except RiffleError as error:
+        journal.fatal(error)
+        raise typer.Exit(exit_code(error)) from error
+    except OSError as error:
+        detail = f"{error.strerror or type(error).__name__} {error.filename or ''}".strip()
+        journal.fatal(LocalError("unavailable", detail))
+        raise typer.Exit(Exit.UNAVAILABLE) from error
+    except Exception as error:
+        journal.exception("ended", error)
+        raise typer.Exit(Exit.UNAVAILABLE) from error
+
+
+def shuffler_command() -> None:
+    """Run the shuffler, configured by RIFFLE_SHUFFLER_* variables."""
+    from riffle.shuffler.app import run
+    from riffle.shuffler.metrics import JOURNAL, note
+    from riffle.shuffler.settings import Settings
+
+    with _logged_errors(JOURNAL):
+        run(Settings.load(), on_start=lambda: note("serving"))
+
+
+def coordinator_command() -> None:
+    """Run the coordinator, configured by RIFFLE_COORDINATOR_* variables."""
+    from riffle.coordinator.app import run
+    from riffle.coordinator.metrics import JOURNAL, note
+    from riffle.coordinator.settings import Settings
+
+    with _logged_errors(JOURNAL):
+        run(Settings.load(), on_start=lambda: note("serving"))
+
+
+def node_command() -> None:
+    """Run one node for each credential, configured by RIFFLE_NODE_* variables."""
+    from riffle.node_client.journal import JOURNAL, note
+    from riffle.node_client.main import run
+    from riffle.node_client.settings import Settings
+
+    with _logged_errors(JOURNAL):
+        run(Settings.load(), on_start=lambda: note("serving"))
+
+
+@one_line_errors
+def health_command(
+    url: Annotated[str, typer.Argument(help="as http://host:port/readyz")],
+    ca: Annotated[Path | None, typer.Option(help="PEM of a private CA, for https")] = None,
+    output: Output = Format.text,
+) -> None:
+    """Ask a service whether it is ready.
+
+    Exit code 0: it is; 1: it is not; 4: it does not answer.
+    """
+    import httpx
+
+    from riffle.deploy.network.processes import probe
+
+    try:
+        answer = probe(url, ca)
+    except httpx.HTTPError as error:
+        raise LocalError("unavailable", f"{url} does not answer: {error}") from error
+    document = {"url": url, "ready": answer.is_success, "status": answer.status_code}
+    emit(document, output, lambda: None)
+    if answer.is_error:
+        fail(f"{url} answers {answer.status_code}: {answer.text}", Exit.NO)
+
+
+@one_line_errors
+def doctor_command(
+    out: Annotated[Path, typer.Option(help="folder for results")] = Path("runs"),
+    port: Annotated[list[int] | None, typer.Option(help="port to be used; repeatable")] = None,
+    network: Annotated[Path | None, typer.Option(help="folder of a network's secrets")] = None,
+    url: Annotated[list[str] | None, typer.Option(help="service to ask; repeatable")] = None,
+    output: Output = Format.text,
+) -> None:
+    """Check this machine and, if given, a network and its services.
+
+    Exit code 1 when something is wrong.
+    """
+    from riffle.deploy.network.doctor import examine
+
+    findings = examine(out, port or [], network, url or [])
+    well = all(finding.ok for finding in findings)
+    rows = [("ok" if f.ok else "WRONG", f.check, f.detail) for f in findings]
+    document = {"ok": well, "findings": [asdict(finding) for finding in findings]}
+    emit(document, output, lambda: table(("", "check", "detail"), rows))
+    raise typer.Exit(Exit.DONE if well else Exit.NO)

@@ -15,7 +15,7 @@ import typer
 
 from riffle.common.process.tables import flatten
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.deploy.cli.options import NETWORK, CoordinatorUrl, Network
+from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, Network
 from riffle.deploy.network.processes import is_locked
 from riffle.deploy.operator import FINISHED, Answer, Operator
 from riffle.deploy.output import (
@@ -38,7 +38,7 @@ from riffle.deploy.report import rows_of
 
 def _run_ids(context: typer.Context) -> list[str]:
     """Ids and names, for a shell to complete; none when there is no answer."""
-    network = context.params.get("network") or NETWORK
+    network = context.params.get("network") or SECRETS
     with (
         contextlib.suppress(RiffleError),
         Operator.of(Path(network), context.params.get("coordinator_url")) as operator,
@@ -77,11 +77,11 @@ class TableName(StrEnum):
 
 @one_line_errors
 def list_command(
-    network: Network = NETWORK,
+    network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Rows = TableFormat.text,
 ) -> None:
-    """List all runs, oldest first, each with its trust model and how far it is."""
+    """List all runs, oldest first, with trust model and progress."""
     with Operator.of(network, coordinator_url) as operator:
         runs = operator.runs()
     rows = [_listed(run) for run in runs]
@@ -98,11 +98,11 @@ def show_command(
     of: Annotated[
         TableName | None, typer.Option("--table", help="deployments, stages or ledger instead")
     ] = None,
-    network: Network = NETWORK,
+    network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Rows = TableFormat.text,
 ) -> None:
-    """Show a run: its state, what it learned and spent; or one of its tables."""
+    """Show a run's state, result and cost, or one of its tables."""
     with Operator.of(network, coordinator_url) as operator:
         found = operator.find(run)
         if of is not None:
@@ -125,13 +125,14 @@ def log_command(
     follow: Annotated[
         bool, typer.Option("--follow", help="wait for more until it is over")
     ] = False,
-    network: Network = NETWORK,
+    network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Output = Format.text,
 ) -> None:
-    """Print what happened in a run, a line an event; json: a document a line.
+    """Print a run's events, one a line.
 
-    With --follow the exit code is 1 when the run failed or was stopped.
+    As json, every line is a document. With --follow the exit code is 1 when the run failed or was
+    stopped.
     """
     kind = ""
     with Operator.of(network, coordinator_url) as operator:
@@ -146,11 +147,11 @@ def log_command(
 @one_line_errors
 def stop_command(
     run: Run,
-    network: Network = NETWORK,
+    network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Output = Format.text,
 ) -> None:
-    """Stop a run: its open batch is abandoned, a sealed one is still counted."""
+    """Stop a run: abandon its open batch, count a sealed one."""
     with Operator.of(network, coordinator_url) as operator:
         stopped = operator.stop(operator.find(run)["id"])
     emit(stopped, output, lambda: typer.echo(f"run {stopped['id']} is {stopped['state']}"))
@@ -170,11 +171,11 @@ def deploy_command(
     always: Annotated[int | None, typer.Option(min=0, help="or: one action, always")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="count this step only")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="until it is counted: its value")] = False,
-    network: Network = NETWORK,
+    network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Output = Format.text,
 ) -> None:
-    """Deploy a policy or a mixture by hand, in a run whose learner is manual.
+    """Deploy a policy or a mixture in a run whose learner is manual.
 
     Exit code 1 when --wait ends without counts.
     """
@@ -199,7 +200,7 @@ def deploy_command(
 @one_line_errors
 def conservation_command(
     run: Run,
-    network: Network = NETWORK,
+    network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Rows = TableFormat.text,
 ) -> None:

@@ -1,170 +1,208 @@
-"""Options that several commands share, and how they become a run's spec.
+"""Options of commands, and dataclasses of them. Importing this imports neither NumPy nor a service.
 
-Options that say which network an operator's command speaks to.
+A command that takes such a dataclass has an option for each of its fields (`expand_options`).
 """
 
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
-from pydantic import ValidationError
 
-from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.noise import Trust
-from riffle.common.process.plugins import is_file_reference, short_name
-from riffle.common.protocol.descriptor import first_fault
-from riffle.coordinator.learners.registry import BUILT_IN, Registry
-from riffle.coordinator.specs import MANUAL, RunSpec
-from riffle.deploy.presets import PRESETS, Preset, preset
-from riffle.node_client.environments.registry import Parameter, make, names
-from riffle.node_client.environments.tabular import Modelled
 
-Environment = Annotated[
+if TYPE_CHECKING:
+    from riffle.deploy.presets import Preset
+
+Families = Literal["paper", "lean", "joint"]
+"""The same names as in `common.mechanism.counters`, whose module imports NumPy."""
+
+SECRETS = Path("network")
+Network = Annotated[Path, typer.Option("--network", help="folder of the network's secrets")]
+CoordinatorUrl = Annotated[
     str | None,
     typer.Option(
-        "--env",
-        "--environment",
-        help="environment id, as RiverSwim-v0; or file.py:make",
-        autocompletion=names,
+        "--coordinator-url",
+        help="address of the coordinator; default: the one in the folder, or port 8400 here",
     ),
 ]
-Learner = Annotated[
-    str,
-    typer.Option(
-        "--learner",
-        help="who learns: its name, or path/file.py:Class",
-        autocompletion=lambda: Registry().names,
-    ),
-]
-Param = Annotated[
-    list[str] | None, typer.Option("--param", help="environment parameter, NAME=VALUE; repeatable")
-]
-Horizon = Annotated[int | None, typer.Option(help="H, steps of an episode")]
-Episodes = Annotated[int | None, typer.Option(help="K, episodes of the run")]
-Epsilon = Annotated[float | None, typer.Option(help="epsilon of every user")]
-Beta = Annotated[float | None, typer.Option(help="beta of every user")]
-TrustOption = Annotated[
-    Trust | None, typer.Option("--trust", help="who adds the noise: all users, each, coordinator")
-]
-FamiliesOption = Annotated[Families | None, typer.Option(help="what is counted")]
-Constants = Annotated[
-    Literal["practical", "paper"] | None, typer.Option(help="the learner's declared constants")
-]
-Option = Annotated[
-    list[str] | None, typer.Option("--option", help="learner constant, NAME=VALUE; repeatable")
-]
-PresetName = Annotated[
-    str,
-    typer.Option(
-        "--preset",
-        help="demo or paper: what to start from",
-        autocompletion=lambda: list(PRESETS),
-    ),
-]
-DECLARED = BUILT_IN.keys() - {MANUAL}
-"""Learners that understand what a preset declares of its environment."""
+Out = Annotated[Path, typer.Option(help="folder for the results")]
+Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
+Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
+Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 
 
-def resolve(
-    base_name: str,
-    env: str | None = None,
-    params: list[str] | None = None,
-    horizon: int | None = None,
-    options: list[str] | None = None,
-    learner: str = "sdp-pe",
-    **changes: float | str | None,
-) -> Preset:
-    """A preset with what the command line changes; sizes come from the environment itself.
+def _preset_names() -> list[str]:
+    from riffle.deploy.presets import PRESETS  # noqa: PLC0415  (asked for by a shell only)
 
-    Raises:
-        ValueError: a value is out of range; the message names the field.
-        LocalError: ``invalid-spec``, the environment does not exist or refuses a parameter.
+    return list(PRESETS)
+
+
+def _learner_names() -> list[str]:
+    from riffle.coordinator.learners.registry import Registry  # noqa: PLC0415
+
+    return Registry().names
+
+
+def _environment_names() -> list[str]:
+    from riffle.node_client.environments.registry import names  # noqa: PLC0415
+
+    return names()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is, as the command line has it: an option for each field, in this order."""
+
+    preset: Annotated[
+        str, typer.Option(help="demo or paper: what to start from", autocompletion=_preset_names)
+    ] = "demo"
+    learner: Annotated[
+        str,
+        typer.Option(
+            help="who learns: its name, or path/file.py:Class", autocompletion=_learner_names
+        ),
+    ] = "sdp-pe"
+    env: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            "--environment",
+            help="environment id, as RiverSwim-v0; or file.py:make",
+            autocompletion=_environment_names,
+        ),
+    ] = None
+    param: Annotated[
+        list[str] | None, typer.Option(help="environment parameter, NAME=VALUE; repeatable")
+    ] = None
+    horizon: Annotated[int | None, typer.Option(help="H, steps of an episode")] = None
+    episodes: Annotated[int | None, typer.Option(help="K, episodes of the run")] = None
+    epsilon: Annotated[float | None, typer.Option(help="epsilon of every user")] = None
+    beta: Annotated[float | None, typer.Option(help="beta of every user")] = None
+    trust: Annotated[
+        Trust | None, typer.Option(help="who adds the noise: all users, each, coordinator")
+    ] = None
+    families: Annotated[Families | None, typer.Option(help="what is counted")] = None
+    constants: Annotated[
+        Literal["practical", "paper"] | None, typer.Option(help="the learner's declared constants")
+    ] = None
+    option: Annotated[
+        list[str] | None, typer.Option(help="learner constant, NAME=VALUE; repeatable")
+    ] = None
+
+    def apply(self, **changes: float | str | None) -> "Preset":
+        """Returns the preset with these options and further ``changes`` of its spec.
+
+        Raises:
+            ValueError, LocalError: As `deploy.presets.customize`; or a text is not NAME=VALUE.
+        """
+        from riffle.deploy.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
+
+        return customize(
+            preset(self.preset),
+            self.learner,
+            self.env,
+            parameters=read_pairs(self.param) | self._given("horizon"),
+            constants=read_pairs(self.option),
+            changes=self._given("episodes", "epsilon", "beta", "trust", "families")
+            | {"preset": self.constants}
+            | changes,
+        )
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """How to simulate a run."""
+
+    calibration: Annotated[
+        Literal["tight", "paper"] | None,
+        typer.Option(help="noise: the least that is proved, or the papers'"),
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10
+    workers: Annotated[int, typer.Option(min=1, help="processes")] = 2
+    per_user: Annotated[
+        bool,
+        typer.Option(
+            "--per-user",
+            help="one user after another, as at nodes: slower; any environment that can be run",
+        ),
+    ] = False
+    run_id: Annotated[
+        str | None, typer.Option(help="with --per-user: of the run over services to repeat")
+    ] = None
+    test_seed: Annotated[
+        int | None, typer.Option(help="with --per-user: of the first seed's draws; default 0")
+    ] = None
+
+
+Command = Callable[..., None]
+
+
+def expand_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Replaces each dataclass parameter of a command by an option for each of its fields.
+
+    The fields carry Typer's annotations; those in ``without`` keep their defaults and have no
+    option. Typer reads the command's signature, so that is what changes.
     """
-    base = preset(base_name)
-    environment_id, parameters = _environment(env, base)
-    parameters |= pairs(params)
-    if horizon is not None:
-        parameters["horizon"] = horizon
-    environment = make(environment_id, **parameters)
-    learner_name, learners = _learner(learner)
-    low, high = environment.reward_range
-    fields = base.spec.model_dump() | {
-        "environment": environment_id,
-        "learner": learner_name,
-        "states": environment.sizes.X,
-        "actions": environment.sizes.A,
-        "horizon": environment.sizes.H,
-        "reward_low": low,
-        "reward_high": high,
-        "start": tuple(environment.mdp.d1) if isinstance(environment, Modelled) else None,
-        # What a preset declares to SDP-PE of its environment holds for no other one.
-        "options": (dict(base.spec.options) if env is None and learner_name in DECLARED else {})
-        | pairs(options),
-    }
-    fields |= {key: value for key, value in changes.items() if value is not None}
-    try:
-        spec = RunSpec.model_validate(fields)
-    except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
-    return Preset(spec, parameters, base.nodes, learners)
+
+    def decorate(command: Command) -> Command:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
+        for own in inspect.signature(command).parameters.values():
+            if is_dataclass(own.annotation) and isinstance(own.annotation, type):
+                options = _parameters(own.annotation, without)
+                groups[own.name] = own.annotation, [option.name for option in options]
+                parameters += options
+            else:
+                parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @wraps(command)
+        def run(**given: Any) -> None:  # noqa: ANN401  (each has its option's type)
+            for name, (build, options) in groups.items():
+                given[name] = build(**{option: given.pop(option) for option in options})
+            command(**given)
+
+        run.__dict__["__signature__"] = inspect.Signature(parameters)
+        return run
+
+    return decorate
 
 
-def _environment(asked: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Id and parameters; of a file the id has the name only, and a parameter the folder."""
-    if asked is None:
-        return base.spec.environment, dict(base.environment)
-    if not is_file_reference(asked):
-        return asked, {}
-    path, _, name = asked.rpartition(":")
-    return f"{Path(path).name}:{name}", {"folder": str(Path(path).resolve().parent)}
+def _parameters(options: type, without: Collection[str]) -> list[inspect.Parameter]:
+    hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
+        for field in fields(options)
+        if field.name not in without
+    ]
 
 
-def _learner(asked: str) -> tuple[str, dict[str, str]]:
-    """Name of a learner and, if it is in a file, where."""
-    if not is_file_reference(asked):
-        return asked, {}
-    path, _, name = asked.rpartition(":")
-    return short_name(asked), {short_name(asked): f"{Path(path).resolve()}:{name}"}
-
-
-def check(chosen: Preset, spec: RunSpec) -> None:
-    """Refuse a spec that no network started here could run, before anything is started.
-
-    Raises:
-        ValueError: its learner is on the simulator only.
-        RemoteError: as the coordinator would refuse it.
-    """
-    registry = Registry(files=chosen.learners)
-    if spec.learner not in registry.names:
-        # Loaded for this sentence only.
-        from riffle.experiments.adversarial import ALGORITHMS  # noqa: PLC0415
-        from riffle.experiments.per_episode import PER_EPISODE  # noqa: PLC0415
-
-        if spec.learner in {*PER_EPISODE, *ALGORITHMS}:
-            words = f"riffle simulate --learner {spec.learner}"
-            raise ValueError(f"{spec.learner} is on the simulator only: {words}")
-    registry.build(spec)
-
-
-def said(context: typer.Context, name: str) -> bool:
-    """Whether whoever called gave the parameter of this name, and not its default."""
+def is_given(context: typer.Context, name: str) -> bool:
+    """Returns whether the caller gave the parameter of this name, even if with its default."""
     source = context.get_parameter_source(name)
     return source is not None and not source.name.startswith("DEFAULT")
 
 
-def pairs(texts: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE texts as a dictionary, values read as bool, int, float or text.
+def read_pairs(texts: list[str] | None) -> dict[str, Any]:
+    """Returns NAME=VALUE texts as a dictionary, values read as bool, int, float or text.
 
     Raises:
-        ValueError: a text has no ``=``.
+        ValueError: A text has no ``=``.
     """
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for text in texts or []:
-        key, separator, value = text.partition("=")
+        name, separator, value = text.partition("=")
         if not separator:
             raise ValueError(f"{text!r} is not NAME=VALUE")
-        found[key] = _value(value)
-    return found
+        pairs[name] = _value(value)
+    return pairs
 
 
 def _value(text: str) -> bool | int | float | str:
@@ -176,14 +214,3 @@ def _value(text: str) -> bool | int | float | str:
         except ValueError:
             continue
     return text
-
-
-NETWORK = Path("network")
-Network = Annotated[Path, typer.Option("--network", help="folder of the network's secrets")]
-CoordinatorUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator-url",
-        help="where the coordinator answers; default: as the folder says, or port 8400 here",
-    ),
-]

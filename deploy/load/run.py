@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.follow import stop_earlier
+from riffle.deploy.follow import stop_unfinished
 from riffle.deploy.load.document import document
 from riffle.deploy.load.feed import Feeder, enrol_nodes, load_spec, revoke_nodes
 from riffle.deploy.load.generator import Arrivals, Crew, Sample, Share, schedule
@@ -106,7 +106,7 @@ def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
         pids = {role: process.pid for role, process in network.processes.items()}
         target = Target(network.secrets, network.shuffler_url, network.coordinator_url, pids)
         with target.operator() as operator:
-            stop_earlier(operator)
+            stop_unfinished(operator)
         yield target
         network.check_alive()
 

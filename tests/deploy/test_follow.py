@@ -6,7 +6,7 @@ import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import Truth
-from riffle.deploy.follow import TrueValues, stop_earlier
+from riffle.deploy.follow import TrueValues, stop_unfinished
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.tabular import riverswim
 
@@ -68,7 +68,7 @@ def test_an_earlier_run_that_ends_meanwhile_needs_no_stop(
                 raise RemoteError("wrong-state", "run 1 is finished")
             self.stopped.append(run_id)
 
-    stop_earlier(cast("Operator", Ending()))
+    stop_unfinished(cast("Operator", Ending()))
     assert Ending.stopped == ["2"]
     assert capsys.readouterr().err == "stopped run 2, which was left here unfinished\n"
 
@@ -82,4 +82,4 @@ def test_an_earlier_run_that_cannot_be_stopped_is_said() -> None:
             raise RemoteError("unauthorized", "no token")
 
     with pytest.raises(RemoteError, match="no token"):
-        stop_earlier(cast("Operator", Closed()))
+        stop_unfinished(cast("Operator", Closed()))

@@ -17,7 +17,7 @@ from riffle.coordinator.batches.issue import issue
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.cli.options import resolve
+from riffle.deploy.cli.options import RunOptions
 from riffle.deploy.follow import run_to_end
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {"run_id": RUN_ID, "episodes": 200, "epsilon": 20.0, "be
 
 
 def seeded(environment: str, learner: str) -> Preset:
-    return resolve("demo", environment, learner=learner, test_seed=3, **SMALL)
+    return RunOptions(env=environment, learner=learner).apply(test_seed=3, **SMALL)
 
 
 def network_of(folder: Path, chosen: Preset) -> LoopbackNetwork:

@@ -1,19 +1,15 @@
 """The command line: one document on stdout, one line on stderr, stated exit codes."""
 
 import json
-import os
 import re
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from riffle.deploy import output
-from riffle.deploy.cli.main import main
-from riffle.deploy.cli.options import resolve
+from riffle.deploy.cli.options import RunOptions
 from riffle.experiments.adversarial import Algorithm, run
 from tests.deploy.cli.calls import document, riffle
 
@@ -250,8 +246,8 @@ def test_figures_without_their_packages_say_what_to_install(
 
 
 def test_what_a_preset_declares_of_its_environment_holds_for_no_other() -> None:
-    assert resolve("demo").spec.options == {"homogeneous": True}
-    assert resolve("demo", "SpectrumAccess-v0", horizon=3).spec.options == {}
+    assert RunOptions().apply().spec.options == {"homogeneous": True}
+    assert RunOptions(env="SpectrumAccess-v0", horizon=3).apply().spec.options == {}
 
 
 def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> None:
@@ -305,49 +301,3 @@ def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
     said = "is needed is not available, or is in use; 130 interrupted."
     for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
         assert said in re.sub(r"[\s│]+", " ", text)
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("riffle si", {"simulate"}),
-        ("riffle con", {"conservation"}),
-        ("riffle simulate --zz", set()),
-        ("riffle simulate --lear", {"--learner"}),
-        ("riffle simulate --env River", {"RiverSwim-v0"}),
-        ("riffle simulate --learner sdp", {"sdp-pe", "sdp-pe-conference"}),
-        ("riffle simulate --preset d", {"demo"}),
-        ("riffle show --network nowhere x", set()),
-    ],
-)
-def test_a_shell_completes(
-    words: str,
-    offered: set[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.argv", ["riffle"])
-    monkeypatch.setenv("_RIFFLE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-    with pytest.raises(SystemExit):
-        main()
-    found = set(capsys.readouterr().out.split())
-    assert offered <= found if offered else not found, found
-
-
-def test_commands_are_completed_without_loading_them() -> None:
-    program = "import sys\nfrom riffle.deploy.cli.main import main\nsys.argv = ['riffle']\n" + (
-        "try:\n    main()\nfinally:\n    print(*sys.modules)"
-    )
-    words = {"_RIFFLE_COMPLETE": "complete_bash", "COMP_WORDS": "riffle s", "COMP_CWORD": "1"}
-    path = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | words | path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert {"show", "simulate", "stop"} <= set(done.stdout.split())
-    assert not {"numpy", "riffle.coordinator", "httpx"} & set(done.stdout.split())

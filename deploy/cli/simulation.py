@@ -1,0 +1,196 @@
+"""The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer.
+
+Learners of batches are simulated by population, or user by user; UCBVI and its private variants
+plan before every episode; the two algorithms of `004` learn on layered MDPs from the losses of an
+adversary.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from riffle.common.process.plugins import unknown_name
+from riffle.common.protocol.descriptor import first_fault
+from riffle.coordinator.learners.registry import Registry
+from riffle.coordinator.specs import MANUAL
+from riffle.deploy.cli.options import RunOptions, SimulationOptions, read_pairs
+from riffle.deploy.output import progress, steps
+from riffle.deploy.presets import Preset
+from riffle.experiments import per_user
+from riffle.experiments.adversarial import ALGORITHMS, WIDTHS, AdversarialResult, Case, run
+from riffle.experiments.bands import METHOD
+from riffle.experiments.per_episode import PER_EPISODE
+from riffle.experiments.study import CALIBRATIONS, band, each_seed, study
+from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.node_client.environments.tabular import Modelled
+
+LAYERED = "LayeredMDP-v0"
+SETTABLE = ("widths", "actions", "adversary", "privacy", "scale", "eta")
+"""Fields of `Case` that --param and --option may set."""
+DEFAULTS: dict[str, Any] = {
+    "K": 2_000,
+    "epsilon": 1.0,
+    "beta": 1e-5,
+    "privacy": "central",
+    "calibration": "tight",
+    "seed": 0,
+    "widths": "-".join(map(str, WIDTHS)),
+}
+SPEC_CALIBRATIONS = {name: in_spec for in_spec, name in CALIBRATIONS.items()}
+ADVERSARIAL_CALIBRATIONS = {"tight": "correct", "paper": "paper"}
+
+
+def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool) -> dict[str, Any]:
+    """Returns the results over all seeds as the document that the command prints.
+
+    ``preset_given``: the caller named a preset, which the learners of `004` refuse.
+
+    Raises:
+        ValueError: An option does not fit the learner, or a value is out of range.
+        LocalError, RemoteError: The learner or environment does not exist, or refuses its options.
+    """
+    learner = options.learner
+    if how.per_user and learner in {*PER_EPISODE, *ALGORITHMS}:
+        raise ValueError(f"--per-user is not for {learner}, which has no batches")
+    for name, value in (("run-id", how.run_id), ("test-seed", how.test_seed)):
+        if value is not None and not how.per_user:
+            raise ValueError(f"--{name} is for --per-user")
+    if learner in ALGORITHMS:
+        return _simulate_adversarial(options, how, preset_given=preset_given)
+    calibration = None if how.calibration is None else SPEC_CALIBRATIONS[how.calibration]
+    chosen = options.apply(calibration=calibration, run_id=how.run_id, test_seed=how.test_seed)
+    if learner in PER_EPISODE:
+        if options.families is not None:
+            raise ValueError(f"--families is not for {learner}: --calibration decides it")
+        if options.trust is not None:
+            raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
+    else:
+        _build_once(chosen)
+    return _simulate_users(chosen, how) if how.per_user else _simulate_population(chosen, how)
+
+
+def rows_of(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Returns the document as rows of a table, without long values; constants come last."""
+    constants: dict[str, object] = document["constants"]
+    hidden = {"constants", "batches", "policy"}
+    rows = [(key, value) for key, value in document.items() if key not in hidden]
+    return rows + [(f"constants.{key}", value) for key, value in constants.items()]
+
+
+def _build_once(chosen: Preset) -> None:
+    """Builds the learner, to refuse an unknown one or a wrong option before any work is done."""
+    registry, name = Registry(files=chosen.learners), chosen.spec.learner
+    known = sorted({*registry.names, *PER_EPISODE, *ALGORITHMS} - {MANUAL})
+    if name not in known:
+        raise ValueError(unknown_name("simulated learner", name, known))
+    registry.build(chosen.spec)
+
+
+def _simulate_population(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
+    exact_mdp(make(chosen.spec.environment, **chosen.environment))  # or refuse before any work
+    with steps("seeds", how.seeds) as shown:
+        return study(
+            chosen.spec,
+            chosen.environment,
+            how.seeds,
+            workers=how.workers,
+            on_result=lambda _: shown.step(),
+            learners=chosen.learners,
+        ).document()
+
+
+def _simulate_users(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
+    spec = chosen.spec
+    with steps("episodes", how.seeds * spec.episodes) as shown:
+        outcome = per_user.study(
+            spec,
+            chosen.environment,
+            how.seeds,
+            workers=how.workers,
+            on_users=shown.step,
+            learners=chosen.learners,
+        )
+    if not isinstance(make(spec.environment, **chosen.environment), Modelled):
+        text = "no regret and no exact values: this environment shows no transition probabilities"
+        progress.print(text, highlight=False, soft_wrap=True)
+    return per_user.document(spec, outcome)
+
+
+def _simulate_adversarial(
+    options: RunOptions, how: SimulationOptions, *, preset_given: bool
+) -> dict[str, Any]:
+    """Runs an algorithm of 004; each seed has an MDP and losses of its own."""
+    unused = (options.trust, options.families, options.constants, options.horizon)
+    if (
+        preset_given
+        or options.env not in (None, LAYERED)
+        or any(value is not None for value in unused)
+    ):
+        raise ValueError(
+            f"{options.learner} learns on {LAYERED} from an adversary's losses: --preset, --env, "
+            "--horizon, --trust, --families and --constants are not for it; --param widths, "
+            "actions or adversary and --option privacy, scale or eta are"
+        )
+    case = _case(options, how)
+    results: list[AdversarialResult] = []
+    with steps("seeds", how.seeds) as shown:
+        for result in each_seed(partial(_run_seed, case), how.seeds, how.workers):
+            results.append(result)
+            shown.step()
+    mean, interval = band([result.total for result in results])
+    recorded = {key: getattr(case, key) for key in ("epsilon", "beta", "privacy", "calibration")}
+    return {
+        "learner": case.name,
+        "environment": LAYERED,
+        "adversary": case.adversary,
+        "episodes": case.K,
+        **recorded,
+        "seeds": how.seeds,
+        "regret_mean": mean,
+        "regret_ci": interval,
+        "regret_ci_method": METHOD,
+        "regret_uniform_mean": float(np.mean([result.uniform_regret for result in results])),
+        "seconds": sum(result.seconds for result in results),
+        # Without privacy epsilon is infinite, which JSON cannot say.
+        "constants": {
+            name: "infinity" if value == math.inf else value
+            for name, value in results[-1].constants.items()
+            if name != "seed"
+        },
+    }
+
+
+def _case(options: RunOptions, how: SimulationOptions) -> Case:
+    """Returns what to run, from the command's options over `DEFAULTS`.
+
+    Raises:
+        ValueError: There is no such parameter or option, or a value is wrong; the message names it.
+    """
+    pairs = read_pairs(options.param) | read_pairs(options.option)
+    for name in sorted(pairs.keys() - set(SETTABLE)):
+        raise ValueError(unknown_name("parameter or option", name, SETTABLE))
+    own = {
+        "K": options.episodes,
+        "epsilon": options.epsilon,
+        "beta": options.beta,
+        "calibration": how.calibration,
+    }
+    values = DEFAULTS | {name: value for name, value in own.items() if value is not None} | pairs
+    values |= {
+        "name": options.learner,
+        "widths": str(values["widths"]).split("-"),
+        "calibration": ADVERSARIAL_CALIBRATIONS[values["calibration"]],
+    }
+    try:
+        return TypeAdapter(Case).validate_python(values)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from error
+
+
+def _run_seed(case: Case, seed: int) -> AdversarialResult:
+    return run(**asdict(replace(case, seed=seed)))
