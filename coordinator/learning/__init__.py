@@ -1,1 +1,1 @@
-"""Learners: deployments out, private counts in; one file an algorithm."""
+"""Learners, one file an algorithm, and the pure parts that they share; no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""What a learner is, to the service that runs it: deployments out, private counts in.
+"""The contract between a learner and whatever runs it: deployments out, private counts in.
 
 A learner (SDP-PE of document 000, and every later one) is a deterministic state machine. It reads
 no clock and no global randomness, so replaying the same observations into a fresh learner of the
@@ -11,12 +11,10 @@ same `Problem` reproduces its state exactly; that is how a coordinator recovers.
 Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of
 Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
 
-From debiased counters to the counts a learner takes, for every choice of families.
-
-What was not sent is a sum of what was: with `lean`, N(x,a) = sum_x' N(x,a,x'); with `joint`,
-N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add over the terms.
-
-What a learner returns as JSON, for the store and for events. Pure.
+`batch_counts` turns debiased counters into the counts that a learner takes, for every choice of
+families. What was not sent is a sum of what was: with `lean`, N(x,a) = sum_x' N(x,a,x'); with
+`joint`, N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add over the
+terms. `to_json` writes a learner's answers for the store and for events.
 """
 
 from __future__ import annotations
@@ -40,20 +38,19 @@ Purpose = Literal["crude", "fine", "exploit", "manual"]
 
 
 class NoiseModel(Protocol):
-    """Variance of the noise on one counter, known before the batch runs.
+    """The variance of the noise on one counter, known before the batch runs.
 
-    `n` is the number of reports, `layer` the scope of the batch (None: every layer and rewards).
-    Needed to know the precision E of Assumption 4 when a stage is planned.
+    A learner needs it to know the precision E of Assumption 4 when it chooses a batch's size.
     """
 
     def __call__(self, n: int, layer: int | None) -> float:
-        """Variance of one counter's noise in a batch of n reports of this scope."""
+        """Returns the variance in a batch of n reports of one layer, or of all (None)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a learner is told at construction; nothing else of the environment is known to it.
+    """All that a learner knows of its run and of the environment.
 
     d1 has shape (X,) and sums to one; K counts episodes; (epsilon, beta) is the guarantee of one
     user; delta is the failure probability of the confidence statements; `seed` keys the learner's
@@ -73,7 +70,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Run `mixture` for exactly `n` episodes; their reports feed one layer, or all (None)."""
+    """An order to run `mixture` for exactly `n` episodes that feed one layer, or all (None)."""
 
     stage: int
     purpose: Purpose
@@ -107,14 +104,14 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a finished stage learned, for the log, the CSV and the live page.
+    """What a stage learned, for the log, the CSV and the live page.
 
     active_before and active_after count policies that differ from the start distribution, None when
-    the active set is kept implicitly and nobody can count it; decisions_eliminated counts the
-    (h, x, a) that surely no active policy takes any more, known for both kinds; radius is
-    the elimination threshold in value units; best_value the largest estimated value in the active
-    set; E the precision of the stage's fine counts; infrequent the share of tuples (h, x, a, x') in
-    W; coverage_gap the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
+    an implicit active set cannot be counted; decisions_eliminated counts the (h, x, a) that no
+    active policy takes any more, known for both kinds; radius is the elimination threshold in value
+    units; best_value the largest estimated value in the active set; E the precision of the stage's
+    fine counts; infrequent the share of tuples (h, x, a, x') in W; coverage_gap the certificate
+    sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
     """
 
     stage: int
@@ -137,8 +134,8 @@ class StageResult:
 class LearnerSummary:
     """The learner's answer so far: policy (H, X), its estimated value, and how it came about.
 
-    `active` counts active policies, None when nobody can. `constants` holds every constant that
-    shaped the run, by name, to be printed beside results.
+    `active` counts active policies, None where that is not known. `constants` holds every constant
+    that shaped the run, by name.
     """
 
     policy: PolicyArray
@@ -155,34 +152,34 @@ class Learner(Protocol):
     """One learning run. Deterministic; see the module's docstring for the loop."""
 
     def next_deployment(self) -> Deployment | None:
-        """Return what to deploy now, or None when the run is over.
+        """Returns what to deploy now, or None when the run is over.
 
         Idempotent: without an `observe` in between it returns an equal deployment.
         """
         ...
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Take the counts of the current deployment; return the stage's result when it ends.
+        """Takes the counts of the current deployment; returns the stage's result when it ends.
 
         Raises LearnerError when nothing is deployed or when the counts have another n or layer.
         """
         ...
 
     def summary(self) -> LearnerSummary:
-        """Return the best policy known so far; available at any time."""
+        """Returns the best policy known so far; available at any time."""
         ...
 
 
 class LearnerError(ValueError):
-    """A learner was asked for something it cannot do; the message says what and what to do."""
+    """A learner cannot go on; the message says why and what to change."""
 
 
 def batch_counts(
     layout: CounterLayout, n: int, debiased: FloatArray, variance: float, term: float = 1.0
 ) -> BatchCounts:
-    """Counts of a batch of n reports from its debiased counters (C,), each of noise `variance`.
+    """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    `term` is the size of the noise's terms.
+    `variance` is that of the noise on each counter, `term` the size of the noise's terms.
 
     Raises ValueError when there are not exactly `layout.counters` of them.
     """
@@ -221,20 +218,14 @@ def _from_joint(layout: CounterLayout, n: int, joint: FloatArray, variance: floa
 
 
 def to_json(value: StageResult | LearnerSummary) -> str:
-    """A learner's result as JSON, arrays as nested lists; see `json_float`."""
+    """Returns a learner's answer as JSON, arrays as nested lists, numbers by `json_float`."""
     fields = asdict(value).items()
     plain = {k: json_float(v) if isinstance(v, float) else v for k, v in fields}
-    return json.dumps(plain, default=_plain)
+    return json.dumps(plain, default=lambda array: array.tolist())
 
 
 def json_float(value: float) -> float | str:
-    """A number as JSON can say it: "Infinity", "-Infinity" and "NaN" are strings."""
+    """Returns a number as JSON can hold it: "Infinity", "-Infinity" and "NaN" are strings."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")

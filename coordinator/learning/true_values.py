@@ -1,29 +1,27 @@
-"""The true values of what was deployed, as the operator of a simulated environment supplies them.
+"""True values of what was deployed, as the operator of a simulated environment supplies them.
 
-The coordinator never knows an environment. Who simulates one does: V*, and V of every deployed
-mixture, exactly. Supplied for a run they are kept beside it, marked as supplied, and no learner
-reads them. From them follows the exact pseudo-regret, after deployment i
+The coordinator never knows an environment. The operator of a simulated one does: V*, and V of every
+deployed mixture, exactly. Values supplied for a run are stored beside it, marked as supplied, and
+no learner reads them. They give the exact pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-n_j the episodes executed. Where runs whose specs differ in id and seeds at most have supplied
-values, a band is drawn over those that came at least as far as the run looked at: pointwise, the
-mean over runs with its two-sided 95 % Student t interval. Between deployments regret is linear,
-value constant. Pure.
+n_j the episodes executed. Runs whose specs differ at most in id and seeds form a band, if they came
+at least as far as the run in question: pointwise, the mean over runs with its two-sided 95 %
+Student t interval. Between deployments regret is linear, value constant.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
+
+from riffle.coordinator.learning.learner import FloatArray
 
 LEVEL = 0.95
 GRID = 200
 """Points of a band along the episodes."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +38,18 @@ class TrueRow:
 class Curve:
     """episodes (D,) cumulative, value (D,) of each deployment, regret (D,) cumulative."""
 
-    episodes: Floats
-    value: Floats
-    regret: Floats
+    episodes: FloatArray
+    value: FloatArray
+    regret: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
     """Mean, low and high (G,) over runs, at the same episodes."""
 
-    mean: Floats
-    low: Floats
-    high: Floats
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +57,22 @@ class Bands:
     """Bands of regret and value over ``runs`` runs, at ``episodes`` (G,)."""
 
     runs: int
-    episodes: Floats
+    episodes: FloatArray
     regret: Band
     value: Band
 
 
 def curve(rows: Sequence[TrueRow]) -> Curve:
-    """A run's curve; deployments that executed nothing, or without a value, are left out."""
-    done = [row for row in rows if row.episodes > 0]
-    n = np.array([row.episodes for row in done], dtype=np.float64)
-    value = np.array([row.value for row in done], dtype=np.float64)
-    optimal = np.array([row.optimal for row in done], dtype=np.float64)
+    """Returns a run's curve, without deployments that executed no episode."""
+    rows = [row for row in rows if row.episodes > 0]
+    n = np.array([row.episodes for row in rows], dtype=np.float64)
+    value = np.array([row.value for row in rows], dtype=np.float64)
+    optimal = np.array([row.optimal for row in rows], dtype=np.float64)
     return Curve(np.cumsum(n), value, np.cumsum(n * (optimal - value)))
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Bands over a run and those others that came as far; None when none did."""
+    """Returns bands over a run and those others that came as far; None when none did."""
     if not own.episodes.size:
         return None
     end = own.episodes[-1]
@@ -87,13 +85,13 @@ def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
     return Bands(len(curves), grid, _band(regret), _band(value))
 
 
-def _band(curves: list[Floats]) -> Band:
+def _band(curves: list[FloatArray]) -> Band:
     array = np.array(curves)
     mean, half = array.mean(axis=0), student(array.std(axis=0, ddof=1), len(array))
     return Band(mean, mean - half, mean + half)
 
 
-def student(sd: Floats, count: int) -> Floats:
-    """Half of the interval of a mean of ``count`` values, two or more, of standard deviation sd."""
-    half: Floats = stats.t.ppf((1 + LEVEL) / 2, count - 1) * sd / np.sqrt(count)
+def student(sd: FloatArray, count: int) -> FloatArray:
+    """Returns half the interval of a mean of ``count`` >= 2 values of standard deviation sd."""
+    half: FloatArray = stats.t.ppf((1 + LEVEL) / 2, count - 1) * sd / np.sqrt(count)
     return half

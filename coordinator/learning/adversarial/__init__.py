@@ -1,1 +1,1 @@
-"""Learners of document 004: adversarial losses on loop-free layered MDPs. One file, one part."""
+"""Learners of 004: adversarial losses on loop-free layered MDPs; nothing of SDP-PE or UCBVI."""

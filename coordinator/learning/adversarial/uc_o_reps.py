@@ -7,9 +7,9 @@
         q_{k+1} = argmin over Delta(P_{k+1}) of <L~_{k+1}, q> + psi(q) / eta         (line 6)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 7)
 
-with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. The step is
-solved by `omd.ftrl_step`, started from the last dual values. The learner sees private sums only:
-whatever the Privatizer, this is post-processing.
+with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Line 6 is
+`omd.ftrl_step`, started from the last dual values. The learner sees private sums only, so with any
+Privatizer all of it is post-processing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What both algorithms of 004 are told: eta, delta, and the factor on beta (1: Eq. 3.1)."""
+    """Parameters of both algorithms of 004; `scale` is the factor on beta (1: Eq. 3.1)."""
 
     layers: Layers
     K: int
@@ -44,27 +44,28 @@ class Settings:
     scale: float = 1.0
 
     def confidence_set(self, transitions: FloatArray, visits: FloatArray, E: float) -> Box:
-        """P_k from noisy sums N(x,a,x') (H, W, A, W), N(x,a) (H, W, A) of precision E."""
+        """Returns P_k from noisy sums N(x,a,x') (H, W, A, W), N(x,a) (H, W, A) of precision E."""
         counts = post_process(self.layers, transitions, visits, E)
         ln_iota = log_iota(self.layers, self.K, self.delta)
         return confidence_set(self.layers, counts, ln_iota, self.scale)
 
 
 def confidence_delta(layers: Layers, K: int) -> float:
-    """delta = XA / K of Theorems 3.3 and 4.2; one half where that is no probability."""
+    """Returns delta = XA / K of Theorems 3.3 and 4.2, at most one half."""
     return min(layers.X * layers.A / K, 0.5)
 
 
 def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:
-    """The constants of Theorem 3.3, unless given."""
-    chosen = math.sqrt(math.log(layers.X * layers.A / layers.H) / K) if eta is None else eta
-    return Settings(layers, K, chosen, confidence_delta(layers, K), scale)
+    """Returns the constants of Theorem 3.3, unless given."""
+    if eta is None:
+        eta = math.sqrt(math.log(layers.X * layers.A / layers.H) / K)
+    return Settings(layers, K, eta, confidence_delta(layers, K), scale)
 
 
 class PrivateUCOREPS:
-    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k.
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k.
 
-    `solve` is the step: `omd.ftrl_step`, or what gives the same answers.
+    `solve` is line 6: `omd.ftrl_step`, or a compiled function that gives the same answers.
     """
 
     def __init__(self, settings: Settings, solve: Callable[..., Step] = ftrl_step) -> None:
@@ -76,7 +77,7 @@ class PrivateUCOREPS:
     def observe(
         self, transitions: FloatArray, visits: FloatArray, losses: FloatArray, E: float
     ) -> Step:
-        """Lines 3-7 from noisy sums N(x,a,x'), N(x,a), L(x,a), (H, W, A[, W]); E of the counts."""
+        """Runs lines 3-7 on noisy sums N(x,a,x'), N(x,a), L(x,a) (H, W, A[, W]) of precision E."""
         s = self.settings
         box = s.confidence_set(transitions, visits, E)
         start = None if self.step is None else self.step.v

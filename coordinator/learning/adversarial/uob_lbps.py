@@ -10,8 +10,8 @@
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
 
 with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K. E' bounds the noise
-of all losses with probability 1 - delta (Assumption 4.1), so that l" is in [0, 1]; where noise is
-larger all the same, l" is clipped to it, which is post-processing and keeps the step defined.
+of all losses with probability 1 - delta (Assumption 4.1), so that l" is in [0, 1]. Where noise is
+larger all the same, l" is clipped, which is post-processing and keeps the step defined.
 Without noise E' = 0 and l" = l.
 """
 
@@ -35,21 +35,21 @@ from riffle.coordinator.learning.learner import FloatArray
 
 
 def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:
-    """The constants of Theorem 4.2, unless given."""
-    chosen = math.sqrt(layers.X / K) if eta is None else eta
-    return Settings(layers, K, chosen, confidence_delta(layers, K), scale)
+    """Returns the constants of Theorem 4.2, unless given."""
+    eta = math.sqrt(layers.X / K) if eta is None else eta
+    return Settings(layers, K, eta, confidence_delta(layers, K), scale)
 
 
 def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArray:
-    """l^ (H, W, A) of Eq. 4.1-4.2 from l~ and u; zero where u is (padding)."""
+    """Returns l^ (H, W, A) of Eq. 4.1-4.2 from l~ and u; zero where u is (padding)."""
     scaled = np.clip((noisy + E_loss) / (2 * E_loss + 1), 0.0, 1.0)
     return np.divide(scaled, u, out=np.zeros(u.shape), where=u > 0)
 
 
 class PrivateUOBLBPS:
-    """`policy` (H, W, A) is pi_k; `observe` takes what the Privatizer released after episode k.
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k.
 
-    `solve` is the step: `log_barrier.log_barrier_step`, or what gives the same answers.
+    `solve` is line 8: `log_barrier.log_barrier_step`, or a compiled function of the same answers.
     """
 
     def __init__(self, settings: Settings, solve: Callable[..., Step] = log_barrier_step) -> None:
@@ -60,18 +60,13 @@ class PrivateUOBLBPS:
         self.box = everything(settings.layers)
 
     def upper_bound(self) -> FloatArray:
-        """u_k (H, W, A)."""
+        """Returns u_k (H, W, A)."""
         return upper_occupancy(self.settings.layers, self.box, self.policy)
 
     def observe(
-        self,
-        transitions: FloatArray,
-        visits: FloatArray,
-        loss: FloatArray,
-        E: float,
-        E_loss: float,
+        self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float, E_loss: float
     ) -> Step:
-        """Lines 3-9 from noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
+        """Runs lines 3-9 on noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
         s = self.settings
         estimate = optimistic_loss(loss, E_loss, self.upper_bound())
         self.box = s.confidence_set(transitions, visits, E)

@@ -6,7 +6,7 @@ K = 20,000, because C_1 E H^2 iota is above a million visits; it is there to be 
 
 `practical` is one set for every environment, family, epsilon and K. Every field that differs from
 `paper` is a departure with a name, and none looks at data except through private counts.
-What each is worth, and how the numbers were chosen: docs/ablation.md.
+docs/ablation.md says what each is worth and how the numbers were chosen.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ class Constants:
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can, each
         `growth` times the one before, and stretches them to use the exploring episodes exactly.
     growth: how much longer a stage of `fill` is than the one before.
-    first_stage: L_1 of `paper`; with `fill` the least L_1, 0 meaning by `visits_per_noise`.
-    visits_per_noise: the least L_1 of `fill` visits every (h, x, a) this many standard deviations
-        of a crude counter's noise (at least one count) often.
+    first_stage: L_1 of `paper`; with `fill` the least L_1, 0 to choose it by `visits_per_noise`.
+    visits_per_noise: with the least L_1 of `fill`, visits to every (h, x, a) in standard deviations
+        of a crude counter's noise (at least one count).
     crude_share: share of a stage's episodes that explore crudely; with levels `noise` none but the
         smallest batches when X = 1, where there are no transitions to learn.
-    crude_every_stage: off, only the first stage explores crudely; later ones take W and P~cru from
-        `memory`, which a crude batch of one layer would hardly add to.
+    crude_every_stage: if off, only the first stage explores crudely; later ones take W and P~cru
+        from `memory`, to which a crude batch of one layer would hardly add.
     exploit_share: share of K kept for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller ones are rounded up to it.
     auxiliary_share: share of the fine batch that runs pi_0; the rest runs pi^ref.
-    best_share: share of the fine batch that runs the best policy of the stage before's model; 0 in
-        the first stage, which has none. Its counts are also those that the decision hangs on.
-    likely_share: share of it that runs the best policies of 50 draws of the bootstrap, so that what
-        may be best is explored as often as it may be (Thompson 1933); needs radius `bootstrap`.
+    best_share: share of the fine batch that runs the best policy in the model of the stage before;
+        0 in the first stage, which has none. The decision also depends most on these counts.
+    likely_share: share of it that runs the best policies of 50 draws of the bootstrap, so that a
+        policy is explored as often as it may be the best (Thompson 1933); needs radius `bootstrap`.
     threshold_scale: see `levels`; C_1 of `paper`.
     levels: `paper`: W holds tuples counted at most `threshold_scale` (C_1) times E H^2 iota, and
         Eq. 7 has tolerance E/4. `noise`: `threshold_scale` times the standard deviation of the
         count's noise, and tolerance 0. At scale 0 nothing is in W and rows are whole.
     add_on: add E/2 to every visit count after Eq. 7, so that none is underestimated.
     crude_add_on: add this many standard deviations (of noise, and of one count) to every crude
-        tuple count, so that exploration is drawn to what it does not know; values are estimated
-        without it.
+        tuple count, so that exploration goes to the unknown; values are estimated without it.
     least_visits: reward sums are divided by at least this many standard deviations of a visit
         count's noise, so that noise on a pair hardly visited does not look like a reward.
     pool: estimate from crude and fine counts of the stage together, not from fine ones alone.
     memory: use the counts of earlier stages too, instead of forgetting them.
     weights: how batches are added, `batch` or `visits` (see `estimation`).
-    flow: make every batch's counts flow-consistent first (see `flow`).
+    flow: make every batch's counts flow-consistent first (see `postprocess`).
     coverage_tolerance: certified relative gap at which the search for the coverage design ends
         (or when its iterations are used up).
     active_set: how active policies are kept: `enumerated`, `implicit`, or `auto`, which enumerates
@@ -58,7 +57,7 @@ class Constants:
         over steps. Off in both presets: it is knowledge of the environment, to be declared.
     radius_scale: factor of the radius; C of `paper`.
     radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times the
-        1 - delta / B quantile of the apparent gaps under resampled counts (see `radius`).
+        1 - delta / B quantile of the apparent gaps under resampled counts (see `estimation`).
     """
 
     name: str
@@ -89,7 +88,7 @@ class Constants:
     homogeneous: bool = False
 
     def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Fields by name, to be recorded in every result."""
+        """Returns the fields by name, to be recorded with every run."""
         return asdict(self)
 
 
