@@ -23,8 +23,8 @@ class Constants:
         `growth` times the one before, and stretches them to use the exploring episodes exactly.
     growth: how much longer a stage of `fill` is than the one before.
     first_stage: L_1 of `paper`; with `fill` the least L_1, 0 to choose it by `visits_per_noise`.
-    visits_per_noise: with the least L_1 of `fill`, visits to every (h, x, a) in standard deviations
-        of a crude counter's noise (at least one count).
+    visits_per_noise: visits that the least L_1 of `fill` pays to every (h, x, a), in standard
+        deviations of a crude counter's noise (at least one count).
     crude_share: share of a stage's episodes that explore crudely; with levels `noise` none but the
         smallest batches when X = 1, where there are no transitions to learn.
     crude_every_stage: if off, only the first stage explores crudely; later ones take W and P~cru
