@@ -69,12 +69,12 @@ check_counts() {
     inside "$2" "
 import os, pathlib
 from sqlalchemy import create_engine, text
-from riffle.shuffler.store.leases import reported
+from riffle.shuffler.store.leases import reporters
 from riffle.shuffler.store.schema import sqlite_url
 engine = create_engine(os.environ.get('RIFFLE_SHUFFLER_STORE_URL') or sqlite_url(pathlib.Path('/data')))
 with engine.connect() as connection:
     batches = connection.scalars(text('SELECT batch_id FROM batches')).all()
-    print(len(set().union(*(reported(connection, batch)[0] for batch in batches))))
+    print(len(set().union(*(reporters(connection, batch)[0] for batch in batches))))
     print(connection.scalar(text('SELECT sum(n) FROM batches')))
 " >"$work/users"
     python3 - "$work" <<'PYTHON'

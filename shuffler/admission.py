@@ -1,13 +1,15 @@
-"""Bounds on what waits: long polls, and bytes of uploads on their way.
+"""Bounds on what waits in memory, and a cache of who calls.
 
-Whose a token is, and which batch is asked for: remembered for a moment, so that most requests
-ask the store nothing before they write.
+Long polls wait on a `ChangeSignal`; a `Budget` bounds their number, and the bytes of uploads that
+are being received.
 
-What is remembered decides only whether a body is read, and who is shown the list of open batches
-and a descriptor: every write looks again, in its own transaction. It is forgotten whenever this
-process has changed a batch or revoked a node, or hears that another replica has, so a node that is
-revoked is refused from then on. Should such news be lost, the others serve it for
-`REMEMBERED_SECONDS` more, and none takes a lease or a report of it meanwhile.
+`Admission` remembers for a moment which node a token belongs to and what an open batch looks like,
+so that most requests read nothing from the store before they write. The cache decides only whether
+a body is read, and who is shown the list of open batches and a descriptor: every write checks
+again, in its own transaction. The cache is dropped whenever this process changes a batch or revokes
+a node, or is notified that another replica has; so a revoked node is refused from then on. If a
+notification is lost, the other replicas serve a revoked node for at most `CACHE_SECONDS` more, and
+take no lease and no report of it meanwhile.
 """
 
 import asyncio
@@ -23,23 +25,26 @@ from starlette.types import Message
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.store import records, users
-from riffle.shuffler.store.committer import Access
+from riffle.shuffler.store.committer import Store
 
 T = TypeVar("T")
 
 RECHECK_SECONDS = 1.0
-"""A long poll looks again this often where its answer may change unsaid: leases expire silently,
-and news of other replicas may be lost."""
+"""Seconds until a waiter checks again where its answer may change without a signal: leases expire
+silently, and notifications of other replicas may be lost."""
 
-STILL_SECONDS = 5.0
-"""And this often elsewhere: a batch that is short expires, and whoever looks next ends it."""
+IDLE_RECHECK_SECONDS = 5.0
+"""Seconds until a waiter checks again elsewhere: the next check ends a short batch that expired."""
 
-LOOKS_A_SECOND = 200
-"""Of all long polls together: many who wait look less often each, and never take a processor."""
+CHECKS_A_SECOND = 200
+"""Of all waiters together: the more wait, the less often each checks, to bound processor time."""
+
+CACHE_SECONDS = 10.0
+MAX_ENTRIES = 4_096
 
 
 class Budget:
-    """A bound on something many requests hold at once; who exceeds it is told to come back.
+    """A bound on something that many requests hold at once, of ``what``.
 
     ``each`` bounds what one holder has of it, so that none leaves nothing to the others.
     """
@@ -53,12 +58,12 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """How much is held now, by all."""
+        """How much all holders have now."""
         return self._taken
 
     @contextmanager
     def hold(self, amount: int) -> Iterator[None]:
-        """Hold ``amount`` while the context lasts.
+        """Holds ``amount`` while the context lasts.
 
         Raises:
             LocalError: ``too-many-requests``, at once: waiting would only move the queue.
@@ -69,16 +74,16 @@ class Budget:
 
     @contextmanager
     def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
-        """A function that takes so much more each time; all goes back when the context ends.
+        """Yields a function that takes more at each call; all is returned when the context ends.
 
-        It raises as `hold` does, and then has taken nothing.
+        The function raises as `hold` does, and then has taken nothing.
         """
         held = 0
 
         def take(amount: int) -> None:
             nonlocal held
-            room = self._limit - self._taken
-            if amount > room or self._held.get(holder, 0) + amount > self._each:
+            free = self._limit - self._taken
+            if amount > free or self._held.get(holder, 0) + amount > self._each:
                 raise LocalError("too-many-requests", f"too many {self._what} now", retry_after=1)
             self._change(holder, amount)
             held += amount
@@ -96,7 +101,7 @@ class Budget:
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:
-    """The request, its body charged as it arrives: what is declared and not sent costs nothing."""
+    """Returns the request with its body charged as it arrives: a declared length costs nothing."""
 
     async def receive() -> Message:
         message = await request.receive()
@@ -106,146 +111,140 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
     return Request(request.scope, receive)
 
 
-class Changes:
-    """Wakes long polls when something they may wait for was committed.
+class ChangeSignal:
+    """Wakes long polls when a change that they may wait for was committed.
 
-    ``told`` counts how often: what was read before it changed may be out of date.
+    ``version`` grows with every change: an answer read before may be out of date. ``shared``: other
+    replicas change the same store, and their notifications may be lost.
     """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
-        """``shared``: other replicas change the same store, and their news may be lost."""
         self._event = asyncio.Event()
         self._shared = shared
-        self._places = Budget(max_waiting, "long polls")
+        self._waiters = Budget(max_waiting, "long polls")
         self._closed = False
-        self.told = 0
+        self.version = 0
 
-    def pause(self, *, unsaid: bool) -> float:
-        """Seconds after which who waits looks again; ``unsaid``: what he saw may change so."""
-        seconds = RECHECK_SECONDS if unsaid or self._shared else STILL_SECONDS
-        return max(seconds, self._places.taken / LOOKS_A_SECOND)
+    def pause(self, *, silent: bool) -> float:
+        """Returns the seconds until a waiter checks again; ``silent``: no signal may tell it."""
+        seconds = RECHECK_SECONDS if silent or self._shared else IDLE_RECHECK_SECONDS
+        return max(seconds, self._waiters.taken / CHECKS_A_SECOND)
 
     def notify(self) -> None:
-        """Wake everyone who waits."""
-        self.told += 1
+        """Wakes all waiters."""
+        self.version += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
 
     def close(self) -> None:
-        """Nobody waits any longer, now or later: the service stops."""
+        """Ends all waiting, now and later, because the service stops."""
         self._closed = True
         self.notify()
 
     async def poll(
         self,
         seconds: float,
-        look: Callable[[], Awaitable[T]],
-        enough: Callable[[T], bool],
-        unsaid: Callable[[T], bool] = lambda _: False,
+        read: Callable[[], Awaitable[T]],
+        is_enough: Callable[[T], bool],
+        may_change_silently: Callable[[T], bool] = lambda _: False,
     ) -> T:
-        """What ``look`` returns, once it is ``enough``, ``seconds`` have passed, or at `close`.
+        """Returns what ``read`` returns once it is enough, after ``seconds``, or at `close`.
 
-        ``unsaid`` tells whether what was found may change without a call of `notify`.
+        ``may_change_silently`` says whether an answer may change without a call of `notify`.
 
         Raises:
-            LocalError: ``too-many-requests``, when too many wait already.
+            LocalError: ``too-many-requests``: too many polls wait already.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        with self._places.hold(1):
+        with self._waiters.hold(1):
             while True:
-                event = self._event  # taken before looking: a change meanwhile sets this one
-                found = await look()
-                left = deadline - clock()
-                if enough(found) or left <= 0 or self._closed:
-                    return found
-                pause = self.pause(unsaid=unsaid(found))
+                event = self._event  # taken before reading: a change meanwhile sets this one
+                answer = await read()
+                remaining = deadline - clock()
+                if is_enough(answer) or remaining <= 0 or self._closed:
+                    return answer
+                pause = self.pause(silent=may_change_silently(answer))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), min(left, pause))
+                    await asyncio.wait_for(event.wait(), min(remaining, pause))
 
 
-REMEMBERED_SECONDS = 10.0
-KEPT = 4_096
+class AnswerCache(Generic[T]):
+    """At most `MAX_ENTRIES` answers by key, each for `CACHE_SECONDS` or until ``version`` changes.
 
-Clock = Callable[[], float]
-
-
-class Memory(Generic[T]):
-    """Answers by name, forgotten when ``told`` changes, `REMEMBERED_SECONDS` after they were asked
-    for, and when there are more than `KEPT`. ``clock`` returns seconds.
+    ``clock`` returns seconds.
     """
 
-    def __init__(self, told: Callable[[], int], clock: Clock) -> None:
-        self._told = told
+    def __init__(self, version: Callable[[], int], clock: Callable[[], float]) -> None:
+        self._version = version
         self._clock = clock
-        self._held: dict[str, tuple[T, tuple[int, float]]] = {}
+        self._entries: dict[str, tuple[T, int, float]] = {}
 
-    @property
-    def ticket(self) -> tuple[int, float]:
-        """To be taken before the store is read, for `keep`."""
-        return self._told(), self._clock()
+    def stamp(self) -> tuple[int, float]:
+        """Returns version and time, to be taken before the store is read, for `put`."""
+        return self._version(), self._clock()
 
-    def keep(self, name: str, answer: T, ticket: tuple[int, float]) -> None:
-        """Remember what was read after a ticket was taken."""
-        if len(self._held) >= KEPT:
-            self._held.clear()
-        self._held[name] = (answer, ticket)
+    def put(self, key: str, answer: T, stamp: tuple[int, float]) -> None:
+        """Keeps an answer that was read after ``stamp`` was taken."""
+        if len(self._entries) >= MAX_ENTRIES:
+            self._entries.clear()
+        self._entries[key] = (answer, *stamp)
 
-    def get(self, name: str) -> T | None:
-        """The answer that still holds."""
-        found = self._held.get(name)
-        if found is None:
+    def get(self, key: str) -> T | None:
+        """Returns the answer if it still holds."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        answer, (told, asked) = found
-        if told == self._told() and self._clock() < asked + REMEMBERED_SECONDS:
+        answer, version, time_read = entry
+        if version == self._version() and self._clock() < time_read + CACHE_SECONDS:
             return answer
-        del self._held[name]
+        del self._entries[key]
         return None
 
 
 class Admission:
-    """Nodes by token and open batches by id. ``told`` changes with every batch and revocation."""
+    """Nodes by token and open batches by id, cached until ``changes`` says that one changed."""
 
     def __init__(
-        self, access: Access, told: Callable[[], int], clock: Clock = time.monotonic
+        self, store: Store, changes: ChangeSignal, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._access = access
-        self._nodes: Memory[str] = Memory(told, clock)
-        self._batches: Memory[records.Batch] = Memory(told, clock)
+        self._store = store
+        self._nodes: AnswerCache[str] = AnswerCache(lambda: changes.version, clock)
+        self._batches: AnswerCache[records.Batch] = AnswerCache(lambda: changes.version, clock)
 
     async def node(self, token: str) -> str:
-        """Node id of a token.
+        """Returns the node id of a token.
 
         Raises:
             RemoteError: ``unauthorized``.
         """
-        name = hash_token(token)
-        node = self._nodes.get(name)
+        token_hash = hash_token(token)
+        node = self._nodes.get(token_hash)
         if node is None:
-            ticket = self._nodes.ticket
-            node = await self._access.read(lambda store: users.authenticate(store, token))
-            self._nodes.keep(name, node, ticket)
+            stamp = self._nodes.stamp()
+            node = await self._store.read(lambda store: users.authenticate(store, token))
+            self._nodes.put(token_hash, node, stamp)
         return node
 
     async def upload(self, token: str, batch_id: str) -> tuple[str, records.Batch]:
-        """Node id and batch of an upload, before its body is read.
+        """Returns the node id and the batch of an upload, before its body is read.
 
         The batch's counts may be some uploads old; its keys and sizes never change.
 
         Raises:
             RemoteError: ``unauthorized``, ``unknown-batch``.
         """
-        name = hash_token(token)
-        known, open_batch = self._nodes.get(name), self._batches.get(batch_id)
-        if known is not None and open_batch is not None:
-            return known, open_batch
+        token_hash = hash_token(token)
+        cached_node, cached_batch = self._nodes.get(token_hash), self._batches.get(batch_id)
+        if cached_node is not None and cached_batch is not None:
+            return cached_node, cached_batch
 
-        def look(connection: Connection) -> tuple[str, records.Batch]:
+        def read(connection: Connection) -> tuple[str, records.Batch]:
             return users.authenticate(connection, token), records.find(connection, batch_id)
 
-        ticket = self._nodes.ticket
-        node, batch = await self._access.read(look)
-        self._nodes.keep(name, node, ticket)
+        stamp = self._nodes.stamp()
+        node, batch = await self._store.read(read)
+        self._nodes.put(token_hash, node, stamp)
         if batch.state == "open":
-            self._batches.keep(batch_id, batch, ticket)
+            self._batches.put(batch_id, batch, stamp)
         return node, batch

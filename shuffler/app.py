@@ -1,9 +1,7 @@
-"""The shuffler's REST interface: routes that only translate.
+"""The shuffler's REST interface, and the process that serves it.
 
-`callers` says who may call which. Bodies are bounded before they are read; bulk ones are raw frames
-that pydantic never sees.
-
-Runs the shuffler as a process.
+Routes only translate; `callers` says who may call which. Every body is bounded before it is read.
+Uploads and messages are raw bytes that pydantic never sees.
 """
 
 import asyncio
@@ -59,16 +57,16 @@ from riffle.shuffler.admission import metered
 from riffle.shuffler.callers import (
     CoordinatorOnly,
     Core,
+    IsOperator,
     MetricsOnly,
     OperatorOnly,
-    Seen,
-    SeesAll,
-    doors,
-    doors_of,
+    ViewOfStatus,
+    authenticator,
+    coordinator_only,
+    failed_attempts_of,
     node_of,
-    seen,
     shuffler_of,
-    strangers_of,
+    status_view,
 )
 from riffle.shuffler.core import Clock, Shuffler, preflight
 from riffle.shuffler.metrics import JOURNAL, ShufflerMetrics
@@ -78,36 +76,36 @@ from riffle.shuffler.settings import Settings
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192
-"""Long polls, of which there are at most half as many, and what else is under way."""
+"""Of all callers together. At most half of these are long polls."""
 
 D = TypeVar("D", bound=Document)
 
 router = APIRouter()
 
 
-class Waiting(BaseModel):
+class LongPoll(BaseModel):
     """Query of a long poll."""
 
     wait: float = Field(default=0, ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")
 
 
-class ForSlots(Waiting):
+class BatchListQuery(LongPoll):
     """Query of the list of batches."""
 
     accepting: bool = False
 
 
-class ForState(Waiting):
+class StatusQuery(LongPoll):
     """Query of a batch's status."""
 
     state: BatchState | None = None
 
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
-    """The service as an ASGI app. ``clock`` returns seconds since 1970."""
+    """Returns the service as an ASGI app. ``clock`` returns seconds since 1970."""
 
     metrics = ShufflerMetrics()
-    strangers = FailedAttempts()
+    failed_attempts = FailedAttempts()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -119,7 +117,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         finally:
             core.close()
 
-    # No /docs: its page loads scripts from elsewhere. /openapi.json stays.
+    # No /docs, because its page loads scripts from other hosts. /openapi.json stays.
     app = FastAPI(
         title="Riffle shuffler",
         version="1",
@@ -129,10 +127,10 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         responses=PROBLEM_RESPONSES,
         telemetry=FRAMEWORK,
     )
-    app.state.strangers = strangers
-    app.state.doors = doors(settings, strangers)
+    app.state.failed_attempts = failed_attempts
+    app.state.authenticator = authenticator(settings, failed_attempts)
     install_problem_handlers(app, JOURNAL)
-    app.add_middleware(FastRoutes, router=router, endpoints=STRAIGHT)
+    app.add_middleware(FastRoutes, router=router, endpoints=FAST_ROUTES)
     app.add_middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE)
     app.add_middleware(TracingMiddleware)
     app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
@@ -141,25 +139,25 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 
 
 def release_polls(app: FastAPI) -> None:
-    """Answer all long polls with what there is: the service is about to stop."""
+    """Answers all long polls at once, because the service is about to stop."""
     cast("Shuffler", app.state.shuffler).changes.close()
 
 
 @router.put("/v1/batches/{batch_id}", response_model=SignedDescriptor, status_code=201)
 async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
-    """Deposit a batch's descriptor; the same bytes again give the same answer."""
+    """Deposits a batch's descriptor; the same bytes again give the same answer."""
     core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
-    with (await doors_of(request)).authenticate(token, "coordinator"):
+    with coordinator_only(request, token):
         data = await read_body(request, MAX_DESCRIPTOR_BYTES)
-        signed, created = await core.deposit(batch_id, data, signature)
+        signed, created = await core.batches.deposit(batch_id, data, signature)
         return _as_json(signed, 201 if created else 200)
 
 
 @router.get("/v1/batches", response_model=OpenBatches)
 async def list_batches(
-    request: Request, token: Token, query: Annotated[ForSlots, Query()]
+    request: Request, token: Token, query: Annotated[BatchListQuery, Query()]
 ) -> Response:
-    """Open batches; with ``accepting`` waits for one that has a free slot."""
+    """Lists open batches; with ``accepting`` waits for one that has a free slot."""
     async with node_of(request, token):
         core = shuffler_of(request)
         batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
@@ -168,9 +166,9 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}", response_model=SignedDescriptor)
 async def descriptor(batch_id: Hex16, request: Request, token: Token) -> Response:
-    """A batch's descriptor with both signatures."""
+    """Returns a batch's descriptor with both signatures."""
     async with node_of(request, token):
-        return _as_json(await shuffler_of(request).descriptor(batch_id))
+        return _as_json(await shuffler_of(request).batches.descriptor(batch_id))
 
 
 _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
@@ -182,7 +180,7 @@ _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
     openapi_extra=json_body(LeaseRequest),
 )
 async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
-    """Take slots for users."""
+    """Leases slots to users."""
     async with node_of(request, token) as node:
         wanted = await _document(request, LeaseRequest)
         return _as_json(await shuffler_of(request).lease(batch_id, node, wanted.users))
@@ -190,32 +188,32 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
 async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
-    """Upload frames; one outcome each, durable before it is answered."""
+    """Stores the reports of an upload; each outcome is durable before it is answered."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
-    with strangers_of(request).attempt(token):
+    with failed_attempts_of(request).attempt(token):
         node, batch = await core.admission.upload(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         request, limit = metered(request, meter), core.upload_limit(batch)
-        # Nothing here holds the body, so that it is let go once its reports are opened.
+        # No variable holds the body here, so that its memory is freed once the reports are opened.
         reply = await core.upload(batch, node, await read_body(request, limit), began)
         return _as_json(reply)
 
 
 @router.get("/v1/batches/{batch_id}/status", response_model=BatchStatus)
 async def status(
-    batch_id: Hex16, request: Request, token: Token, query: Annotated[ForState, Query()]
+    batch_id: Hex16, request: Request, token: Token, query: Annotated[StatusQuery, Query()]
 ) -> Response:
-    """A batch's status; with ``state`` waits until it has been reached."""
+    """Returns a batch's status; with ``state`` waits until the batch has reached it."""
     core = shuffler_of(request)
-    with seen(await doors_of(request), token) as view:
-        found = await core.status(batch_id, wait=query.wait, wanted=query.state)
-        return _as_json(view(found))
+    with status_view(request, token) as view:
+        status = await core.batches.status(batch_id, wait=query.wait, wanted=query.state)
+        return _as_json(view(status))
 
 
 @router.get("/v1/batches/{batch_id}/conservation")
-async def conservation(batch_id: Hex16, core: Core, whole: SeesAll) -> Conservation:
-    """What became of everything sent to a batch: accepted = held + forwarded + dropped."""
+async def conservation(batch_id: Hex16, core: Core, whole: IsOperator) -> Conservation:
+    """Says what became of everything sent to a batch: accepted = held + forwarded + dropped."""
     return await core.conservation(batch_id, whole=whole)
 
 
@@ -226,10 +224,10 @@ async def conservation(batch_id: Hex16, core: Core, whole: SeesAll) -> Conservat
     responses={200: {"content": {OCTETS: {}}}},
 )
 async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
-    """All sealed messages of a sealed batch, permuted: the same bytes until acknowledged."""
-    release = await core.release(batch_id)
+    """Returns all messages of a sealed batch, permuted: the same bytes until acknowledged."""
+    release = await core.batches.release(batch_id)
     headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.messages.nbytes)}
-    return StreamingResponse(_pieces(release), media_type=OCTETS, headers=headers)
+    return StreamingResponse(_chunks(release), media_type=OCTETS, headers=headers)
 
 
 @router.post(
@@ -238,48 +236,48 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     openapi_extra=json_body(Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, token: Token) -> Response:
-    """Acknowledge the messages; the batch is erased."""
-    with (await doors_of(request)).authenticate(token, "coordinator"):
+    """Acknowledges the messages; the batch is erased."""
+    with coordinator_only(request, token):
         sha256 = (await _document(request, Acknowledgement)).messages_sha256
-        status = await shuffler_of(request).acknowledge(batch_id, sha256)
+        status = await shuffler_of(request).batches.acknowledge(batch_id, sha256)
         return _as_json(for_coordinator(status))
 
 
 @router.post("/v1/batches/{batch_id}/abandon")
-async def abandon(batch_id: Hex16, core: Core, view: Seen) -> BatchStatus:
-    """Give up a batch that is short; a complete one is not given up."""
-    return view(await core.abandon(batch_id))
+async def abandon(batch_id: Hex16, core: Core, view: ViewOfStatus) -> BatchStatus:
+    """Gives up a short batch; a complete one is refused."""
+    return view(await core.batches.abandon(batch_id))
 
 
 @router.post(
     "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=json_body(EnrolRequest)
 )
 async def enrol(request: Request, core: Core) -> Enrolment:
-    """Enrol a node; its token is shown once."""
+    """Enrols a node; its token is shown once."""
     return await core.enrol(await _document(request, EnrolRequest))
 
 
 @router.delete("/v1/nodes/{node_id}", dependencies=[OperatorOnly], status_code=204)
 async def revoke(node_id: Hex16, core: Core) -> None:
-    """Revoke a node's credential."""
+    """Revokes a node's credential."""
     await core.revoke(node_id)
 
 
 @router.get("/v1/identity")
 async def identity(core: Core) -> ShufflerIdentity:
-    """Who this is; to be compared with what was pinned."""
+    """Returns the shuffler's id and public key, to compare with what was pinned."""
     return core.identity
 
 
 @router.get("/livez")
 async def livez() -> dict[str, str]:
-    """The process answers."""
+    """Answers as long as the process runs."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(core: Core) -> dict[str, str]:
-    """Store and secrets can be written."""
+    """Answers 200 if store and secrets can be written."""
     await core.ready()
     return {"status": "ok"}
 
@@ -291,7 +289,7 @@ async def readyz(core: Core) -> dict[str, str]:
     responses={200: {"content": {"text/plain": {}}}},
 )
 async def show_metrics(core: Core) -> Response:
-    """Metrics for Prometheus: the operator's token or the metrics token, never the coordinator's.
+    """Returns metrics for Prometheus, to the operator's or the metrics token.
 
     They grow with single uploads, so the coordinator must not read them.
     """
@@ -299,18 +297,18 @@ async def show_metrics(core: Core) -> Response:
     return metrics_response(core.metrics.registry)
 
 
-STRAIGHT = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
-"""Routes past the framework: those that each batch takes, or each node of it."""
+FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
+"""Routes that each batch json_body, or each node of it: they skip FastAPI's routing and injection."""
 
 
-async def _pieces(release: Release) -> AsyncIterator[memoryview]:
-    """Its chunks, which are there: of what is no coroutine, each would be fetched in a thread."""
+async def _chunks(release: Release) -> AsyncIterator[memoryview]:
+    """Yields the chunks, which are in memory; Starlette would step a plain iterator in a thread."""
     for chunk in release.chunks():
         yield chunk
 
 
 def _as_json(document: Document, status: int = 200) -> Response:
-    """An answer as it is: FastAPI would check a long one again, item by item."""
+    """Returns a document as JSON; FastAPI would validate a long one again, item by item."""
     return Response(document.model_dump_json(), status, media_type="application/json")
 
 
@@ -322,7 +320,7 @@ async def _document(request: Request, model: type[D]) -> D:
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serves until SIGTERM or SIGINT.
 
     Raises:
         LocalError: settings, store or port cannot be used.

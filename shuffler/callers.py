@@ -1,7 +1,7 @@
-"""The shuffler's three kinds of caller, told apart by their token, and what they may ask for.
+"""The callers of the shuffler, told apart by their tokens: who may call which route, how often.
 
-Nodes are known by their credential in the store, the coordinator, the operator and who reads the
-metrics by the hash of their token in the settings.
+Nodes are known by their credential in the store. The coordinator, the operator and a reader of the
+metrics are known by the hash of their token in the settings.
 """
 
 import asyncio
@@ -19,14 +19,15 @@ from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
 
 COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
-"""All replicas together; each run waits for its batch in a long poll."""
+"""All coordinator replicas together; each run waits for its batch in a long poll."""
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
-View = Callable[[BatchStatus], BatchStatus]
+StatusView = Callable[[BatchStatus], BatchStatus]
+"""What a caller may see of a batch's status."""
 
 
-def doors(settings: Settings, strangers: FailedAttempts) -> Authenticator:
-    """The callers that the settings know."""
+def authenticator(settings: Settings, attempts: FailedAttempts) -> Authenticator:
+    """Returns the authenticator of the callers whose tokens are in the settings."""
     keys = {
         "coordinator": Credential(
             settings.coordinator_hash(), COORDINATOR, "coordinator/shuffler_token"
@@ -35,103 +36,102 @@ def doors(settings: Settings, strangers: FailedAttempts) -> Authenticator:
     }
     if (reader := settings.metrics_hash()) is not None:
         keys["metrics"] = Credential(reader, OPERATOR, "operator/metrics_token")
-    return Authenticator(strangers, keys)
+    return Authenticator(attempts, keys)
 
 
 def shuffler_of(request: Request) -> Shuffler:
-    """The shuffler behind an app."""
+    """Returns the shuffler of an app."""
     core = request.app.state.shuffler
     assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
     return core
 
 
-def strangers_of(request: Request) -> FailedAttempts:
-    """The bucket of failed authentications of an app."""
-    strangers = request.app.state.strangers
-    assert isinstance(strangers, FailedAttempts)  # noqa: S101
-    return strangers
+def failed_attempts_of(request: Request) -> FailedAttempts:
+    """Returns the limit of failed authentications of an app."""
+    attempts = request.app.state.failed_attempts
+    assert isinstance(attempts, FailedAttempts)  # noqa: S101
+    return attempts
 
 
-async def doors_of(request: Request) -> Authenticator:
-    """The doors of an app."""
-    found = request.app.state.doors
-    assert isinstance(found, Authenticator)  # noqa: S101
-    return found
-
-
-async def _shuffler(request: Request) -> Shuffler:
-    """See `shuffler_of`."""
-    return shuffler_of(request)
-
-
-Core = Annotated[Shuffler, Depends(_shuffler)]
-_Doors = Annotated[Authenticator, Depends(doors_of)]
+def authenticator_of(request: Request) -> Authenticator:
+    """Returns the authenticator of an app."""
+    doors = request.app.state.authenticator
+    assert isinstance(doors, Authenticator)  # noqa: S101
+    return doors
 
 
 @asynccontextmanager
 async def node_of(request: Request, token: str) -> AsyncIterator[str]:
-    """Node id of the caller, within its limits while the request lasts.
+    """Yields the caller's node id, within its limits while the request lasts.
 
     Raises:
         RemoteError: ``unauthorized``.
         LocalError: ``too-many-requests``.
     """
-    core, strangers = shuffler_of(request), strangers_of(request)
-    with strangers.attempt(token):
+    core = shuffler_of(request)
+    with failed_attempts_of(request).attempt(token):
         node = await core.admission.node(token)
     with core.callers.request(node, asyncio.get_running_loop().time()):
         yield node
 
 
-async def _coordinator(token: Token, doors: _Doors) -> AsyncIterator[None]:
-    """Refuse everyone but the coordinator."""
-    with doors.authenticate(token, "coordinator"):
-        yield
-
-
-async def _operator(token: Token, doors: _Doors) -> AsyncIterator[None]:
-    """Refuse everyone but the operator."""
-    with doors.authenticate(token, "operator"):
-        yield
-
-
-async def _metrics(token: Token, doors: _Doors) -> AsyncIterator[None]:
-    """Refuse everyone but the operator and who reads the metrics."""
-    with doors.authenticate(token, "operator", "metrics"):
+@contextmanager
+def coordinator_only(request: Request, token: str) -> Iterator[None]:
+    """Refuses everyone but the coordinator."""
+    with authenticator_of(request).authenticate(token, "coordinator"):
         yield
 
 
 @contextmanager
-def sees_all(doors: Authenticator, token: str) -> Iterator[bool]:
-    """Whether the caller is the operator and not the coordinator; refuse nodes and strangers.
+def is_operator(request: Request, token: str) -> Iterator[bool]:
+    """Yields whether the caller is the operator, not the coordinator; refuses everyone else.
 
-    Whoever holds the coordinator's token gets the coordinator's view, whatever else it may be.
+    A caller with the coordinator's token gets the coordinator's view, whatever else it may be.
     """
-    with doors.authenticate(token, "coordinator", "operator") as who:
-        yield who == "operator"
+    with authenticator_of(request).authenticate(token, "coordinator", "operator") as name:
+        yield name == "operator"
 
 
 @contextmanager
-def seen(doors: Authenticator, token: str) -> Iterator[View]:
-    """What a caller may see of a status; see `sees_all`."""
-    with sees_all(doors, token) as whole:
+def status_view(request: Request, token: str) -> Iterator[StatusView]:
+    """Yields the view that the caller may have of a status; see `is_operator`."""
+    with is_operator(request, token) as whole:
         yield (lambda status: status) if whole else for_coordinator
 
 
-async def _sees_all(token: Token, doors: _Doors) -> AsyncIterator[bool]:
-    """See `sees_all`."""
-    with sees_all(doors, token) as whole:
+async def _core(request: Request) -> Shuffler:
+    return shuffler_of(request)
+
+
+async def _coordinator(request: Request, token: Token) -> AsyncIterator[None]:
+    with coordinator_only(request, token):
+        yield
+
+
+async def _operator(request: Request, token: Token) -> AsyncIterator[None]:
+    with authenticator_of(request).authenticate(token, "operator"):
+        yield
+
+
+async def _metrics_reader(request: Request, token: Token) -> AsyncIterator[None]:
+    with authenticator_of(request).authenticate(token, "operator", "metrics"):
+        yield
+
+
+async def _is_operator(request: Request, token: Token) -> AsyncIterator[bool]:
+    with is_operator(request, token) as whole:
         yield whole
 
 
-async def _view(token: Token, doors: _Doors) -> AsyncIterator[View]:
-    """See `seen`."""
-    with seen(doors, token) as view:
+async def _status_view(request: Request, token: Token) -> AsyncIterator[StatusView]:
+    with status_view(request, token) as view:
         yield view
 
 
+# Dependencies of FastAPI.
+Core = Annotated[Shuffler, Depends(_core)]
 CoordinatorOnly = Depends(_coordinator)
 OperatorOnly = Depends(_operator)
-MetricsOnly = Depends(_metrics)
-SeesAll = Annotated[bool, Depends(_sees_all)]
-Seen = Annotated[View, Depends(_view)]
+MetricsOnly = Depends(_metrics_reader)
+IsOperator = Annotated[bool, Depends(_is_operator)]
+ViewOfStatus = Annotated[StatusView, Depends(_status_view)]

@@ -1,34 +1,49 @@
-"""What the shuffler tells Prometheus. Who reads it sees single uploads: the operator, nobody else.
+"""What the shuffler counts, and who may see it: metrics, conservation records, the log.
 
-Counters and histograms are this process's. Gauges that are read from the store (``census``) are the
-same at every replica: take their maximum, not their sum. No label is a node, a user or a batch.
+**Metrics** for Prometheus are for the operator alone, since they show single uploads. Counters and
+histograms are this process's. Gauges that are read from the store (`census`) are the same at every
+replica: take their maximum, not their sum. No label is a node, a user or a batch.
 
-What the shuffler logs; how: `common.process.journal`.
+**Conservation records** say what became of everything sent to a batch: accepted = held + forwarded
++ dropped. Each term is counted where it arises: accepted when a report is stored, held by counting
+what the store holds now, forwarded from the bytes that were handed over, dropped by counting what
+the store held in the transaction that ended the batch. So the equation can fail, and then shows a
+fault. The coordinator sees every message, so it must not learn when single reports come. Of an open
+batch it learns at most how many tenths are full (`for_coordinator`), a tenth being ten reports or
+more, and a new value once in `REFRESH_SECONDS`. It learns refusals and latencies only when the
+batch is full or over, and of small batches no latencies, which would be those of single uploads.
 
-Node, user, lease and slot are not on the list and never will be: a log that says who sent when
-undoes the shuffle for whoever reads it.
+**The log** (`common.process.journal`) may not name a node, user, lease or slot: a log that says who
+sent when would undo the shuffle for its reader.
 """
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import prometheus_client as prometheus
-from prometheus_client import CollectorRegistry, Gauge, Histogram
-from sqlalchemy import Connection, func, select
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Connection, func, insert, select, update
 
 from riffle.common.process.journal import Journal
-from riffle.common.protocol.messages import LeaseReply
+from riffle.common.protocol.messages import Conservation, Latencies, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.states import ORDER
-from riffle.shuffler.store.schema import batches, dropped, reports
+from riffle.shuffler.store import records
+from riffle.shuffler.store.committer import Store
+from riffle.shuffler.store.schema import batches, dropped, latencies, reports
+
+JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
+note = JOURNAL.note
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What the store holds: batches by state, reports held, reports dropped and frames refused."""
+    """What the store holds: batches by state, reports, dropped reports and refused frames."""
 
     batches: dict[str, int]
     held: int
@@ -37,7 +52,7 @@ class Census:
 
 
 def census(connection: Connection) -> Census:
-    """Count what the store holds."""
+    """Counts what the store holds."""
     states = select(batches.c.state, func.count()).group_by(batches.c.state)
     ended = (
         select(batches.c.ended_by, func.sum(batches.c.discarded))
@@ -57,95 +72,222 @@ class ShufflerMetrics:
     """The registry of one shuffler process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = RequestMetrics(registry)
-        self.frames = prometheus.Counter(
-            "riffle_shuffler_frames",
-            "frames of uploads, by what became of them",
-            ("outcome",),
-            registry=registry,
+        self.registry = CollectorRegistry()
+        self.requests = RequestMetrics(self.registry)
+        counter = partial(prometheus.Counter, registry=self.registry)
+        histogram = partial(prometheus.Histogram, buckets=LATENCY_BUCKETS, registry=self.registry)
+        gauge = partial(prometheus.Gauge, registry=self.registry)
+        self.frames = counter(
+            "riffle_shuffler_frames", "frames of uploads, by outcome", ["outcome"]
         )
-        self.leases = prometheus.Counter(
-            "riffle_shuffler_leases",
-            "slots asked for: granted, or why not",
-            ("outcome",),
-            registry=registry,
+        self.leases = counter(
+            "riffle_shuffler_leases", "slots asked for: granted, or why not", ["outcome"]
         )
-        self.uploading = Histogram(
-            "riffle_shuffler_upload_seconds",
-            "from an upload's head until it was durable",
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
+        self.uploading = histogram(
+            "riffle_shuffler_upload_seconds", "from an upload's head until it was durable"
         )
-        self.opening = prometheus.Counter(
-            "riffle_shuffler_opening_seconds",
-            "processor time of opening outer seals",
-            registry=registry,
+        self.opening = counter(
+            "riffle_shuffler_opening_seconds", "processor time of opening outer seals"
         )
-        self.shuffling = Histogram(
-            "riffle_shuffler_shuffle_seconds",
-            "opening and permuting one batch",
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
+        self.shuffling = histogram(
+            "riffle_shuffler_shuffle_seconds", "opening and permuting one batch"
         )
-        self.shuffled = prometheus.Counter(
-            "riffle_shuffler_shuffled_messages", "messages permuted", registry=registry
-        )
-        self._batches = Gauge(
-            "riffle_shuffler_batches", "batches in the store", ("state",), registry=registry
-        )
-        self._held = Gauge(
-            "riffle_shuffler_reports_stored", "reports whose bytes are stored", registry=registry
-        )
-        self._discarded = Gauge(
+        self.shuffled = counter("riffle_shuffler_shuffled_messages", "messages permuted")
+        self._batches = gauge("riffle_shuffler_batches", "batches in the store", ["state"])
+        self._held = gauge("riffle_shuffler_reports_stored", "reports whose bytes are stored")
+        self._discarded = gauge(
             "riffle_shuffler_reports_dropped",
             "accepted reports that were never handed over, by what ended their batch",
-            ("reason",),
-            registry=registry,
+            ["reason"],
         )
-        self._refused = Gauge(
+        self._refused = gauge(
             "riffle_shuffler_frames_refused",
             "frames refused in all batches of the store",
-            ("problem",),
-            registry=registry,
+            ["problem"],
         )
-        self._inflight = Gauge(
-            "riffle_shuffler_inflight_bytes", "uploads on their way", registry=registry
-        )
-        self._waiting = Gauge(
-            "riffle_shuffler_writes_waiting", "writes that wait for the store", registry=registry
-        )
-        self._free = Gauge(
-            "riffle_shuffler_disk_free_bytes", "free space for the data", registry=registry
-        )
+        self._inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
+        self._waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
+        self._free = gauge("riffle_shuffler_disk_free_bytes", "free space for the data")
 
-    def leased(self, reply: LeaseReply) -> None:
-        """Note a lease request."""
+    def count_leases(self, reply: LeaseReply) -> None:
+        """Counts the answer to a lease request."""
         self.leases.labels("granted").inc(len(reply.leases))
         for problem, count in Counter(refusal.problem for refusal in reply.refused).items():
             self.leases.labels(problem).inc(count)
 
-    def uploaded(self, outcomes: Mapping[str, int], seconds: float) -> None:
-        """Note an upload that was decided: its frames by outcome."""
+    def count_upload(self, outcomes: Mapping[str, int], seconds: float) -> None:
+        """Counts the frames of an upload by outcome."""
         for outcome, count in outcomes.items():
             self.frames.labels(outcome).inc(count)
         self.uploading.observe(seconds)
 
-    def show(
-        self, found: Census, *, inflight_bytes: int, writes_waiting: int, data_dir: Path
+    def set_gauges(
+        self, stored: Census, *, inflight_bytes: int, writes_waiting: int, data_dir: Path
     ) -> None:
-        """Set the gauges."""
+        """Sets the gauges."""
         for state in (*ORDER, "abandoned"):
-            self._batches.labels(state).set(found.batches.get(state, 0))
-        for reason, count in found.discarded.items():
+            self._batches.labels(state).set(stored.batches.get(state, 0))
+        for reason, count in stored.discarded.items():
             self._discarded.labels(reason).set(count)
-        for problem, count in found.refused.items():
+        for problem, count in stored.refused.items():
             self._refused.labels(problem).set(count)
-        self._held.set(found.held)
+        self._held.set(stored.held)
         self._inflight.set(inflight_bytes)
         self._waiting.set(writes_waiting)
         self._free.set(shutil.disk_usage(data_dir).free)
 
 
-JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
-note = JOURNAL.note
+SMALLEST_SHOWN = 100
+"""Smallest n of a batch whose tenths and latencies the coordinator may see."""
+
+REFRESH_SECONDS = 10
+MAX_BATCHES = 1_024
+FLUSH_SECONDS = 1.0
+BUCKETS = 64
+SHORTEST_SECONDS = 0.001
+
+
+def bucket(seconds: float) -> int:
+    """Returns the bucket of a latency: bucket k has latencies up to `edge` (k)."""
+    if seconds <= SHORTEST_SECONDS:
+        return 0
+    return min(BUCKETS - 1, math.ceil(4 * math.log2(seconds / SHORTEST_SECONDS)))
+
+
+def edge(index: int) -> float:
+    """Returns a bucket's longest latency in seconds; the last one (55 s) has longer ones too."""
+    return float(SHORTEST_SECONDS * 2 ** (index / 4))
+
+
+def quantiles(buckets: Mapping[int, int]) -> Latencies | None:
+    """Returns quantiles of a histogram, or None if it is empty."""
+    total = sum(buckets.values())
+    if total == 0:
+        return None
+
+    def quantile(share: float) -> float:
+        cumulated = 0
+        for index in sorted(buckets):
+            cumulated += buckets[index]
+            if cumulated >= share * total:
+                break
+        return edge(index)
+
+    return Latencies(uploads=total, p50=quantile(0.5), p95=quantile(0.95), p99=quantile(0.99))
+
+
+def conservation(connection: Connection, batch_id: str) -> Conservation:
+    """Returns a batch's whole record, for the shuffler's operator.
+
+    Raises:
+        RemoteError: ``unknown-batch``.
+    """
+    batch = records.find(connection, batch_id)
+    ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
+    row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()
+    held = records.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
+    flow = MessageFlow(
+        accepted=batch.reports * batch.L,
+        held=held * batch.L,
+        forwarded=row.forwarded,
+        dropped=row.discarded * batch.L,
+    )
+    refused = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
+    uploads = connection.execute(select(latencies).where(latencies.c.batch_id == batch_id))
+    return Conservation(
+        batch_id=batch_id,
+        state=batch.state,
+        n=batch.n,
+        messages_a_report=batch.L,
+        fill_tenths=10 * batch.reports // batch.n if batch.state == "open" else None,
+        accepted=batch.reports,
+        held=held,
+        forwarded=row.forwarded // batch.L,
+        dropped={row.ended_by: row.discarded} if row.ended_by else {},
+        rejected={row.problem: row.frames for row in refused},
+        messages=flow,
+        upload_seconds=quantiles({row.bucket: row.uploads for row in uploads}),
+        balanced=flow.accepted == flow.held + flow.forwarded + flow.dropped,
+    )
+
+
+def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
+    """Returns what the coordinator may know of a record; see the module's text."""
+    large = record.n >= SMALLEST_SHOWN
+    if record.state != "open":
+        return record if large else record.model_copy(update={"upload_seconds": None})
+    return Conservation(
+        batch_id=record.batch_id,
+        state=record.state,
+        n=record.n,
+        messages_a_report=record.messages_a_report,
+        fill_tenths=record.fill_tenths if show_fill and large else None,
+        balanced=record.balanced,
+    )
+
+
+def add_latencies(connection: Connection, batch_id: str, buckets: Mapping[int, int]) -> None:
+    """Adds uploads to a batch's histogram of latencies."""
+    for index, uploads in buckets.items():
+        row = (latencies.c.batch_id == batch_id) & (latencies.c.bucket == index)
+        grown = update(latencies).where(row).values(uploads=latencies.c.uploads + uploads)
+        if connection.execute(grown).rowcount == 0:
+            connection.execute(
+                insert(latencies).values(batch_id=batch_id, bucket=index, uploads=uploads)
+            )
+
+
+class BatchStatistics:
+    """Reads conservation records, and buffers the latencies of uploads.
+
+    An upload's latency is known when its transaction is over, so it is written with a later upload
+    (`take_due`) or before a record is read. A stop of the process loses the buffered latencies, as
+    do more than `MAX_BATCHES` batches: these are statistics, never reports.
+    """
+
+    def __init__(self, store: Store, *, show_fill: bool) -> None:
+        self._store = store
+        self._show_fill = show_fill
+        self._buffered: dict[str, Counter[int]] = {}
+        self._written_at: dict[str, float] = {}
+        self._shown: dict[str, tuple[object, Conservation]] = {}
+
+    def add_upload(self, batch_id: str, seconds: float) -> None:
+        """Buffers the latency of an upload."""
+        if batch_id not in self._buffered and len(self._buffered) >= MAX_BATCHES:
+            self._buffered.pop(next(iter(self._buffered)))  # the oldest: most likely it is over
+        self._buffered.setdefault(batch_id, Counter())[bucket(seconds)] += 1
+
+    def take_due(self, batch_id: str, clock: float) -> Counter[int]:
+        """Returns latencies to write with an upload, at most once in `FLUSH_SECONDS`.
+
+        ``clock`` is a monotonic time in seconds.
+        """
+        if clock - self._written_at.get(batch_id, -math.inf) < FLUSH_SECONDS:
+            return Counter()
+        if len(self._written_at) >= MAX_BATCHES:
+            self._written_at.clear()
+        self._written_at[batch_id] = clock
+        return self._buffered.pop(batch_id, Counter())
+
+    async def record(self, batch_id: str, now: int, *, whole: bool) -> Conservation:
+        """Returns a batch's record at ``now``: ``whole``, or as the coordinator may see it.
+
+        Raises:
+            RemoteError: ``unknown-batch``.
+        """
+        if buckets := self._buffered.pop(batch_id, None):
+            await self._store.write(partial(add_latencies, batch_id=batch_id, buckets=buckets))
+        record = await self._store.read(partial(conservation, batch_id=batch_id))
+        return record if whole else self._coarsen(record, now)
+
+    def _coarsen(self, record: Conservation, now: int) -> Conservation:
+        """Returns one answer for `REFRESH_SECONDS`, unless the state changed, which may show."""
+        key = (record.state, now // REFRESH_SECONDS)
+        shown = self._shown.pop(record.batch_id, None)
+        if shown is None or shown[0] != key:
+            shown = (key, for_coordinator(record, show_fill=self._show_fill))
+        if len(self._shown) >= MAX_BATCHES:
+            self._shown.pop(next(iter(self._shown)))
+        self._shown[record.batch_id] = shown
+        return shown[1]

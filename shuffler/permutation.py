@@ -1,10 +1,11 @@
 """The shuffle: one permutation over all messages of all reports.
 
-The permutation sorts 128-bit keys from an AES-256-CTR keystream whose 32-byte key came from the
-system's CSPRNG when the batch was made, so it is uniform up to the cipher's and a tie's advantage
+The permutation sorts 128-bit keys from an AES-256-CTR keystream, whose 32-byte key came from the
+system's CSPRNG at the batch's deposit. So it is uniform up to the advantage against the cipher and
+the probability of a tie
 (`common.mechanism.shuffle.permutation`). Reports enter in the order of their slots, so the same
 secret and the same reports give the same bytes after a crash, and permuted bytes need never be
-stored. No order in which reports arrived enters anywhere.
+stored. The order in which reports arrived does not enter anywhere.
 """
 
 import hashlib
@@ -30,19 +31,19 @@ class Keystream:
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
+        """Returns the next ``size`` bytes."""
         return self._encryptor.update(bytes(size))
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What the analyzer gets: sealed messages (n * L, message bytes), and their SHA-256 in hex."""
+    """What the analyzer gets: sealed messages (n * L, message bytes) and their SHA-256 in hex."""
 
     messages: npt.NDArray[np.uint8] = field(repr=False)
     sha256: str
 
     def chunks(self) -> Iterable[memoryview]:
-        """All bytes, in pieces of 1 MiB; none is copied."""
+        """Yields all bytes in chunks of 1 MiB, without a copy."""
         view = self.messages.data.cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
             yield view[start : start + CHUNK_BYTES]
@@ -57,14 +58,14 @@ def shuffle(
     L: int,
     message_bytes: int,
 ) -> Release:
-    """Permute the n * L messages of n reports.
+    """Permutes the n * L messages of n reports.
 
-    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order. ``key``: the
-    permutation's, 32 bytes.
+    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order. ``key`` is
+    the permutation's key of 32 bytes.
 
     Raises:
-        LocalError: the reports are not one for each of n slots. That cannot happen to a sealed
-            batch unless its store was damaged; nothing is released then.
+        LocalError: the reports are not one for each of n slots. Only a damaged store can cause that
+            for a sealed batch; nothing is released then.
     """
     places = _places(n * L, key).reshape(n, L)
     permuted = np.empty(n * L, dtype=f"V{message_bytes}")
@@ -84,7 +85,7 @@ def shuffle(
 
 
 def _places(size: int, key: bytes) -> Ints:
-    """Where each message goes (size,): the permutation says which message comes to each place."""
+    """Returns the place of each message (size,): the inverse of the permutation."""
     order = permutation(size, Keystream(key))
     places = np.empty(size, dtype=np.int64)
     places[order] = np.arange(size)

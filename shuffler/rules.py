@@ -1,20 +1,20 @@
-"""What the shuffler accepts and decides, without I/O, clock or randomness.
+"""The rules by which the shuffler accepts and decides, without I/O, clock or randomness.
 
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
-- it names this shuffler and has not expired, and an analyzer key that is pinned, if any is;
-- its trust model is one that the owner allows;
-- n is at least the owner's smallest batch, and n * L messages no more bytes than the owner takes;
-- seeded noise is asked for only where the test entry point is open;
+- it names this shuffler, has not expired, and names a pinned analyzer key if any key is pinned;
+- the owner allows its trust model;
+- n is at least the owner's smallest batch, and its n * L messages fit the owner's largest;
+- it asks for seeded noise only where the test entry point is open;
 - the guarantee, recomputed at the owner's beta and dishonest fraction, is not weaker than the
   owner's, and not weaker than what the descriptor itself promises.
 
-A user gets a slot by `decide_lease`, a frame its outcome by `judge_frame`. A user reports once,
-over all batches and runs; parallel composition over batches rests on that line. A node holds at
-most its share of a batch (`share_slots`). Of an open batch the coordinator learns that it is open,
-and nothing that grows with single reports (`for_coordinator`).
+`decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
+over all batches and runs; parallel composition over batches rests on that rule. A node holds at
+most its share of a batch (`share_slots`). While a batch is open, the coordinator learns that it is
+open, and nothing that grows with single reports (`for_coordinator`).
 """
 
 from collections.abc import Iterable
@@ -43,12 +43,12 @@ Decision = Literal[
     "batch-full",
 ]
 Standing = Literal["live", "reported", "over"]
-"""Of a lease: may report, has reported, or may not any more: it expired or its user has another."""
+"""Whether a lease may report, has reported, or may not any more (expired, or superseded)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What this shuffler's owner demands of every batch."""
+    """The demands of this shuffler's owner on every batch."""
 
     shuffler_id: str
     coordinator_key: bytes
@@ -62,7 +62,7 @@ class Demands:
 
 @dataclass(frozen=True, slots=True)
 class UserView:
-    """What is known of a user who asks for a slot.
+    """A user for whom a node asks for a slot, as the store knows it.
 
     ``here`` is its live lease in this batch; ``elsewhere``: it has one in another open batch.
     """
@@ -73,34 +73,34 @@ class UserView:
     elsewhere: bool
 
 
-STRANGER = UserView(owner=None, reported=False, here=None, elsewhere=False)
-"""A user of whom nothing is known."""
+NEW_USER = UserView(owner=None, reported=False, here=None, elsewhere=False)
+"""A user whom no node has named yet."""
 
 
 @dataclass(slots=True)
 class Room:
-    """What is left: users of the node's quota, free slots of the batch, slots of its share."""
+    """What is left: users in the node's quota, free slots of the batch, slots in its share."""
 
     quota: int
     free_slots: int
     share: int
 
-    def take(self, slots: int, *, strangers: int) -> None:
-        """Take slots, so many of them for users who are new to the node."""
-        self.quota -= strangers
+    def take(self, slots: int, *, new_users: int) -> None:
+        """Takes slots, ``new_users`` of them for users who are new to the shuffler."""
+        self.quota -= new_users
         self.free_slots -= slots
         self.share -= slots
 
 
 Frame = tuple[str, bytes, bytes | None]
-"""One frame of an upload: its lease, the SHA-256 of its report as it came, and the report out of
-its outer seal, or None if that does not open under the batch's key."""
+"""One frame of an upload: its lease, the SHA-256 of its sealed report, and the report out of its
+outer seal, or None if the seal does not open under the batch's key."""
 
 
 def accept_deposit(
     data: bytes, signature: str | None, path_id: str, demands: Demands, now: int
 ) -> Context:
-    """The descriptor's context, if every rule above holds.
+    """Returns the descriptor's context if every rule above holds.
 
     Raises:
         RemoteError: the first rule that does not hold.
@@ -115,10 +115,10 @@ def accept_deposit(
 
 
 def check_batch_key(batch_key: str, used: str | None) -> None:
-    """Raise RemoteError ``outdated-key`` when reports are sealed to another key of the batch.
+    """Raises RemoteError ``outdated-key`` if a node seals reports to another key of the batch.
 
     A shuffler whose store was made anew has given the batch another key than nodes remember.
-    ``used`` is what the node says: `key_id` of its key, or nothing.
+    ``used`` is `key_id` of the node's key, if the node sent it.
     """
     if used not in (None, key_id(bytes.fromhex(batch_key))):
         raise RemoteError("outdated-key", "the batch has another key now: fetch its descriptor")
@@ -163,10 +163,10 @@ def _check_promise(context: Context, demands: Demands) -> None:
 
 
 def for_coordinator(status: BatchStatus) -> BatchStatus:
-    """What the coordinator may know: numbers that grow with single reports are not among it.
+    """Returns what the coordinator may know: no number that grows with single reports.
 
-    The coordinator also sees every message. Were it told when the count of reports changes, it
-    would have the hours of people that the shuffle is there to hide.
+    The coordinator also sees every message. If it saw when the count of reports changes, it would
+    learn at which times people report, which the shuffle is there to hide.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -177,12 +177,12 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 
 
 def share_slots(share: float, n: int) -> int:
-    """Slots of n that one node may hold: the share as its decimal says, rounded down, never 0."""
+    """Returns how many of n slots one node may hold: the decimal share, rounded down, never 0."""
     return max(1, floor(Fraction(str(share)) * n))
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:
-    """Why a batch gives out no slot at all; None while it fills."""
+    """Returns why a batch gives out no slot at all; None while it fills."""
     if state == "abandoned" or (state == "open" and expires_at <= now):
         return "late"
     return None if state == "open" else "batch-full"
@@ -191,7 +191,7 @@ def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | Non
 def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
     view: UserView, node_id: str, closed: Closed | None, room: Room
 ) -> Decision:
-    """What a node gets for one user: a new slot, the slot it has, or a problem slug.
+    """Returns what a node gets for one user: a new slot, the slot it has, or a problem slug.
 
     A user belongs to the node that first named it. A user with a live lease elsewhere may be
     running that episode now, so it gets no second one (``wrong-state``).
@@ -213,13 +213,13 @@ def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
     return "grant" if room.share > 0 else "share-exceeded"
 
 
-def strangers_granted(closed: Closed | None, room: Room) -> int:
-    """How many strangers, one after another, `decide_lease` gives a slot to, each taking one."""
+def new_users_granted(closed: Closed | None, room: Room) -> int:
+    """Returns to how many new users in a row `decide_lease` gives a slot, each taking one."""
     return 0 if closed is not None else max(0, min(room.quota, room.free_slots, room.share))
 
 
 def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:
-    """The ``count`` lowest free slots: those of expired leases, then the never used ones."""
+    """Returns the ``count`` lowest free slots: those of expired leases, then never used ones."""
     slots = sorted(returned)[:count]
     fresh = range(next_slot, min(n, next_slot + count - len(slots)))
     return slots + list(fresh)
@@ -228,13 +228,16 @@ def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> 
 def judge_frame(
     standing: Standing | None, same: bool, opens: bool, reported: bool, accepting: bool
 ) -> Outcome:
-    """What becomes of one frame, given how its lease in this batch held by this node stands.
+    """Returns the outcome of one frame.
 
-    ``same``: the lease has reported just this. ``opens``: the report does, under the batch's key.
-    ``reported``: its user has, with another lease, in any batch. ``accepting``: the batch is open
-    and has not expired. A repetition is recognised first, whatever became of the batch since, so
-    that a node whose answer was lost always learns that its report is stored. A batch that is over
-    has forgotten the leases that never reported, so an unknown lease is late there.
+    ``standing`` is that of its lease, or None if this node has no such lease in this batch.
+    ``same``: the lease has reported these very bytes. ``opens``: the report opens under the batch's
+    key. ``reported``: its user has reported with another lease, in any batch. ``accepting``: the
+    batch is open and has not expired.
+
+    A repetition is recognised first, whatever became of the batch since, so that a node whose
+    answer was lost always learns that its report is stored. A batch that is over has forgotten the
+    leases that never reported, so an unknown lease is late there.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"

@@ -1,16 +1,28 @@
-"""The life of a batch, as one table.
+"""The states of batches and of leases: two tables (state, event) -> state.
+
+Batches:
 
     open --fill--> sealed --forward--> forwarded --acknowledge--> acknowledged --erase--> erased
     open --abandon, expire--> abandoned        open, sealed --lost--> abandoned
     sealed --retire--> abandoned               forwarded --retire--> acknowledged
 
-``fill`` happens inside the transaction that stores the n-th distinct report. A batch that is short
-has no way to ``forwarded``: from ``open`` only ``fill`` leads on, everything else ends in
-``abandoned``. Only a short batch is abandoned by choice: a complete one has cost n people the one
-report they have. It is given up when its secret is lost, since nobody can open it any more, and
-when its time to be taken is over (``retire``). Once messages have left (``forwarded``) a batch is
-never abandoned, since what was handed over counts as used; retired, it is erased as if the analyzer
-had acknowledged it.
+``fill`` happens in the transaction that stores the n-th distinct report. A short batch has no way
+to ``forwarded``: from ``open`` only ``fill`` leads on, and every other event ends in ``abandoned``.
+Only a short batch is abandoned by choice: a complete one has cost n people the one report they
+have. A complete batch is given up when its secret is lost (``lost``), since nobody can open it any
+more, and when nobody takes it in time (``retire``). Once messages have left (``forwarded``) a batch
+is never abandoned, since what was handed over counts as used; when retired, it is erased as if the
+analyzer had acknowledged it.
+
+Leases:
+
+    held --report--> reported                  held --supersede--> superseded
+    held, superseded --reassign--> lost        held, superseded, lost --forget--> forgotten
+
+A held lease may report until it expires. It is superseded when its user gets a newer lease: then
+it keeps its slot but may not report, so a user reports once. It is lost when its expired slot goes
+to another user, and forgotten when its batch ends without its report. Nothing follows ``reported``,
+so no event takes back a user's one report.
 
 An event whose target is the present state is a repetition (a lost answer, a retry) and changes
 nothing.
@@ -18,7 +30,7 @@ nothing.
 
 from typing import Literal
 
-from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.messages import BatchState
 
 Event = Literal["fill", "expire", "abandon", "lost", "retire", "forward", "acknowledge", "erase"]
@@ -46,13 +58,29 @@ TRANSITIONS: dict[tuple[BatchState, Event], BatchState] = {
 
 ORDER: tuple[BatchState, ...] = ("open", "sealed", "forwarded", "acknowledged", "erased")
 
+LeaseState = Literal["held", "reported", "superseded", "lost", "forgotten"]
+LeaseEvent = Literal["report", "supersede", "reassign", "forget"]
+
+LEASE_TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    ("held", "report"): "reported",
+    ("held", "supersede"): "superseded",
+    ("held", "reassign"): "lost",
+    ("held", "forget"): "forgotten",
+    ("superseded", "supersede"): "superseded",
+    ("superseded", "reassign"): "lost",
+    ("superseded", "forget"): "forgotten",
+    ("lost", "supersede"): "lost",
+    ("lost", "forget"): "forgotten",
+    ("forgotten", "forget"): "forgotten",
+}
+
 
 def after(state: BatchState, event: Event) -> BatchState:
-    """State after ``event``.
+    """Returns the state of a batch after ``event``.
 
     Raises:
         RemoteError: the table has no such transition: ``batch-not-ready`` while the batch fills,
-            ``late`` for handing over what is over, ``wrong-state`` otherwise.
+            ``late`` for handing over a batch that is over, ``wrong-state`` otherwise.
     """
     target = TRANSITIONS.get((state, event))
     if target is not None:
@@ -64,8 +92,21 @@ def after(state: BatchState, event: Event) -> BatchState:
     raise RemoteError("wrong-state", f"'{event}' is not possible for a batch that is {state}")
 
 
+def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
+    """Returns the state of a lease after ``event``.
+
+    Raises:
+        LocalError: the table has no such transition. The shuffler's own code causes these events,
+            so nothing a node sends leads here.
+    """
+    target = LEASE_TRANSITIONS.get((state, event))
+    if target is None:
+        raise LocalError("internal", f"'{event}' is not possible for a lease that is {state}")
+    return target
+
+
 def reached(state: BatchState, wanted: BatchState) -> bool:
-    """Whether waiting for ``wanted`` is over: it was reached, or never will be."""
+    """Whether waiting for ``wanted`` is over: the batch reached it, or never will."""
     if state == "abandoned":
         return True
     if wanted == "abandoned":

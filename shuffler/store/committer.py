@@ -1,12 +1,12 @@
-"""One thread that writes: it groups what waits into one transaction and answers after the sync.
+"""How the event loop uses the store: reads run in threads, writes in the committer's one thread.
 
-A sync costs the same for one write as for fifty, so under load the groups grow and the cost of
-durability is shared. A job that fails undoes itself and nobody else: what its group has done is
-rolled back, and all of it done again with a savepoint around each job. Hardly a job fails, and
-savepoints around all of them from the start cost two statements each. So a job may run twice, of
-which one counts. No answer leaves before the commit has returned.
+The committer groups waiting writes into one transaction and answers them after the sync. A sync
+costs the same for one write as for fifty, so under load the groups grow and share the cost of
+durability. No answer leaves before the commit has returned.
 
-The store as the event loop uses it: reads in threads, writes through the committer.
+A job that fails undoes itself alone: the committer rolls the whole group back and runs it again
+with a savepoint around each job. So a job may run twice, and one run counts. Savepoints from the
+start would cost two statements a job, and jobs hardly ever fail.
 """
 
 import asyncio
@@ -32,48 +32,48 @@ MAX_GROUP = 64
 
 @dataclass(slots=True)
 class Job(Generic[T]):
-    """A write that waits, and where its answer goes."""
+    """A waiting write and the future of its answer."""
 
     write: Callable[[Connection], T]
     future: Future[T] = field(default_factory=Future)
     _answer: Callable[[], None] | None = None
 
     def run(self, connection: Connection) -> None:
-        """Do the work inside the group's transaction; the answer waits for `answer`."""
+        """Does the work inside the group's transaction; the answer waits for `answer`."""
         result = self.write(connection)
         self._answer = lambda: self.future.set_result(result)
 
     def run_apart(self, connection: Connection) -> None:
-        """As `run`, in a savepoint: a failure is this job's answer and nobody else's."""
+        """Runs the job in a savepoint; a failure is this job's answer alone."""
         try:
             with connection.begin_nested():
                 self.run(connection)
         except Exception as error:
-            if _ends_all(error):
+            if _fails_group(error):
                 raise
             failure = error
             self._answer = lambda: self.future.set_exception(failure)
 
     def answer(self) -> None:
-        """Hand over the result: only after the group's commit.
+        """Hands over the result, after the group's commit only.
 
-        What answers is let go: it and this job hold each other, and with them megabytes of an
-        upload, until a full garbage collection would find them.
+        Drops the callback, because it and this job refer to each other: with them, megabytes of an
+        upload would stay until a full garbage collection.
         """
         answer, self._answer = self._answer, None
         if answer is not None:
             answer()
 
 
-def _ends_all(error: Exception) -> bool:
-    """Whether the transaction itself is in doubt: disk full, lock not granted, connection lost."""
+def _fails_group(error: Exception) -> bool:
+    """Whether the transaction is in doubt: disk full, lock not granted, connection lost."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
 
 
 class Committer:
-    """The writing thread. ``submit`` from any thread; ``close`` finishes what waits."""
+    """The writing thread. Any thread may call ``submit``; ``close`` finishes waiting writes."""
 
     def __init__(self, engine: Engine, *, max_waiting: int = 1024) -> None:
         self._engine = writer(engine)
@@ -82,10 +82,10 @@ class Committer:
         self._thread.start()
 
     def submit(self, write: Callable[[Connection], T]) -> Future[T]:
-        """Queue a write; its future is answered once it is durable.
+        """Queues a write; its future gets a result once the write is durable.
 
         Raises:
-            LocalError: ``too-many-requests``, when too much waits already.
+            LocalError: ``too-many-requests``: too many writes are waiting.
         """
         job: Job[T] = Job(write)
         try:
@@ -98,11 +98,11 @@ class Committer:
 
     @property
     def waiting(self) -> int:
-        """Writes that wait for their turn."""
+        """Number of waiting writes."""
         return self._jobs.qsize()
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Finishes the waiting writes, then ends the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -112,10 +112,10 @@ class Committer:
             group, open_for_more = self._next_group()
             if group:
                 self._commit(group)
-            del group  # nothing of it is kept while no other comes
+            del group  # else it would stay in memory until the next group comes
 
     def _next_group(self) -> tuple[list[Job[object]], bool]:
-        """Wait for one job and take what else is there; False when told to end."""
+        """Waits for a job, then takes all that wait; False when the thread shall end."""
         group: list[Job[object]] = []
         job = self._jobs.get()
         while job is not None:
@@ -131,8 +131,8 @@ class Committer:
 
     def _commit(self, group: Sequence[Job[object]]) -> None:
         try:
-            if not self._all(group):
-                self._each(group)
+            if not self._commit_together(group):
+                self._commit_apart(group)
         except Exception as error:
             for job in group:
                 job.future.set_exception(not_usable("written", error))
@@ -140,30 +140,30 @@ class Committer:
         for job in group:
             job.answer()
 
-    def _all(self, group: Sequence[Job[object]]) -> bool:
-        """Commit all jobs; False when one failed, and then nothing is done."""
+    def _commit_together(self, group: Sequence[Job[object]]) -> bool:
+        """Commits all jobs; returns False, with nothing done, if one failed."""
         with self._engine.begin() as connection:
             for job in group:
                 try:
                     job.run(connection)
                 except Exception as error:
-                    if _ends_all(error):
+                    if _fails_group(error):
                         raise
                     connection.rollback()
                     return False
         return True
 
-    def _each(self, group: Sequence[Job[object]]) -> None:
-        """Commit the jobs that succeed."""
+    def _commit_apart(self, group: Sequence[Job[object]]) -> None:
+        """Commits the jobs that succeed."""
         with self._engine.begin() as connection:
             for job in group:
                 job.run_apart(connection)
 
 
-class Access:
+class Store:
     """An open store. ``writes`` changes when a write begins and when it ends.
 
-    ``shared``: other processes may write to it.
+    ``shared``: other processes may write to the store.
     """
 
     def __init__(self, url: str) -> None:
@@ -173,15 +173,15 @@ class Access:
         self.writes = 0
 
     def close(self) -> None:
-        """Finish waiting writes and let go of the store."""
+        """Finishes waiting writes and closes the store."""
         self.committer.close()
         self.engine.dispose()
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """What a query finds.
+        """Returns the result of a query.
 
         Raises:
-            LocalError: ``unavailable``, when the store cannot be read.
+            LocalError: ``unavailable``: the store cannot be read.
         """
 
         def run() -> T:
@@ -195,7 +195,7 @@ class Access:
 
     @in_span("store")
     async def write(self, write: Callable[[Connection], T]) -> T:
-        """What a write answers, once it is durable.
+        """Returns the result of a write, once the write is durable.
 
         Raises:
             LocalError: ``unavailable``, ``too-many-requests``; see `Committer.submit`.

@@ -1,313 +1,303 @@
-"""Grants: the leases that one request was given, in one row.
+"""Leases in the store, one row for all leases that one request was given.
 
-Leases of one request are of one batch, node and expiry. So they share a row, and an upload changes
-that row alone: no row or index of single users or leases, of which a commit would write a page
-each. A lease's id is its slot, then the grant's id. A node knows its slots, and nobody else is told
-an id, so nothing is given away.
+The leases of one request share batch, node and expiry, so they share a row, a *lease group*, and an
+upload changes that row alone. With a row or an index entry for each lease, every commit would write
+a page for each. The table keeps its name of the first release, ``grants``.
+
+A lease's id is its slot, then the id of its group. A node knows its own slots, and nobody else is
+told a lease's id, so the id gives nothing away.
 """
 
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, select, update
 
 from riffle.common.server.statements import execute_rows, is_one_of, unindexed
 from riffle.shuffler.rules import Standing
-from riffle.shuffler.store.schema import batches, grants
+from riffle.shuffler.states import LeaseState, lease_after
+from riffle.shuffler.store.schema import batches, lease_groups
 
-HELD, REPORTED, VOID, LOST, FORGOTTEN = "hrvlf"
-"""A lease holds its slot; has reported; may report no more and holds its slot until another takes
-it, since its user has a newer lease; lost its slot to another; was unused when its batch ended."""
+LETTERS: dict[LeaseState, str] = {
+    "held": "h",
+    "reported": "r",
+    "superseded": "v",
+    "lost": "l",
+    "forgotten": "f",
+}
+"""The stored form of a lease's state: one letter a lease, joined to one text a group."""
+_STATES = {letter: state for state, letter in LETTERS.items()}
 
 USER_BYTES, DIGEST_BYTES, ID_BYTES = 16, 32, 8
-EXPIRED_AT_ONCE = 32
+GROUPS_AT_ONCE = 32
 _SLOT = np.dtype("<u4")
 
 _COLUMNS = (
-    grants.c.grant_id,
-    grants.c.batch_id,
-    grants.c.node_id,
-    grants.c.expires_at,
-    grants.c.slots,
-    grants.c.states,
-    grants.c.users,
-    grants.c.digests,
+    lease_groups.c.group_id,
+    lease_groups.c.batch_id,
+    lease_groups.c.node_id,
+    lease_groups.c.expires_at,
+    lease_groups.c.slots,
+    lease_groups.c.states,
+    lease_groups.c.users,
+    lease_groups.c.digests,
 )
 _OF_UPLOAD = (
     select(*_COLUMNS)
     .where(
-        is_one_of(grants.c.grant_id, "named"),
-        unindexed(grants.c.batch_id) == bindparam("batch"),
-        grants.c.node_id == bindparam("node"),
+        is_one_of(lease_groups.c.group_id, "groups"),
+        unindexed(lease_groups.c.batch_id) == bindparam("batch"),
+        lease_groups.c.node_id == bindparam("node"),
     )
     .with_for_update()
 )
-_WITH_STATE = (
+_WITH_BATCH_STATE = (
     select(*_COLUMNS, batches.c.state)
-    .join(batches, batches.c.batch_id == grants.c.batch_id)
-    .where(is_one_of(grants.c.grant_id, "named"))
+    .join(batches, batches.c.batch_id == lease_groups.c.batch_id)
+    .where(is_one_of(lease_groups.c.group_id, "groups"))
 )
-PENDING = grants.c.pending > literal_column("0")
-"""As the index of pending leases says it: with a parameter for the 0 it would not be used."""
+PENDING = lease_groups.c.pending > literal_column("0")
+"""A literal 0, as in the index of pending leases: with a parameter the index would not be used."""
 
 _EXPIRED = (
     select(*_COLUMNS)
     .where(
-        grants.c.batch_id == bindparam("batch"), PENDING, grants.c.expires_at <= bindparam("now")
+        lease_groups.c.batch_id == bindparam("batch"),
+        PENDING,
+        lease_groups.c.expires_at <= bindparam("now"),
     )
-    .order_by(grants.c.expires_at)
-    .limit(EXPIRED_AT_ONCE)
+    .order_by(lease_groups.c.expires_at)
+    .limit(GROUPS_AT_ONCE)
 )
-_UNUSED = (grants.c.batch_id == bindparam("batch")) & (grants.c.reports == 0)
+_UNUSED = (lease_groups.c.batch_id == bindparam("batch")) & (lease_groups.c.reports == 0)
 _PARTLY_UNUSED = select(*_COLUMNS).where(
-    grants.c.batch_id == bindparam("batch"), grants.c.reports < func.length(grants.c.states)
+    lease_groups.c.batch_id == bindparam("batch"),
+    lease_groups.c.reports < func.length(lease_groups.c.states),
 )
-_REPORTED = select(grants.c.users, grants.c.slots, grants.c.states).where(
-    grants.c.batch_id == bindparam("batch"), grants.c.reports > 0
+_REPORTED = select(lease_groups.c.users, lease_groups.c.slots, lease_groups.c.states).where(
+    lease_groups.c.batch_id == bindparam("batch"), lease_groups.c.reports > 0
 )
-_NEW = insert(grants)
-_CHANGING = ("grant_id", "pending", "reports", "states", "users", "digests")
+_INSERT = insert(lease_groups)
+_CHANGING = ("group_id", "pending", "reports", "states", "users", "digests")
 _PARAMETERS = tuple(f"new_{name}" for name in _CHANGING)
 _SAVE = (
-    update(grants)
-    .where(grants.c.grant_id == bindparam("new_grant_id"))
+    update(lease_groups)
+    .where(lease_groups.c.group_id == bindparam("new_group_id"))
     .values({name: bindparam(f"new_{name}") for name in _CHANGING[1:]})
 )
 
 
 @dataclass(slots=True)
-class Grant:
-    """k leases: ``slots`` (k,) ascending, ``states`` (k,), ``users`` 16 k and ``digests`` (SHA-256
-    of reports, zero before) 32 k bytes."""
+class LeaseGroup:
+    """The k leases of one request, addressed by their index in the group.
 
-    grant_id: str
+    ``slots`` (k,) ascend. ``states`` (k,). ``users`` has 16 k bytes. ``digests`` has 32 k bytes:
+    the SHA-256 of each lease's report, zero before it reports.
+    """
+
+    group_id: str
     batch_id: str
     node_id: str
     expires_at: int
     slots: list[int]
-    states: list[str]
+    states: list[LeaseState]
     users: bytearray
     digests: bytearray
-    _places: dict[int, int] = field(init=False)
+    _indices: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._places = {slot: place for place, slot in enumerate(self.slots)}
+        self._indices = {slot: index for index, slot in enumerate(self.slots)}
 
     @classmethod
-    def stored(
+    def from_row(cls, row: Sequence[Any]) -> "LeaseGroup":
+        """Returns the group of a row that has the values of `_COLUMNS`."""
+        *names, slots, states, users, digests = row
+        states = [_STATES[letter] for letter in states]
+        return cls(*names, read_slots(slots), states, bytearray(users), bytearray(digests))
+
+    @classmethod
+    def new(
         cls,
-        grant_id: str,
+        group_id: str,
         batch_id: str,
         node_id: str,
         expires_at: int,
-        slots: bytes,
-        states: str,
-        users: bytes,
-        digests: bytes,
-    ) -> "Grant":
-        """From a row, its values in the order of `_COLUMNS`."""
-        return cls(
-            grant_id,
-            batch_id,
-            node_id,
-            expires_at,
-            read_slots(slots),
-            list(states),
-            bytearray(users),
-            bytearray(digests),
-        )
-
-    @classmethod
-    def fresh(
-        cls,
-        grant_id: str,
-        batch_id: str,
-        node_id: str,
-        expires_at: int,
-        people: Sequence[str],
+        users: Sequence[str],
         slots: Sequence[int],
-    ) -> "Grant":
-        """Leases of ``people`` on ``slots``."""
-        users, digests = bytearray.fromhex("".join(people)), bytearray(DIGEST_BYTES * len(slots))
-        states = [HELD] * len(slots)
-        return cls(grant_id, batch_id, node_id, expires_at, list(slots), states, users, digests)
+    ) -> "LeaseGroup":
+        """Returns held leases of ``users`` on ``slots``."""
+        states: list[LeaseState] = ["held"] * len(slots)
+        packed, digests = bytearray.fromhex("".join(users)), bytearray(DIGEST_BYTES * len(slots))
+        return cls(group_id, batch_id, node_id, expires_at, list(slots), states, packed, digests)
 
     def row(self) -> dict[str, object]:
-        """The row that it is stored in."""
+        """Returns the group's row."""
         return {
-            "grant_id": self.grant_id,
+            "group_id": self.group_id,
             "batch_id": self.batch_id,
             "node_id": self.node_id,
             "expires_at": self.expires_at,
-            "pending": self.states.count(HELD) + self.states.count(VOID),
-            "reports": self.states.count(REPORTED),
+            "pending": self.states.count("held") + self.states.count("superseded"),
+            "reports": self.states.count("reported"),
             "slots": write_slots(self.slots),
-            "states": "".join(self.states),
+            "states": "".join(map(LETTERS.__getitem__, self.states)),
             "users": bytes(self.users),
             "digests": bytes(self.digests),
         }
 
-    def lease(self, slot: int) -> str:
-        """The id of the lease of a slot."""
-        return f"{slot:016x}{self.grant_id}"
+    def lease_id(self, slot: int) -> str:
+        """Returns the id of the lease of a slot."""
+        return f"{slot:016x}{self.group_id}"
 
-    def leases(self) -> list[str]:
-        """The ids of all its leases."""
-        return [self.lease(slot) for slot in self.slots]
+    def lease_ids(self) -> list[str]:
+        """Returns the ids of all leases, in the order of their slots."""
+        return [self.lease_id(slot) for slot in self.slots]
 
-    def user(self, place: int) -> str:
-        """Whose lease it is."""
-        return self.users[place * USER_BYTES : (place + 1) * USER_BYTES].hex()
+    def user(self, index: int) -> str:
+        """Returns the user of a lease."""
+        return self.users[index * USER_BYTES : (index + 1) * USER_BYTES].hex()
 
-    def digest(self, place: int) -> bytes:
-        """SHA-256 of a lease's report."""
-        return bytes(self.digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES])
+    def digest(self, index: int) -> bytes:
+        """Returns the SHA-256 of a lease's report."""
+        return bytes(self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
 
-    def find(self, lease: str) -> int | None:
-        """The place of a lease of this grant; None when it has none of this id."""
-        place = self._places.get(slot(lease))
-        return None if place is None or self.states[place] == FORGOTTEN else place
+    def index(self, lease: str) -> int | None:
+        """Returns the index of a lease, or None if the group has none of this id (any more)."""
+        index = self._indices.get(slot_of(lease))
+        return None if index is None or self.states[index] == "forgotten" else index
 
-    def standing(self, place: int, now: int) -> Standing:
-        """Whether a lease has reported, may report at ``now``, or may not any more."""
-        state = self.states[place]
-        if state == HELD and now < self.expires_at:
+    def standing(self, index: int, now: int) -> Standing:
+        """Returns whether a lease has reported, may report at ``now``, or may not any more."""
+        state = self.states[index]
+        if state == "held" and now < self.expires_at:
             return "live"
-        return "reported" if state == REPORTED else "over"
+        return "reported" if state == "reported" else "over"
 
-    def reported(self, place: int) -> bool:
+    def has_reported(self, index: int) -> bool:
         """Whether a lease has reported."""
-        return self.states[place] == REPORTED
+        return self.states[index] == "reported"
 
     def all_live(self, now: int) -> bool:
-        """Whether every lease that has not reported may do so at ``now``."""
-        return now < self.expires_at and not {VOID, LOST, FORGOTTEN}.intersection(self.states)
+        """Whether every lease without a report may report at ``now``."""
+        return now < self.expires_at and set(self.states) <= {"held", "reported"}
 
-    def report(self, place: int, digest: bytes) -> None:
-        """Note a lease's report."""
-        self.states[place] = REPORTED
-        self.digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = digest
+    def report(self, index: int, digest: bytes) -> None:
+        """Marks a lease as reported."""
+        self.states[index] = lease_after(self.states[index], "report")
+        self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = digest
 
-    def void(self, place: int) -> None:
-        """Its user is about to get another lease: this one reports no more, whatever the time.
+    def supersede(self, index: int) -> None:
+        """Bars a lease from reporting, whatever the time, since its user gets another lease.
 
-        A user reports once. Were it only for their times, two leases of one user could both be live
-        for two replicas whose clocks differ.
+        A user reports once. If only expiry barred a lease, two leases of one user could both be
+        live for two replicas whose clocks differ.
         """
-        if self.states[place] == HELD:
-            self.states[place] = VOID
+        self.states[index] = lease_after(self.states[index], "supersede")
 
-    def lose(self, most: int) -> list[int]:
-        """Give up at most so many slots of leases without a report; returns them."""
-        places = [i for i, state in enumerate(self.states) if state in (HELD, VOID)][:most]
-        for place in places:
-            self.states[place] = LOST
-        return [self.slots[place] for place in places]
+    def reassign(self, limit: int) -> list[int]:
+        """Takes at most ``limit`` slots from leases without a report; returns these slots."""
+        holders = [i for i, state in enumerate(self.states) if state in ("held", "superseded")]
+        for index in holders[:limit]:
+            self.states[index] = lease_after(self.states[index], "reassign")
+        return [self.slots[index] for index in holders[:limit]]
 
     def forget_unused(self) -> None:
-        """Forget whose the leases without a report were."""
-        for place, state in enumerate(self.states):
-            if state != REPORTED:
-                self.states[place] = FORGOTTEN
-                self.users[place * USER_BYTES : (place + 1) * USER_BYTES] = bytes(USER_BYTES)
+        """Forgets who held the leases without a report."""
+        for index, state in enumerate(self.states):
+            if state != "reported":
+                self.states[index] = lease_after(state, "forget")
+                self.users[index * USER_BYTES : (index + 1) * USER_BYTES] = bytes(USER_BYTES)
 
 
-def grant_id(lease: str) -> str:
-    """The grant of a lease."""
+def group_of(lease: str) -> str:
+    """Returns the id of a lease's group."""
     return lease[16:]
 
 
-def slot(lease: str) -> int:
-    """The slot that a lease was given."""
+def slot_of(lease: str) -> int:
+    """Returns the slot that a lease was given."""
     return int(lease[:16], 16)
 
 
 def write_slots(slots: Sequence[int]) -> bytes:
-    """Slots as they are stored: four bytes each."""
+    """Returns slots in their stored form: four bytes each, little-endian."""
     return np.array(slots, dtype=_SLOT).tobytes()
 
 
 def read_slots(stored: bytes) -> list[int]:
-    """What `write_slots` wrote."""
+    """Returns the slots that `write_slots` wrote."""
     return [int(slot) for slot in np.frombuffer(stored, dtype=_SLOT).tolist()]
 
 
-def new(
-    connection: Connection,
-    batch_id: str,
-    node_id: str,
-    expires_at: int,
-    people: Sequence[str],
-    slots: Sequence[int],
-) -> Grant:
-    """Store the leases of ``people`` on ``slots``."""
-    name = secrets.token_hex(ID_BYTES)
-    grant = Grant.fresh(name, batch_id, node_id, expires_at, people, slots)
-    connection.execute(_NEW, grant.row())
-    return grant
+def insert_group(connection: Connection, group: LeaseGroup) -> None:
+    """Stores a new group."""
+    connection.execute(_INSERT, group.row())
 
 
-def of_upload(
+def groups_of_upload(
     connection: Connection, batch_id: str, node_id: str, leases: Iterable[str]
-) -> dict[str, Grant]:
-    """The grants of these leases, as far as they are of this batch and node."""
-    named = list({grant_id(lease) for lease in leases})
-    rows = connection.execute(_OF_UPLOAD, {"named": named, "batch": batch_id, "node": node_id})
-    return {row.grant_id: Grant.stored(*row) for row in rows}
+) -> dict[str, LeaseGroup]:
+    """Returns the groups of these leases by id, if they belong to this batch and node."""
+    groups = list({group_of(lease) for lease in leases})
+    rows = connection.execute(_OF_UPLOAD, {"groups": groups, "batch": batch_id, "node": node_id})
+    return {row[0]: LeaseGroup.from_row(row) for row in rows}
 
 
-def with_open(connection: Connection, leases: Iterable[str]) -> dict[str, tuple[Grant, bool]]:
-    """The grants of these leases, and whether their batches are open."""
-    named = list({grant_id(lease) for lease in leases})
-    if not named:
+def groups_of_leases(
+    connection: Connection, leases: Iterable[str]
+) -> dict[str, tuple[LeaseGroup, bool]]:
+    """Returns the groups of these leases by id, each with whether its batch is open."""
+    groups = list({group_of(lease) for lease in leases})
+    if not groups:
         return {}
-    rows = connection.execute(_WITH_STATE, {"named": named})
-    return {row[0]: (Grant.stored(*row[:-1]), row[-1] == "open") for row in rows}
+    rows = connection.execute(_WITH_BATCH_STATE, {"groups": groups})
+    return {row[0]: (LeaseGroup.from_row(row[:-1]), row[-1] == "open") for row in rows}
 
 
-def save(connection: Connection, changed: Iterable[Grant]) -> None:
-    """Store what became of the leases of some grants."""
-    rows = [itemgetter(*_CHANGING)(grant.row()) for grant in changed]
+def save(connection: Connection, groups: Iterable[LeaseGroup]) -> None:
+    """Stores the changed states, users and digests of groups."""
+    rows = [itemgetter(*_CHANGING)(group.row()) for group in groups]
     execute_rows(connection, _SAVE, _PARAMETERS, rows)
 
 
-def take_back(connection: Connection, batch_id: str, now: int, count: int) -> list[int]:
-    """At most ``count`` slots of expired leases, which lose them; the oldest first."""
+def take_expired_slots(connection: Connection, batch_id: str, now: int, count: int) -> list[int]:
+    """Takes at most ``count`` slots from expired leases, the oldest first, and returns them."""
     slots: list[int] = []
     while len(slots) < count:
         rows = connection.execute(_EXPIRED, {"batch": batch_id, "now": now})
-        expired = [Grant.stored(*row) for row in rows]
+        expired = [LeaseGroup.from_row(row) for row in rows]
         if not expired:
             break
-        for grant in expired:
-            slots += grant.lose(count - len(slots))
+        for group in expired:
+            slots += group.reassign(count - len(slots))
         save(connection, expired)
     return slots
 
 
 def forget_unused(connection: Connection, batch_id: str) -> None:
-    """Forget the leases of a batch that never reported.
+    """Forgets the leases of a batch that never reported.
 
-    The others stay, to know a late repetition for what it is, and that their users have reported.
+    Leases with a report stay: they tell a late repetition from a second report, and they say that
+    their users have reported.
     """
-    connection.execute(delete(grants).where(_UNUSED), {"batch": batch_id})
+    connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})
-    mixed = [Grant.stored(*row) for row in rows]
-    for grant in mixed:
-        grant.forget_unused()
-    save(connection, mixed)
+    groups = [LeaseGroup.from_row(row) for row in rows]
+    for group in groups:
+        group.forget_unused()
+    save(connection, groups)
 
 
-def reported(connection: Connection, batch_id: str) -> tuple[set[bytes], list[int]]:
-    """Distinct users who have reported to a batch, and the slots of their reports."""
+def reporters(connection: Connection, batch_id: str) -> tuple[set[bytes], list[int]]:
+    """Returns the distinct users who have reported to a batch, and the slots of their reports."""
     people: set[bytes] = set()
     slots: list[int] = []
-    for users, held, states in connection.execute(_REPORTED, {"batch": batch_id}):
-        places = [i for i, state in enumerate(states) if state == REPORTED]
-        people.update(bytes(users[USER_BYTES * i : USER_BYTES * (i + 1)]) for i in places)
-        stored = read_slots(held)
-        slots += [stored[i] for i in places]
+    for users, stored_slots, states in connection.execute(_REPORTED, {"batch": batch_id}):
+        indices = [i for i, letter in enumerate(states) if letter == LETTERS["reported"]]
+        people.update(bytes(users[USER_BYTES * i : USER_BYTES * (i + 1)]) for i in indices)
+        group_slots = read_slots(stored_slots)
+        slots += [group_slots[i] for i in indices]
     return people, slots

@@ -1,8 +1,8 @@
 """Batches in the store: deposit, state, status, hand-over, erasure.
 
-Every function takes a connection that is inside a transaction; the caller commits. A function
-checks everything before it changes anything, and repeats harmlessly: a retry after a lost answer
-finds the work done.
+Every function takes a connection inside a transaction; the caller commits. A function checks
+everything before it changes anything, and repeats harmlessly: a retry after a lost answer finds the
+work done.
 """
 
 from collections.abc import Generator
@@ -30,14 +30,14 @@ from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
 from riffle.common.server.statements import announce
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
-from riffle.shuffler.store.schema import batches, dropped, grants, meta, reports
+from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, reports
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch's row without its descriptor. ``report_bytes``: a report as uploaded."""
+    """A batch's row without its descriptor. ``report_bytes``: size of an uploaded report."""
 
     batch_id: str
     digest: bytes
@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def L(self) -> int:
-        """Messages a report."""
+        """Messages in one report."""
         return (self.report_bytes - OVERHEAD) // self.message_bytes
 
     @property
@@ -61,22 +61,21 @@ class Batch:
         """HPKE ``info`` of this batch's outer seals."""
         return LABEL_REPORT + self.digest
 
-    def expired(self, now: int) -> bool:
-        """Whether it is still short at its expiry: by policy it is abandoned then."""
-        return self.state == "open" and self.expires_at <= now
-
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Batches that are open at ``now``, oldest first, and when the first of them or of their live
-    leases expires: that changes the list, and nothing says so."""
+class OpenBatches:
+    """The batches that are open at ``now``, oldest first.
+
+    ``next_expiry`` is when the first of them or of their live leases expires, which changes the
+    list without a notification.
+    """
 
     batches: list[OpenBatch]
     now: int
     next_expiry: int | None
 
     def changes_within(self, seconds: float, lease_seconds: int) -> bool:
-        """Whether one may expire by then, be it a lease of so many seconds that is granted now."""
+        """Whether one may expire by then, or a lease of ``lease_seconds`` that is granted now."""
         if self.next_expiry is None:
             return False
         # The clock shows whole seconds.
@@ -87,21 +86,26 @@ _COLUMNS = [batches.c[field.name] for field in fields(Batch)]
 _FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
 _FIND_LOCKED = _FIND.with_for_update()
 
-_LIVE = and_(PENDING, grants.c.expires_at > bindparam("now"))
-_LEASED = select(func.sum(grants.c.pending)).where(grants.c.batch_id == bindparam("batch"), _LIVE)
+_LIVE = and_(PENDING, lease_groups.c.expires_at > bindparam("now"))
+_LEASED = select(func.sum(lease_groups.c.pending)).where(
+    lease_groups.c.batch_id == bindparam("batch"), _LIVE
+)
 _HELD = select(
     func.sum(
-        grants.c.reports + case((grants.c.expires_at > bindparam("now"), grants.c.pending), else_=0)
+        lease_groups.c.reports
+        + case((lease_groups.c.expires_at > bindparam("now"), lease_groups.c.pending), else_=0)
     )
-).where(grants.c.batch_id == bindparam("batch"), grants.c.node_id == bindparam("node"))
+).where(lease_groups.c.batch_id == bindparam("batch"), lease_groups.c.node_id == bindparam("node"))
 _OPEN = (
     select(
         batches.c.batch_id,
-        batches.c.n - batches.c.reports - func.coalesce(func.sum(grants.c.pending), 0),
+        batches.c.n - batches.c.reports - func.coalesce(func.sum(lease_groups.c.pending), 0),
         batches.c.expires_at,
-        func.min(grants.c.expires_at),
+        func.min(lease_groups.c.expires_at),
     )
-    .select_from(batches.outerjoin(grants, (grants.c.batch_id == batches.c.batch_id) & _LIVE))
+    .select_from(
+        batches.outerjoin(lease_groups, (lease_groups.c.batch_id == batches.c.batch_id) & _LIVE)
+    )
     .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
     .group_by(
         batches.c.batch_id,
@@ -115,21 +119,21 @@ _OPEN = (
 
 _SHORT = and_(batches.c.state == "open", batches.c.expires_at <= bindparam("now"))
 # Counted from the expiry, so that no time of a report or a seal has to be stored.
-_KEPT_TOO_LONG = and_(
-    batches.c.state.in_(("sealed", "forwarded")), batches.c.expires_at <= bindparam("kept_since")
+_UNTAKEN = and_(
+    batches.c.state.in_(("sealed", "forwarded")), batches.c.expires_at <= bindparam("retire_before")
 )
 _UNCLEAN = and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
-_DUE = select(batches.c.batch_id).where(or_(_SHORT, _KEPT_TOO_LONG, _UNCLEAN)).limit(1)
+_DUE = select(batches.c.batch_id).where(or_(_SHORT, _UNTAKEN, _UNCLEAN)).limit(1)
 _ENDS: tuple[tuple[Event, Select[Any]], ...] = (
     ("expire", select(*_COLUMNS).where(_SHORT).with_for_update()),
-    ("retire", select(*_COLUMNS).where(_KEPT_TOO_LONG).with_for_update()),
+    ("retire", select(*_COLUMNS).where(_UNTAKEN).with_for_update()),
 )
 
 
 def insert_batch(
     connection: Connection, data: bytes, context: Context, signed: SignedDescriptor
 ) -> None:
-    """Store a new batch, open."""
+    """Stores a new batch, open."""
     d = context.descriptor
     highest = connection.scalar(select(func.max(batches.c.deposited)))
     connection.execute(
@@ -152,7 +156,7 @@ def insert_batch(
 
 
 def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
-    """What nodes are served; None when there is no such batch."""
+    """Returns a batch's descriptor with both signatures, or None if there is no such batch."""
     row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
     if row is None:
         return None
@@ -165,7 +169,7 @@ def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor
 
 
 def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
-    """A batch; ``lock`` keeps other writers from it until the transaction ends.
+    """Returns a batch; ``lock`` keeps other writers from it until the transaction ends.
 
     Raises:
         RemoteError: ``unknown-batch``.
@@ -178,7 +182,7 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 
 
 def transition(connection: Connection, batch: Batch, event: Event) -> BatchState:
-    """Move a locked batch by the table of `shuffler.states`.
+    """Moves a locked batch by the table of `shuffler.states`; returns its new state.
 
     Raises:
         RemoteError: the table has no such transition.
@@ -186,36 +190,28 @@ def transition(connection: Connection, batch: Batch, event: Event) -> BatchState
     target = after(batch.state, event)
     if target != batch.state:
         announce(connection, batch.batch_id)
-        changed = {"state": target, **_lost_reports(connection, batch, target, event)}
-        connection.execute(
-            update(batches).where(batches.c.batch_id == batch.batch_id).values(changed)
-        )
+        changes: dict[str, object] = {"state": target}
+        if target == "abandoned":  # an end before the hand-over drops what the store has now
+            changes |= {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
+        row = batches.c.batch_id == batch.batch_id
+        connection.execute(update(batches).where(row).values(changes))
     return target
 
 
-def _lost_reports(
-    connection: Connection, batch: Batch, target: BatchState, event: Event
-) -> dict[str, object]:
-    """What an end before the hand-over drops, as it lies in the store now."""
-    if target != "abandoned":
-        return {}
-    return {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
-
-
 def count_stored(connection: Connection, batch_id: str) -> int:
-    """Reports whose bytes are in the store."""
+    """Returns the number of reports whose bytes are in the store."""
     query = select(func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)
     return int(connection.scalar(query) or 0)
 
 
 def stored_slots(connection: Connection, batch_id: str) -> list[int]:
-    """Slots of the reports whose bytes are in the store."""
+    """Returns the slots of the reports whose bytes are in the store."""
     query = select(reports.c.slots).where(reports.c.batch_id == batch_id)
     return [slot for slots in connection.scalars(query) for slot in read_slots(slots)]
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
-    """Give a batch up while it is short.
+    """Gives a batch up while it is short.
 
     Raises:
         RemoteError: ``unknown-batch``, or ``wrong-state`` once it is complete.
@@ -223,10 +219,10 @@ def abandon(connection: Connection, batch_id: str) -> None:
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
-def lose(connection: Connection, batch_id: str) -> BatchState:
-    """Give up a batch whose secret is gone; one that has left, or is over, stays what it is.
+def give_up(connection: Connection, batch_id: str) -> BatchState:
+    """Gives up a batch whose secret is lost, unless its messages have left or it is over.
 
-    Returns the state it was found in.
+    Returns the state before.
     """
     batch = find(connection, batch_id, lock=True)
     if (batch.state, "lost") in TRANSITIONS:
@@ -235,18 +231,18 @@ def lose(connection: Connection, batch_id: str) -> BatchState:
 
 
 def end_due(connection: Connection, now: int, retention: int) -> None:
-    """Expire every batch that is still short, retire every one that nobody took in time."""
-    times = {"now": now, "kept_since": now - retention}
+    """Expires every batch that is still short, retires every one that nobody took in time."""
+    times = {"now": now, "retire_before": now - retention}
     for event, query in _ENDS:
         for batch in [Batch(*row) for row in connection.execute(query, times)]:
             transition(connection, batch, event)
 
 
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
-    """Note, before a byte leaves, which bytes are handed over; they are the same ever after.
+    """Records, before a byte leaves, which bytes are handed over; they never change after.
 
     Raises:
-        RemoteError: the batch is not sealed, or over.
+        RemoteError: the batch is not sealed, or is over.
         LocalError: the recomputed bytes are not those handed over before.
     """
     batch = find(connection, batch_id, lock=True)
@@ -263,10 +259,10 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages:
 
 
 def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
-    """The analyzer has the messages: from here on the batch is erased, whatever happens.
+    """Records that the analyzer has the messages; from here on the batch will be erased.
 
     Raises:
-        RemoteError: ``wrong-state`` when the digest names other bytes, or by the table.
+        RemoteError: ``wrong-state`` if the digest is of other bytes, or by the table.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -275,23 +271,18 @@ def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
 
 
 def to_clean(connection: Connection) -> list[str]:
-    """Batches that are over and whose secret or reports may still be there."""
+    """Returns the batches that are over and whose secret or reports may still exist."""
     return list(connection.scalars(select(batches.c.batch_id).where(_UNCLEAN)))
 
 
 def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
-    """Delete the stored reports of the uploads whose first slots these are."""
-    connection.execute(
-        delete(reports).where(
-            reports.c.batch_id == batch_id,
-            reports.c.slot >= slots.start,
-            reports.c.slot < slots.stop,
-        )
-    )
+    """Deletes the stored reports of the uploads whose first slots are in ``slots``."""
+    of_slots = and_(reports.c.slot >= slots.start, reports.c.slot < slots.stop)
+    connection.execute(delete(reports).where(reports.c.batch_id == batch_id, of_slots))
 
 
 def mark_clean(connection: Connection, batch_id: str) -> None:
-    """Secret and reports are gone: an acknowledged batch is erased, an abandoned one is done.
+    """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
     Leases without a report go too (`shuffler.store.leases.forget_unused`).
     """
@@ -303,13 +294,13 @@ def mark_clean(connection: Connection, batch_id: str) -> None:
 
 
 def holding_secrets(connection: Connection) -> set[str]:
-    """Batches that are not over: each needs its secret."""
+    """Returns the batches that are not over: each needs its secret."""
     query = select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
     return set(connection.scalars(query))
 
 
-def sealed_reports(connection: Connection, batch_id: str) -> Generator[tuple[list[int], bytes]]:
-    """Reports as they are stored, an upload's at a time, in any order: their slots, and they."""
+def stored_reports(connection: Connection, batch_id: str) -> Generator[tuple[list[int], bytes]]:
+    """Yields the slots and the stored reports of one upload after the other, in any order."""
     query = select(reports.c.slots, reports.c.sealed).where(reports.c.batch_id == batch_id)
     with connection.execution_options(yield_per=1).execute(query) as rows:
         for slots, sealed in rows:
@@ -317,7 +308,7 @@ def sealed_reports(connection: Connection, batch_id: str) -> Generator[tuple[lis
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
-    """What the operator may know; `shuffler.rules.for_coordinator` makes less of it.
+    """Returns the status for the operator; `shuffler.rules.for_coordinator` reduces it.
 
     Raises:
         RemoteError: ``unknown-batch``.
@@ -337,31 +328,31 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
 
 
 def count_leased(connection: Connection, batch_id: str, now: int) -> int:
-    """Live leases without a report."""
+    """Returns the number of live leases without a report."""
     return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
 
 
 def count_held(connection: Connection, batch_id: str, node_id: str, now: int) -> int:
-    """Slots of a batch that a node holds: live leases and reports."""
-    whose = {"batch": batch_id, "node": node_id, "now": now}
-    return int(connection.scalar(_HELD, whose) or 0)
+    """Returns how many slots of a batch a node holds: live leases and reports."""
+    values = {"batch": batch_id, "node": node_id, "now": now}
+    return int(connection.scalar(_HELD, values) or 0)
 
 
-def open_batches(connection: Connection, now: int) -> Open:
-    """Batches that are open at ``now``."""
+def open_batches(connection: Connection, now: int) -> OpenBatches:
+    """Returns the batches that are open at ``now``."""
     rows = connection.execute(_OPEN, {"now": now}).all()
-    listed = [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
+    listing = [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
     expiries = (expiry for row in rows for expiry in row[2:] if expiry is not None)
-    return Open(listed, now, min(expiries, default=None))
+    return OpenBatches(listing, now, min(expiries, default=None))
 
 
 def anything_due(connection: Connection, now: int, retention: int) -> bool:
-    """Whether a batch has to be ended or cleaned."""
-    return connection.scalar(_DUE, {"now": now, "kept_since": now - retention}) is not None
+    """Whether a batch has to be ended or erased."""
+    return connection.scalar(_DUE, {"now": now, "retire_before": now - retention}) is not None
 
 
 def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int]) -> None:
-    """Add refused frames to the counts by reason."""
+    """Adds refused frames to the counts by reason."""
     for problem, frames in problems.items():
         row = and_(dropped.c.batch_id == batch_id, dropped.c.problem == problem)
         grown = update(dropped).where(row).values(frames=dropped.c.frames + frames)
@@ -371,27 +362,27 @@ def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int
             )
 
 
-def keep_to_vault(connection: Connection, identity: int) -> None:
-    """Note whose vault holds this store's secrets, or see that it is the one noted.
+def bind_to_vault(connection: Connection, identity: int) -> None:
+    """Records which vault has this store's secrets, or checks that it is the recorded one.
 
     Raises:
-        LocalError: ``unavailable``: it is another one. Each batch would seem to have lost its
-            secret there, and would be given up.
+        LocalError: ``unavailable``: it is another vault. Every batch would seem to have lost its
+            secret, and would be given up.
     """
-    noted = connection.scalar(select(meta.c.value).where(meta.c.key == "vault"))
-    if noted is None:
+    bound = connection.scalar(select(meta.c.value).where(meta.c.key == "vault"))
+    if bound is None:
         connection.execute(insert(meta).values(key="vault", value=identity))
-    elif noted != identity:
+    elif bound != identity:
         raise LocalError(
             "unavailable",
             f"the data directory has the batch secrets number {identity}, the store belongs to "
-            f"number {noted}: all replicas must share one directory. If its secrets are lost for "
-            f"good, write {noted} into secrets.id; what needs them is given up then",
+            f"number {bound}: all replicas must share one directory. If its secrets are lost for "
+            f"good, write {bound} into secrets.id; the batches that need them are given up then",
         )
 
 
-def touch(connection: Connection, now: int) -> None:
-    """Write one number: whoever sees this succeed knows that the store can be written."""
+def write_probe(connection: Connection, now: int) -> None:
+    """Writes one number, to show that the store can be written."""
     alive = update(meta).where(meta.c.key == "alive").values(value=now)
     if connection.execute(alive).rowcount == 0:
         connection.execute(insert(meta).values(key="alive", value=now))

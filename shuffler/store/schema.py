@@ -1,7 +1,7 @@
-"""Tables of the shuffler's store. How it is opened: `common.server.database`.
+"""The tables of the shuffler's store, which `common.server.database` opens.
 
-A user's row outlives its batch: it is what makes a second report impossible over batches and runs.
-A change here needs a revision in ``migrations``; a test compares the two.
+A user's row outlives its batch: it makes a second report impossible over batches and runs. A change
+of a table needs a revision in ``migrations``; a test compares the two.
 """
 
 from pathlib import Path
@@ -46,7 +46,8 @@ users = Table(
     metadata,
     Column("user", String(32), primary_key=True),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
-    # The newest lease, which may be over or gone: of a user no other can be live or have reported.
+    # The newest lease, which may be over or gone. No other lease of the user can be live, and none
+    # has reported.
     Column("lease", String(32)),
 )
 
@@ -69,20 +70,20 @@ batches = Table(
     Column("episodes", BigInteger, nullable=False, default=0),
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("messages_sha256", String(64)),
-    # Where accepted reports went: messages handed over; reports dropped, and the event that did it.
+    # Where accepted reports went: messages handed over, reports dropped, the event that did it.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),
-    # Secret destroyed and reports deleted; only then is an erased or abandoned batch done with.
+    # Whether the secret is destroyed and the reports are deleted, after the batch's end.
     Column("clean", Boolean, nullable=False, default=False),
 )
 
-# What single leases are in: `shuffler.store.leases`. The long columns stand last, so that the
-# others are read without them.
-grants = Table(
+# A row for the leases of one request: `shuffler.store.leases`. The long columns stand last, so that
+# the database reads the others without them.
+lease_groups = Table(
     "grants",
     metadata,
-    Column("grant_id", String(16), primary_key=True),
+    Column("grant_id", String(16), key="group_id", primary_key=True),
     Column("batch_id", String(32), ForeignKey("batches.batch_id"), nullable=False),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
@@ -94,17 +95,18 @@ grants = Table(
     Column("digests", LargeBinary, nullable=False),
 )
 Index(
-    "shares", *(grants.c[of] for of in ("batch_id", "node_id", "expires_at", "pending", "reports"))
+    "shares",
+    *(lease_groups.c[n] for n in ("batch_id", "node_id", "expires_at", "pending", "reports")),
 )
 Index(
     "pending",
-    *(grants.c[of] for of in ("batch_id", "expires_at", "pending")),
-    sqlite_where=grants.c.pending > 0,
-    postgresql_where=grants.c.pending > 0,
+    *(lease_groups.c[n] for n in ("batch_id", "expires_at", "pending")),
+    sqlite_where=lease_groups.c.pending > 0,
+    postgresql_where=lease_groups.c.pending > 0,
 )
 
-# The reports of one upload as `shuffler.store.vault` has them; ``slots`` are theirs, ``slot`` the
-# first.
+# A row for the reports of one upload, encrypted by `shuffler.store.vault.ReportCipher`: ``slots``
+# has all their slots, ``slot`` the first.
 reports = Table(
     "reports",
     metadata,
@@ -134,19 +136,19 @@ latencies = Table(
 
 
 def open_store(url: str) -> Engine:
-    """Engine of the store at ``url``; raises as `common.server.database.open_database` does."""
+    """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
     return open_database(url, SCHEMA)
 
 
 def sqlite_url(directory: Path) -> str:
-    """The default store: one file in the data directory."""
+    """Returns the URL of the default store: one file in the data directory."""
     return f"sqlite:///{directory / 'shuffler.sqlite'}"
 
 
 def not_usable(what: str, error: Exception) -> LocalError:
-    """The error of a store that could not be read or written; the asker may try again.
+    """Returns the error of a store that could not be read or written; the caller may try again.
 
-    The database's own text may quote what was being written, so only its kind is told.
+    The database's own text may quote the values of a statement, so the error only names its class.
     """
     kind = type(getattr(error, "orig", None) or error).__name__
     failure = LocalError("unavailable", f"the store could not be {what} ({kind})", retry_after=1)

@@ -1,18 +1,17 @@
-"""What erasure destroys: one small file a batch, outside the database.
+"""Secrets of batches, which erasure destroys, and the encryption of stored reports.
 
-A batch's secret is the private half of its outer key pair and the key of its permutation. Pages
-and logs of a database keep what was deleted from it; once this file is gone, what they keep of the
-batch's reports is ciphertext without a key, and the permutation that was used cannot be recomputed.
+A batch's secret is the private half of its outer key pair and the key of its permutation: one small
+file outside the database. The pages and logs of a database keep deleted data. Once this file is
+gone, the reports in them are ciphertext without a key, and the permutation that was used cannot be
+recomputed.
 
 Overwriting before unlinking helps where a file system writes in place. Where it does not (copy on
-write, flash), the medium itself should be encrypted; `docs` say so to the operator.
+write, flash), the medium itself should be encrypted; the documentation says so to the operator.
 
-Reports as they lie in the store: out of their outer seals, under a key of their batch's secret.
-
-A report's outer seal is opened once, when it comes, so that none is kept that does not open. The
-reports kept of an upload are then encrypted together, AES-256-GCM, under a key that follows from
-the batch's secret. So erasing the secret leaves what a database's pages and logs hold as unreadable
-as the outer seals would be, and the hand-over has no elliptic-curve work left.
+The shuffler opens a report's outer seal once, on arrival, so that it stores no report that does not
+open. It then encrypts the reports of an upload together (AES-256-GCM), under a key derived from the
+batch's secret. So destroying the secret leaves them as unreadable in a database's pages and logs as
+the outer seals would, and the hand-over needs no elliptic-curve work.
 """
 
 import os
@@ -49,12 +48,12 @@ class BatchSecret:
 
     @classmethod
     def generate(cls) -> "BatchSecret":
-        """A fresh secret from the system's CSPRNG."""
+        """Returns a new secret from the system's CSPRNG."""
         return cls(KeyPair.generate(), os.urandom(KEY_BYTES))
 
 
 class SecretLostError(LocalError):
-    """The secret of a batch is gone for good: missing from a vault that is there, or damaged."""
+    """The secret of a batch is gone for good: damaged, or missing from a vault that exists."""
 
     def __init__(self, batch_id: str, what: str) -> None:
         super().__init__(
@@ -77,24 +76,24 @@ class Vault:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
 
     def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
-        """Keep a secret, unless the batch has one: that is left as it is. Returns what is kept.
+        """Stores a secret unless the batch has one already; returns the stored one.
 
-        So a replica that comes late, its transaction lost, cannot replace a secret in use; and the
-        one that a crash left before its batch was known to anyone is used after it.
+        So a replica that comes late and whose transaction fails cannot replace a secret in use. A
+        secret that a crash left, before anyone knew of its batch, is used by the next deposit.
 
         Raises:
-            SecretLostError: the one that is there is damaged.
-            LocalError: ``unavailable``, when it cannot be written.
+            SecretLostError: the secret that is there is damaged.
+            LocalError: ``unavailable``: it cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
-            kept = create_file(self._path(batch_id), self._cipher.seal(data, _name(batch_id)))
+            added = create_file(self._path(batch_id), self._cipher.seal(data, _name(batch_id)))
         except OSError as error:
             raise LocalError("unavailable", f"cannot write a batch secret: {error}") from error
-        return secret if kept else self.get(batch_id)
+        return secret if added else self.get(batch_id)
 
     def identity(self) -> int:
-        """The number of this vault, drawn when it is first asked for.
+        """Returns the number of this vault, drawn at the first call.
 
         Raises:
             LocalError: ``unavailable``: it cannot be read or written.
@@ -108,12 +107,12 @@ class Vault:
             raise LocalError("unavailable", f"cannot use {path}: {error}") from error
 
     def get(self, batch_id: str) -> BatchSecret:
-        """The secret of a batch.
+        """Returns the secret of a batch.
 
         Raises:
             SecretLostError: it is missing or damaged.
             LocalError: ``unavailable``: it cannot be read now, or does not open with this storage
-                key, which says nothing about later.
+                key; a later try may succeed.
         """
         try:
             data = self._path(batch_id).read_bytes()
@@ -126,7 +125,7 @@ class Vault:
         try:
             data = self._cipher.open(data, _name(batch_id))
         except LocalError as error:
-            # Perhaps the storage key is wrong: that is mended, so it must not cost the batch.
+            # The storage key may be wrong, which an operator can mend: it must not cost the batch.
             raise LocalError("unavailable", error.detail) from error
         keys = data.removeprefix(MAGIC)
         if not data.startswith(MAGIC) or len(data) != SECRET_BYTES:
@@ -134,13 +133,13 @@ class Vault:
         return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
 
     def destroy(self, batch_id: str) -> None:
-        """Overwrite and remove a secret. Nothing happens if it is gone: a retry after a crash."""
+        """Overwrites and removes a secret; a retry after a crash may find it gone."""
         for file in self._directory.glob(f"{batch_id}.*"):
             erase_file(file)
         sync_directory(self._directory)
 
     def probe(self) -> None:
-        """Raise LocalError ``unavailable`` unless secrets can be written and read here."""
+        """Raises LocalError ``unavailable`` unless secrets can be written and read here."""
         if not os.access(self._directory, os.R_OK | os.W_OK | os.X_OK):
             raise LocalError("unavailable", f"{self._directory} cannot be written")
 
@@ -155,11 +154,11 @@ def _name(batch_id: str) -> str:
 LABEL_STORED = b"riffle v1 stored reports\x00"
 
 
-class Stored:
-    """Encrypts and decrypts what the store keeps of one batch's reports.
+class ReportCipher:
+    """Encrypts and decrypts the stored reports of one batch.
 
-    Its key is HKDF-SHA256 of the whole secret under a label of its own, so that it says nothing of
-    the keys that open outer seals and draw the permutation, nor they of it.
+    Its key is HKDF-SHA256 of the whole secret under a label of its own, so that it says nothing
+    about the keys that open outer seals and draw the permutation, nor they about it.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
@@ -169,19 +168,21 @@ class Stored:
         self._outer = secret.outer.private
 
     def encrypt(self, slots: Sequence[int], reports: bytes) -> bytes:
-        """What to store for the reports on these slots, end to end."""
+        """Returns the stored form of the reports on these slots, given end to end."""
         return self._cipher.seal(reports, self._name(slots))
 
-    def decrypt(self, slots: Sequence[int], kept: bytes, info: bytes) -> bytes:
-        """The reports; one that a version before `stored` keeps is under its outer seal.
+    def decrypt(self, slots: Sequence[int], stored: bytes, info: bytes) -> bytes:
+        """Returns the reports on these slots, end to end.
+
+        A report that a store of the first schema version holds is still under its outer seal.
 
         Raises:
             LocalError: they are damaged, or not of these slots.
         """
         try:
-            if not is_sealed(kept) and len(slots) == 1 and len(kept) > SEAL_OVERHEAD:
-                return open_sealed(self._outer, info, kept)
-            return self._cipher.open(kept, self._name(slots))
+            if not is_sealed(stored) and len(slots) == 1 and len(stored) > SEAL_OVERHEAD:
+                return open_sealed(self._outer, info, stored)
+            return self._cipher.open(stored, self._name(slots))
         except (LocalError, OpenError) as error:
             detail = "stored reports, or their secret, are damaged; none is released"
             raise LocalError("internal", detail) from error

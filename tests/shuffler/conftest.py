@@ -58,7 +58,7 @@ class Api:
 
     def has_waiting(self) -> None:
         """Return once somebody waits for news."""
-        until(lambda: self.core.changes._places.taken > 0)
+        until(lambda: self.core.changes._waiters.taken > 0)
 
     def _start(self) -> TestClient:
         app = create_app(self.settings, self.clock)
@@ -163,7 +163,7 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def only_news_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits does not look again by himself."""
-    for pause in ("RECHECK_SECONDS", "STILL_SECONDS"):
+    for pause in ("RECHECK_SECONDS", "IDLE_RECHECK_SECONDS"):
         monkeypatch.setattr(f"riffle.shuffler.admission.{pause}", 3_600.0)
 
 

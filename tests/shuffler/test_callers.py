@@ -48,7 +48,7 @@ def test_who_guesses_tokens_is_told_to_come_back_and_the_known_come_in(api: Api)
     batch = api.deposit()
     assert api.call("GET", "/batches", api.token).status_code == 200
     _, fresh = api.enrol(1)
-    state.strangers._bucket = TokenBucket(rate=0.1, burst=2.0)
+    state.failed_attempts._bucket = TokenBucket(rate=0.1, burst=2.0)
     routes = [("GET", "/batches"), ("GET", f"/batches/{ID}/status"), ("POST", "/nodes")]
     answers = [api.call(method, path, "guess") for method, path in routes]
     assert [answer.status_code for answer in answers] == [401, 401, 429]
@@ -67,7 +67,7 @@ def test_who_guesses_tokens_is_told_to_come_back_and_the_known_come_in(api: Api)
 )
 def test_coordinator_and_operator_have_their_rates(api: Api, who: str, token: str) -> None:
     batch, state = api.deposit(), api.client.app.state  # type: ignore[attr-defined]
-    state.doors._limits[who] = CallerLimits(RateLimit(requests=0.1, reports=1.0, at_once=9))
+    state.authenticator._limits[who] = CallerLimits(RateLimit(requests=0.1, reports=1.0, at_once=9))
     path = f"/batches/{batch.batch_id}/status"
     answers = [api.call("GET", path, token) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]

@@ -19,7 +19,7 @@ pytestmark = both_engines
 
 
 def count(api: Api, table: str) -> int:
-    with api.core._access.engine.connect() as connection:
+    with api.core._store.engine.connect() as connection:
         found = connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608
     return int(found)
 
@@ -116,7 +116,7 @@ def other_secret(api: Api, _: pytest.MonkeyPatch) -> None:
 
 
 def other_permutation(_: Api, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("riffle.shuffler.releases.shuffle", lambda *a, **k: shuffle(a[0], bytes(32), **k))
+    patch.setattr("riffle.shuffler.batches.shuffle", lambda *a, **k: shuffle(a[0], bytes(32), **k))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None
     sent = api.fill(batch)
     if erased:
         api.finish(batch)
-    url = api.core._access.engine.url
+    url = api.core._store.engine.url
     folders = [api.directory / "data"]
     if "host" in url.query:
         folders.append(Path(str(url.query["host"])) / "data")  # the server's files, its log too
@@ -278,12 +278,12 @@ def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("DROP FUNCTION full_disk CASCADE"))
 
-    api.core._access.committer.submit(no_more_room).result(10)
+    api.core._store.committer.submit(no_more_room).result(10)
     answers = [api.upload(batch, [frame]) for frame in frames]
     stored = [answer.status_code == 200 for answer in answers]
     assert any(stored)
     assert {answer.status_code for answer in answers} == {200, 503}
-    api.core._access.committer.submit(room_again).result(10)
+    api.core._store.committer.submit(room_again).result(10)
     api.restart()
     expected = ["replayed" if was else "accepted" for was in stored]
     assert api.outcomes(batch, frames) == expected

@@ -111,7 +111,7 @@ class Shuffling(RuleBasedStateMachine):
     def deposit(self, number: int) -> None:
         data = descriptor_bytes(N, number, expires_at=NOW + 600 * (number + 1))
         batch = Batch(data, b"")
-        work = self.core.deposit(batch.batch_id, data, signature(data))
+        work = self.core.batches.deposit(batch.batch_id, data, signature(data))
         if number not in self.batches and batch.context.descriptor.expires_at <= self.clock.now:
             with pytest.raises(RemoteError):
                 self.do(work)
@@ -130,9 +130,9 @@ class Shuffling(RuleBasedStateMachine):
             return
         if model.state not in ("sealed", "forwarded"):
             with pytest.raises(RemoteError):
-                self.do(self.core.release(model.batch.batch_id))
+                self.do(self.core.batches.release(model.batch.batch_id))
             return
-        data = b"".join(self.do(self.core.release(model.batch.batch_id)).chunks())
+        data = b"".join(self.do(self.core.batches.release(model.batch.batch_id)).chunks())
         model.state = "forwarded"
         sent = b"".join(one.messages for one in model.accepted.values())
         assert len(model.accepted) == N
@@ -140,7 +140,9 @@ class Shuffling(RuleBasedStateMachine):
         assert model.released in (None, data)
         model.released = data
         if again:
-            assert b"".join(self.do(self.core.release(model.batch.batch_id)).chunks()) == data
+            assert (
+                b"".join(self.do(self.core.batches.release(model.batch.batch_id)).chunks()) == data
+            )
 
     @rule(
         number=st.integers(0, BATCHES - 1),
@@ -154,7 +156,7 @@ class Shuffling(RuleBasedStateMachine):
         if model is None or model.released is None:
             return
         sha256 = world.sha256(model.released) if right else "00" * 32
-        work = self.core.acknowledge(model.batch.batch_id, sha256)
+        work = self.core.batches.acknowledge(model.batch.batch_id, sha256)
         if not right:
             with pytest.raises(RemoteError):
                 self.do(work)
@@ -180,7 +182,7 @@ class Shuffling(RuleBasedStateMachine):
         model = self.batches.get(number)
         if model is None or not really:
             return
-        work = self.core.abandon(model.batch.batch_id)
+        work = self.core.batches.abandon(model.batch.batch_id)
         if model.state in ("sealed", "forwarded", "erased"):
             with pytest.raises(RemoteError):
                 self.do(work)
@@ -332,7 +334,7 @@ class Shuffling(RuleBasedStateMachine):
     def status_is_the_model(self) -> None:
         self.expire()
         for model in self.batches.values():
-            status = self.do(self.core.status(model.batch.batch_id))
+            status = self.do(self.core.batches.status(model.batch.batch_id))
             assert status.state == model.state
             assert status.reports == len(model.accepted) <= N
             assert (status.state in ("open", "abandoned")) or status.reports == N

@@ -21,7 +21,7 @@ def other(api: Api) -> Iterator[Api]:
     """It hears all that happens at ``api`` from here on, and nothing of what was before."""
     with ExitStack() as stack:
         made = api.replica(stack)
-        until(lambda: made.core.changes.told > 0)
+        until(lambda: made.core.changes.version > 0)
         yield made
 
 
@@ -109,7 +109,7 @@ def test_who_waits_at_one_hears_of_what_happens_at_the_other(api: Api, other: Ap
 def test_a_node_revoked_at_one_is_refused_at_the_other(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riffle.shuffler.admission.REMEMBERED_SECONDS", 3_600.0)
+    monkeypatch.setattr("riffle.shuffler.admission.CACHE_SECONDS", 3_600.0)
     assert other.call("GET", "/batches", api.token).status_code == 200
     assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
     assert api.call("GET", "/batches", api.token).status_code == 401
@@ -119,10 +119,12 @@ def test_a_node_revoked_at_one_is_refused_at_the_other(
 def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riffle.shuffler.admission.REMEMBERED_SECONDS", 3_600.0)
-    told = other.core.changes.told
+    monkeypatch.setattr("riffle.shuffler.admission.CACHE_SECONDS", 3_600.0)
+    told = other.core.changes.version
     batch = api.deposit()
-    until(lambda: other.core.changes.told > told)  # else this news makes the other forget the node
+    until(
+        lambda: other.core.changes.version > told
+    )  # else this news makes the other forget the node
     held = other.leases(batch, [user(0)])[0]
     monkeypatch.setattr(other.core.changes, "notify", lambda: None)
     assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
@@ -132,14 +134,14 @@ def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
         other.upload(batch, [(held.lease, batch.report())]),
     ):
         assert (answer.status_code, problem(answer)) == (401, "unauthorized")
-    monkeypatch.setattr("riffle.shuffler.admission.REMEMBERED_SECONDS", 0.0)
+    monkeypatch.setattr("riffle.shuffler.admission.CACHE_SECONDS", 0.0)
     assert other.call("GET", "/batches", api.token).status_code == 401
 
 
 def test_one_permutes_and_the_other_takes_over_when_it_dies(api: Api, other: Api) -> None:
     batch = api.deposit()
     api.fill(batch)
-    held = api.core._access.engine.connect()
+    held = api.core._store.engine.connect()
     assert try_claim(held, f"shuffle {batch.batch_id}")
     answer = other.messages(batch)
     assert (answer.status_code, problem(answer)) == (503, "unavailable")

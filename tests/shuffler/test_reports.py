@@ -6,7 +6,7 @@ from sqlalchemy import select
 from riffle.common.protocol import hpke
 from riffle.common.protocol.messages import Lease
 from riffle.shuffler.store.records import open_batches
-from riffle.shuffler.store.schema import grants
+from riffle.shuffler.store.schema import lease_groups
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 
@@ -66,7 +66,7 @@ def test_expired_leases_are_given_out_again_lowest_first(api: Api) -> None:
 
 def test_the_next_expiry_is_that_of_a_live_lease_or_an_open_batch(api: Api) -> None:
     def next_expiry() -> int | None:
-        with api.core._access.engine.connect() as store:
+        with api.core._store.engine.connect() as store:
             return open_batches(store, int(api.clock.now)).next_expiry
 
     assert next_expiry() is None
@@ -217,9 +217,9 @@ def test_who_held_a_lease_and_never_reported_is_forgotten_with_the_batch(api: Ap
     api.leases(batch, [user(3)])
     api.outcomes(batch, [(leases[0].lease, batch.report())])
     api.abandon(batch)
-    engine = api.core._access.engine
+    engine = api.core._store.engine
     with engine.connect() as connection:
-        (kept,) = connection.scalars(select(grants.c.users))
+        (kept,) = connection.scalars(select(lease_groups.c.users))
     assert bytes(kept) == bytes.fromhex(user(1)) + bytes(16)
     late = api.outcomes(batch, [(leases[1].lease, batch.report())])
     assert late == ["late"]

@@ -14,7 +14,7 @@ from riffle.common.protocol.descriptor import sign_deposit
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.messages import Lease
 from riffle.shuffler.rules import (
-    STRANGER,
+    NEW_USER,
     Demands,
     Room,
     Standing,
@@ -24,8 +24,8 @@ from riffle.shuffler.rules import (
     decide_lease,
     judge_frame,
     lowest_free,
+    new_users_granted,
     share_slots,
-    strangers_granted,
 )
 from tests.shuffler.world import (
     BETA,
@@ -102,23 +102,23 @@ def test_a_third_of_the_vectors_must_fail() -> None:
 
 
 HELD = Lease("aa" * 16, 3, "bb" * 16, NOW + 10)
-OWN = replace(STRANGER, owner="me")
+OWN = replace(NEW_USER, owner="me")
 
 
 @pytest.mark.parametrize(
     ("view", "closed", "quota", "free", "decision"),
     [
         (replace(OWN, here=HELD), None, 0, 1, "keep"),
-        (STRANGER, None, 1, 1, "grant"),
+        (NEW_USER, None, 1, 1, "grant"),
         (OWN, None, 0, 1, "grant"),
         (replace(OWN, here=HELD), None, 0, 0, "keep"),
-        (STRANGER, None, 0, 1, "quota-exceeded"),
-        (STRANGER, None, 1, 0, "batch-full"),
-        (STRANGER, "late", 1, 1, "late"),
-        (STRANGER, "batch-full", 1, 1, "batch-full"),
+        (NEW_USER, None, 0, 1, "quota-exceeded"),
+        (NEW_USER, None, 1, 0, "batch-full"),
+        (NEW_USER, "late", 1, 1, "late"),
+        (NEW_USER, "batch-full", 1, 1, "batch-full"),
         (replace(OWN, here=HELD), "late", 1, 1, "late"),
-        (replace(STRANGER, owner="other"), None, 1, 1, "forbidden"),
-        (replace(STRANGER, owner="other", reported=True), None, 1, 1, "forbidden"),
+        (replace(NEW_USER, owner="other"), None, 1, 1, "forbidden"),
+        (replace(NEW_USER, owner="other", reported=True), None, 1, 1, "forbidden"),
         (replace(OWN, reported=True), None, 1, 1, "already-reported"),
         (replace(OWN, reported=True), "batch-full", 1, 1, "already-reported"),
         (replace(OWN, elsewhere=True), None, 1, 1, "wrong-state"),
@@ -132,9 +132,9 @@ def test_lease(view: UserView, closed: Any, quota: int, free: int, decision: str
 @pytest.mark.parametrize(
     ("view", "free", "decision"),
     [
-        (STRANGER, 1, "share-exceeded"),
+        (NEW_USER, 1, "share-exceeded"),
         (OWN, 1, "share-exceeded"),
-        (STRANGER, 0, "batch-full"),
+        (NEW_USER, 0, "batch-full"),
         (replace(OWN, here=HELD), 0, "keep"),
         (replace(OWN, elsewhere=True), 1, "wrong-state"),
     ],
@@ -153,11 +153,11 @@ def test_strangers_together_get_what_each_would_get(
     closed: Any, left: tuple[int, int, int], wanted: int
 ) -> None:
     room, granted = Room(*left), 0
-    while granted < wanted and decide_lease(STRANGER, "me", closed, room) == "grant":
+    while granted < wanted and decide_lease(NEW_USER, "me", closed, room) == "grant":
         room.take(1, strangers=1)
         granted += 1
     together = Room(*left)
-    assert min(wanted, strangers_granted(closed, together)) == granted
+    assert min(wanted, new_users_granted(closed, together)) == granted
     together.take(granted, strangers=granted)
     assert together == room
 

@@ -1,13 +1,23 @@
-"""The transition table, every pair of it, against a second statement of it."""
+"""The transition tables, every pair of them, against a second statement of them."""
 
 from itertools import product
 from typing import get_args
 
 import pytest
 
-from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.messages import BatchState
-from riffle.shuffler.states import ORDER, TRANSITIONS, Event, after, reached
+from riffle.shuffler.states import (
+    LEASE_TRANSITIONS,
+    ORDER,
+    TRANSITIONS,
+    Event,
+    LeaseEvent,
+    LeaseState,
+    after,
+    lease_after,
+    reached,
+)
 
 STATES: tuple[BatchState, ...] = get_args(BatchState)
 EVENTS: tuple[Event, ...] = get_args(Event)
@@ -24,8 +34,21 @@ abandoned     .       =          =          =          =             .          
 """
 
 
-def expected() -> dict[tuple[str, str], str | None]:
-    header, *rows = (line.split() for line in EXPECTED.strip().splitlines())
+LEASE_STATES: tuple[LeaseState, ...] = get_args(LeaseState)
+LEASE_EVENTS: tuple[LeaseEvent, ...] = get_args(LeaseEvent)
+
+EXPECTED_LEASES = """
+state       report    supersede   reassign  forget
+held        reported  superseded  lost      forgotten
+reported    .         .           .         .
+superseded  .         =           lost      forgotten
+lost        .         =           .         forgotten
+forgotten   .         .           .         =
+"""
+
+
+def expected(table: str = EXPECTED) -> dict[tuple[str, str], str | None]:
+    header, *rows = (line.split() for line in table.strip().splitlines())
     return {
         (row[0], event): {".": None, "=": row[0]}.get(cell, cell)
         for row in rows
@@ -33,8 +56,9 @@ def expected() -> dict[tuple[str, str], str | None]:
     }
 
 
-def test_the_table_covers_every_state_and_event() -> None:
+def test_the_tables_cover_every_state_and_event() -> None:
     assert set(expected()) == set(product(STATES, EVENTS))
+    assert set(expected(EXPECTED_LEASES)) == set(product(LEASE_STATES, LEASE_EVENTS))
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
@@ -45,6 +69,25 @@ def test_every_pair(state: BatchState, event: Event) -> None:
             after(state, event)
     else:
         assert after(state, event) == target
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(LEASE_STATES, LEASE_EVENTS)))
+def test_every_pair_of_a_lease(state: LeaseState, event: LeaseEvent) -> None:
+    target = expected(EXPECTED_LEASES)[state, event]
+    if target is None:
+        with pytest.raises(LocalError):
+            lease_after(state, event)
+    else:
+        assert lease_after(state, event) == target
+
+
+def test_a_lease_reports_at_most_once_and_from_held_only() -> None:
+    """So of a user's leases, all but the newest superseded, one reports at most."""
+    assert [pair for pair, state in LEASE_TRANSITIONS.items() if state == "reported"] == [
+        ("held", "report")
+    ]
+    assert "held" not in LEASE_TRANSITIONS.values()
+    assert not any(state == "reported" for state, _ in LEASE_TRANSITIONS)
 
 
 def test_a_short_batch_has_no_way_to_release() -> None:

@@ -10,8 +10,8 @@ from starlette.types import Message
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.service import read_body
-from riffle.shuffler.admission import Budget, Changes, metered
-from riffle.shuffler.store.records import Open
+from riffle.shuffler.admission import Budget, ChangeSignal, metered
+from riffle.shuffler.store.records import OpenBatches
 from tests.system.simulation import machine
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def test_a_body_is_charged_as_it_arrives() -> None:
 
 def test_a_poll_ends_when_something_changes() -> None:
     async def scenario() -> int:
-        changes, values = Changes(), iter([0, 1])
+        changes, values = ChangeSignal(), iter([0, 1])
 
         async def look() -> int:
             return next(values)
@@ -96,7 +96,7 @@ def test_a_poll_ends_when_something_changes() -> None:
 
 def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
     async def scenario() -> int:
-        changes, seen = Changes(), 0
+        changes, seen = ChangeSignal(), 0
 
         async def look() -> int:
             nonlocal seen
@@ -112,7 +112,7 @@ def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
 
 def test_a_service_that_stops_lets_nobody_wait() -> None:
     async def scenario() -> int:
-        changes = Changes()
+        changes = ChangeSignal()
 
         async def look() -> int:
             return 0
@@ -131,18 +131,18 @@ def test_a_poll_ends_in_time() -> None:
         async def look() -> int:
             return 0
 
-        return await Changes().poll(0.2, look, bool)
+        return await ChangeSignal().poll(0.2, look, bool)
 
     assert timed(scenario()) == (0, 0.2)
 
 
 def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
-    alone, shared = Changes(), Changes(shared=True)
-    assert alone.pause(unsaid=False) == 5.0
-    assert {alone.pause(unsaid=True), shared.pause(unsaid=False)} == {1.0}
+    alone, shared = ChangeSignal(), ChangeSignal(shared=True)
+    assert alone.pause(silent=False) == 5.0
+    assert {alone.pause(silent=True), shared.pause(silent=False)} == {1.0}
 
     async def scenario() -> list[int]:
-        changes, looks = Changes(), [0, 0]
+        changes, looks = ChangeSignal(), [0, 0]
 
         def look_of(who: int) -> Callable[[], Awaitable[int]]:
             async def look() -> int:
@@ -161,32 +161,32 @@ def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
 
 
 def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riffle.shuffler.admission.LOOKS_A_SECOND", 1)
+    monkeypatch.setattr("riffle.shuffler.admission.CHECKS_A_SECOND", 1)
 
     async def scenario() -> list[float]:
-        changes, looks = Changes(shared=True), 0
+        changes, looks = ChangeSignal(shared=True), 0
 
         async def look() -> int:
             nonlocal looks
             looks += 1
             return 0
 
-        pauses = [changes.pause(unsaid=False)]
+        pauses = [changes.pause(silent=False)]
         polls = [asyncio.create_task(changes.poll(30, look, bool)) for _ in range(3)]
         await asyncio.sleep(0.01)
-        pauses.append(changes.pause(unsaid=False))
+        pauses.append(changes.pause(silent=False))
         await asyncio.sleep(1.5)
         assert looks == 3 + 1, "the first, which came alone, has looked again after a second"
         changes.close()
         await asyncio.gather(*polls)
-        return [*pauses, changes.pause(unsaid=False)]
+        return [*pauses, changes.pause(silent=False)]
 
     assert machine.run(scenario()) == [1.0, 3.0, 1.0]
 
 
 def test_too_many_polls_are_refused() -> None:
     async def scenario() -> None:
-        changes = Changes(max_waiting=1)
+        changes = ChangeSignal(max_waiting=1)
 
         async def look() -> int:
             return 0
@@ -209,4 +209,4 @@ def test_who_waits_for_a_slot_looks_sooner_where_one_may_expire(
     next_expiry: int | None, lease_seconds: int, soon: bool
 ) -> None:
     """Be it by a lease that is granted while it waits."""
-    assert Open([], 10, next_expiry).changes_within(5.0, lease_seconds) == soon
+    assert OpenBatches([], 10, next_expiry).changes_within(5.0, lease_seconds) == soon

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, create_engine, func, insert, select, text
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import Schema, migrate, writer
-from riffle.shuffler.store.leases import of_upload
-from riffle.shuffler.store.records import count_held, count_leased, sealed_reports
+from riffle.shuffler.store.leases import groups_of_upload
+from riffle.shuffler.store.records import count_held, count_leased, stored_reports
 from riffle.shuffler.store.schema import SCHEMA, batches, nodes, open_store, sqlite_url
-from riffle.shuffler.store.users import known
+from riffle.shuffler.store.users import find_users
 from tests.shuffler.world import NOW
 
 
@@ -51,7 +51,7 @@ def test_leases_and_reports_of_the_first_version_are_kept(url: str) -> None:
     engine.dispose()
     engine = open_store(url)
     with engine.connect() as connection:
-        found = known(connection, list(PEOPLE.values()))
+        found = find_users(connection, list(PEOPLE.values()))
         by_name = {name: found[user] for name, user in PEOPLE.items()}
         assert {name: one.owner for name, one in by_name.items()} == dict.fromkeys(PEOPLE, "n")
         assert [name for name, one in by_name.items() if one.reported] == ["reported"]
@@ -63,8 +63,8 @@ def test_leases_and_reports_of_the_first_version_are_kept(url: str) -> None:
         assert by_name["two leases"].lease == LIVE[:-1] + "a"
         assert by_name["older"].lease == f"{4:016x}{OLDER[16:]}"
         assert (by_name["none"].lease, by_name["slot given away"].lease) == (None, None)
-        assert list(sealed_reports(connection, "one")) == [([1], b"a report")]
-        done = of_upload(connection, "one", "n", [DONE])[DONE[16:]]
+        assert list(stored_reports(connection, "one")) == [([1], b"a report")]
+        done = groups_of_upload(connection, "one", "n", [DONE])[DONE[16:]]
         assert (done.digest(0), done.user(0)) == (b"\xab" * 32, PEOPLE["reported"])
         assert count_leased(connection, "one", NOW) == 1
         assert count_held(connection, "one", "n", NOW) == 2

@@ -16,7 +16,7 @@ from riffle.coordinator.store.records import DeploymentRecord, RunRecord
 from riffle.coordinator.store.store import Store
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import shuffle
-from riffle.shuffler.store import records, uploads
+from riffle.shuffler.store import records, slots
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
@@ -52,9 +52,9 @@ def _unless_killed(commit: Any, *args: Any) -> None:
 
 def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The threshold counts reports that came, not distinct ones."""
-    upload = uploads.upload
+    upload = slots.store_reports
 
-    def counting(connection: Connection, batch_id: str, *rest: Any) -> uploads.Done:
+    def counting(connection: Connection, batch_id: str, *rest: Any) -> slots.UploadSummary:
         done = upload(connection, batch_id, *rest)
         again = sum(result.outcome == "replayed" for result in done.reply.results)
         batch = records.find(connection, batch_id, lock=True)
@@ -66,7 +66,7 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
                 records.transition(connection, batch, "fill")
         return done
 
-    patch.setattr(uploads, "upload", counting)
+    patch.setattr(slots, "store_reports", counting)
 
 
 def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
         values = {"messages_sha256": sha256, "forwarded": messages}
         connection.execute(update(batches).where(row).values(values))
 
-    patch.setattr("riffle.shuffler.releases.shuffle", anew)
-    patch.setattr("riffle.shuffler.releases.Releases._keep", lambda *_: None)
+    patch.setattr("riffle.shuffler.batches.shuffle", anew)
+    patch.setattr("riffle.shuffler.batches.Batches._remember", lambda *_: None)
     patch.setattr(records, "mark_forwarded", unchecked)
 
 

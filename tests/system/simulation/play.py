@@ -62,7 +62,7 @@ def look(world: World) -> None:
     """What must hold at any time."""
     core = world.core("shuffler")
     if core is not None:
-        with core._access.engine.connect() as connection:
+        with core._store.engine.connect() as connection:
             world.watch.look(connection)
 
 

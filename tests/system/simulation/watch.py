@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from riffle.common.protocol import hpke
 from riffle.common.protocol.messages import LEASE_BYTES, Conservation, UploadReply
 from riffle.node_client.pipeline import Pipeline
-from riffle.shuffler.conservation import conservation
+from riffle.shuffler.metrics import conservation
 from riffle.shuffler.store.schema import batches
 from tests.system.simulation.network import Sent
 

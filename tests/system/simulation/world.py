@@ -311,7 +311,7 @@ class World:
         if core is None:
             return []
         query = select(table.batch_id, table.report_bytes).where(table.state == "open")
-        with core._access.engine.connect() as connection:
+        with core._store.engine.connect() as connection:
             return [(row[0], row[1]) for row in connection.execute(query.order_by(table.deposited))]
 
     def core(self, target: str) -> Any:

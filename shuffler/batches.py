@@ -1,0 +1,271 @@
+"""The life of a batch: deposit, hand-over, end, erasure.
+
+What must survive a crash happens in this order:
+
+- deposit: the secret's file is synced, the row is committed, then the countersigned key is shown;
+- hand-over: the digest of the permuted bytes is committed, then the first byte is sent;
+- end: ``acknowledged`` or ``abandoned`` is committed, the secret is destroyed, the reports are
+  deleted, then ``clean`` is committed.
+
+A crash may leave the last three steps of an end undone; `Batches.tidy` does them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from riffle.common.protocol.descriptor import Context, SignedDescriptor, countersign
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.messages import BatchState, BatchStatus
+from riffle.common.protocol.verification import read_pins
+from riffle.common.server.database import try_claim
+from riffle.shuffler.admission import ChangeSignal
+from riffle.shuffler.metrics import ShufflerMetrics, note
+from riffle.shuffler.permutation import Release, shuffle
+from riffle.shuffler.rules import accept_deposit
+from riffle.shuffler.settings import Settings
+from riffle.shuffler.states import after, reached
+from riffle.shuffler.store import records
+from riffle.shuffler.store.committer import Store
+from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
+
+SLOTS_A_DELETE = 4_096
+RELEASES_IN_MEMORY = 2
+
+T = TypeVar("T")
+
+
+class Batches:
+    """The batches of one store and vault. ``clock`` returns seconds since 1970."""
+
+    def __init__(
+        self,
+        store: Store,
+        vault: Vault,
+        settings: Settings,
+        clock: Callable[[], int],
+        changes: ChangeSignal,
+        metrics: ShufflerMetrics,
+    ) -> None:
+        self._store = store
+        self._vault = vault
+        self._clock = clock
+        self._changes = changes
+        self._metrics = metrics
+        self._demands = settings.demands()
+        self._signing_key = settings.signing_key()
+        self._analyzer_keys_file = settings.analyzer_keys_file
+        self._retention = settings.retention_seconds
+        self._releases: dict[str, Release] = {}
+        self._releasing = asyncio.Lock()
+        self._tidying = asyncio.Lock()
+
+    # Deposit and status
+
+    async def deposit(
+        self, batch_id: str, data: bytes, signature: str | None
+    ) -> tuple[SignedDescriptor, bool]:
+        """Checks and countersigns a descriptor; the flag says whether the batch is new.
+
+        Raises:
+            RemoteError: see `accept_deposit`; ``descriptor-conflict`` for a second descriptor.
+        """
+        present = await self._store.read(partial(records.signed_descriptor, batch_id=batch_id))
+        if present is not None:
+            return _same(present, data), False
+        pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
+        demands = replace(self._demands, analyzer_keys=pins)
+        context = await asyncio.to_thread(
+            accept_deposit, data, signature, batch_id, demands, self._clock()
+        )
+        insert = partial(self._insert, data=data, context=context, signature=signature or "")
+        signed, created = await self._store.write(insert)
+        self._changes.notify()
+        note("deposited", batch_id=batch_id, n=context.descriptor.n)
+        return signed, created
+
+    def _insert(
+        self, connection: Connection, data: bytes, context: Context, signature: str
+    ) -> tuple[SignedDescriptor, bool]:
+        batch_id = context.descriptor.batch_id
+        present = records.signed_descriptor(connection, batch_id)
+        if present is not None:
+            return _same(present, data), False
+        secret = self._vault.put(batch_id, BatchSecret.generate())
+        signed = SignedDescriptor(
+            descriptor=data.decode(),
+            coordinator_signature=signature,
+            batch_key=secret.outer.public.hex(),
+            shuffler_signature=countersign(self._signing_key, context.digest, secret.outer.public),
+        )
+        records.insert_batch(connection, data, context, signed)
+        return signed, True
+
+    async def descriptor(self, batch_id: str) -> SignedDescriptor:
+        """Returns a batch's descriptor with both signatures, as nodes get it.
+
+        Raises:
+            RemoteError: ``unknown-batch``.
+        """
+        signed = await self._store.read(partial(records.signed_descriptor, batch_id=batch_id))
+        if signed is None:
+            raise RemoteError("unknown-batch", "no batch has this id here")
+        return signed
+
+    async def status(
+        self, batch_id: str, *, wait: float = 0, wanted: BatchState | None = None
+    ) -> BatchStatus:
+        """Returns the status once ``wanted`` is reached, after ``wait`` seconds at the latest."""
+
+        async def read() -> BatchStatus:
+            return await self.tidied(partial(records.status, batch_id=batch_id, now=self._clock()))
+
+        return await self._changes.poll(
+            wait, read, lambda status: wanted is None or reached(status.state, wanted)
+        )
+
+    # Hand-over
+
+    async def release(self, batch_id: str) -> Release:
+        """Returns the permuted messages of a sealed batch, the same bytes until acknowledged.
+
+        Raises:
+            RemoteError: ``unknown-batch``, ``batch-not-ready``, ``late``.
+        """
+        async with self._releasing:
+            batch = await self._store.read(partial(records.find, batch_id=batch_id))
+            after(batch.state, "forward")
+            release = self._releases.get(batch_id) or await self._shuffle(batch)
+            digest, count = release.sha256, len(release.messages)
+            await self._store.write(
+                partial(records.mark_forwarded, batch_id=batch_id, sha256=digest, messages=count)
+            )
+            self._remember(batch_id, release)
+        self._changes.notify()
+        note("forwarded", batch_id=batch_id, messages=count)
+        return release
+
+    async def _shuffle(self, batch: records.Batch) -> Release:
+        try:
+            with self._metrics.shuffling.time():
+                release = await asyncio.to_thread(self._permute, batch)
+        except SecretLostError as error:
+            await self.give_up(batch.batch_id)
+            raise RemoteError(
+                "late", "the batch's secret is lost; its messages are handed over no more"
+            ) from error
+        self._metrics.shuffled.inc(len(release.messages))
+        return release
+
+    def _permute(self, batch: records.Batch) -> Release:
+        secret = self._vault.get(batch.batch_id)
+        with self._store.engine.connect() as connection:
+            if not try_claim(connection, f"shuffle {batch.batch_id}"):
+                # Both replicas would make the same bytes; one saves the other's work and memory.
+                detail = "another replica is permuting this batch"
+                raise LocalError("unavailable", detail, retry_after=1)
+            cipher, info = ReportCipher(batch.batch_id, secret), batch.report_info
+            with closing(records.stored_reports(connection, batch.batch_id)) as stored:
+                return shuffle(
+                    ((slots, cipher.decrypt(slots, data, info)) for slots, data in stored),
+                    secret.permutation,
+                    n=batch.n,
+                    L=batch.L,
+                    message_bytes=batch.message_bytes,
+                )
+
+    def _remember(self, batch_id: str, release: Release) -> None:
+        self._releases.pop(batch_id, None)
+        while len(self._releases) >= RELEASES_IN_MEMORY:
+            self._releases.pop(next(iter(self._releases)))
+        self._releases[batch_id] = release
+
+    # End and erasure
+
+    async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
+        """Erases a batch whose messages the analyzer has."""
+        await self._store.write(partial(records.acknowledge, batch_id=batch_id, sha256=sha256))
+        return await self._end(batch_id)
+
+    async def abandon(self, batch_id: str) -> BatchStatus:
+        """Gives a short batch up; its users stay marked."""
+        await self._store.write(partial(records.abandon, batch_id=batch_id))
+        return await self._end(batch_id)
+
+    async def _end(self, batch_id: str) -> BatchStatus:
+        await self.tidy()
+        status = await self.status(batch_id)
+        self._changes.notify()
+        note("ended", batch_id=batch_id, state=status.state)
+        return status
+
+    async def give_up(self, batch_id: str) -> None:
+        """Gives up a batch whose secret is lost, unless its messages have left."""
+        state = await self._store.write(partial(records.give_up, batch_id=batch_id))
+        if state in records.NEED_SECRET:  # else it ended meanwhile, and its secret with it
+            note("secret-lost", batch_id=batch_id, state=state)
+        await self.tidy()
+        self._changes.notify()
+
+    async def give_up_lost(self) -> int:
+        """Gives up every batch whose secret is lost; returns how many have theirs.
+
+        Raises:
+            LocalError: ``unavailable``: a secret is there and cannot be read.
+        """
+        needed = await self._store.read(records.holding_secrets)
+        for batch_id in sorted(needed):
+            try:
+                await asyncio.to_thread(self._vault.get, batch_id)
+            except SecretLostError:
+                await self.give_up(batch_id)
+                needed.remove(batch_id)
+        return len(needed)
+
+    async def tidied(self, query: Callable[[Connection], T]) -> T:
+        """Returns the result of a query after `tidy`: in one read where nothing is due."""
+
+        def read(connection: Connection) -> tuple[T] | None:
+            return None if self._due(connection) else (query(connection),)
+
+        result = await self._store.read(read)
+        if result is not None:
+            return result[0]
+        await self.tidy()
+        return await self._store.read(query)
+
+    async def tidy(self) -> None:
+        """Ends the batches that are due, then erases those that are over. Repeats harmlessly."""
+        now, retention = self._clock(), self._retention
+        async with self._tidying:
+            if not await self._store.read(self._due):
+                return
+            await self._store.write(partial(records.end_due, now=now, retention=retention))
+            # Read after the write returned: a secret goes only once its batch's end is durable.
+            for batch_id in await self._store.read(records.to_clean):
+                await self._clean(batch_id)
+        self._changes.notify()
+
+    def _due(self, connection: Connection) -> bool:
+        return records.anything_due(connection, self._clock(), self._retention)
+
+    async def _clean(self, batch_id: str) -> None:
+        self._releases.pop(batch_id, None)
+        await asyncio.to_thread(self._vault.destroy, batch_id)
+        batch = await self._store.read(partial(records.find, batch_id=batch_id))
+        for start in range(0, batch.next_slot, SLOTS_A_DELETE):
+            slots = range(start, start + SLOTS_A_DELETE)
+            await self._store.write(partial(records.delete_reports, batch_id=batch_id, slots=slots))
+        await self._store.write(partial(records.mark_clean, batch_id=batch_id))
+
+
+def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
+    """Refuses a second descriptor for one batch id: two would let nodes be told apart."""
+    if present.descriptor.encode() != data:
+        raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
+    return present

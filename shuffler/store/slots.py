@@ -1,0 +1,281 @@
+"""The two transactions of nodes: a lease request takes slots, an upload fills them.
+
+A slot is one of the n places of a batch. A lease gives it to one user until the lease expires. Then
+the slot may go to another user; the first lease stays, without a slot, so that a report under it is
+answered as late. Only the newest lease of a user may report.
+
+Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
+reports, marks their leases and, with the n-th distinct report, seals the batch. A lease is marked
+in the transaction that stores its report, so no crash comes between the two. Only a user's newest
+lease can be marked, so a marked lease marks its user.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import repeat
+
+from sqlalchemy import Connection, bindparam, insert, update
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.messages import (
+    Lease,
+    LeaseReply,
+    Refusal,
+    UploadReply,
+    UploadResult,
+)
+from riffle.shuffler.rules import (
+    NEW_USER,
+    Frame,
+    Outcome,
+    Room,
+    UserView,
+    closed_problem,
+    decide_lease,
+    judge_frame,
+    lowest_free,
+    new_users_granted,
+    share_slots,
+)
+from riffle.shuffler.store import leases, records, users
+from riffle.shuffler.store.leases import LeaseGroup, group_of
+from riffle.shuffler.store.schema import batches, reports
+from riffle.shuffler.store.users import UserRecord
+from riffle.shuffler.store.vault import ReportCipher
+
+_ADD_LEASES = (
+    update(batches)
+    .where(batches.c.batch_id == bindparam("batch"))
+    .values(episodes=batches.c.episodes + bindparam("more"), next_slot=bindparam("next"))
+)
+_ADD_REPORTS = (
+    update(batches)
+    .where(batches.c.batch_id == bindparam("batch"))
+    .values(reports=batches.c.reports + bindparam("more"))
+)
+_INSERT_REPORTS = insert(reports)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """The terms of a lease: the time of the request, its life in seconds, a node's share."""
+
+    now: int
+    seconds: int
+    node_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSummary:
+    """The answer to an upload, the count of each outcome, and whether it sealed the batch."""
+
+    reply: UploadReply
+    outcomes: Counter[str]
+    sealed: bool
+
+
+def lease_slots(
+    connection: Connection, batch_id: str, node_id: str, wanted: Sequence[str], terms: LeaseTerms
+) -> LeaseReply:
+    """Gives each distinct user of ``wanted`` a slot, or the reason for none.
+
+    Raises:
+        RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
+    """
+    node = users.lock_node(connection, node_id)
+    batch = records.find(connection, batch_id, lock=True)
+    closed = closed_problem(batch.state, batch.expires_at, terms.now)
+    room = _room(connection, batch, node, terms)
+    distinct = list(dict.fromkeys(wanted))
+    existing = users.find_users(connection, distinct)
+    unchanged: list[Lease] = []
+    granted = [] if existing else distinct[: new_users_granted(closed, room)]
+    room.take(len(granted), new_users=len(granted))
+    refused: list[Refusal] = []
+    for user in distinct[len(granted) :]:
+        view = _view(user, existing[user], batch_id, terms.now) if user in existing else NEW_USER
+        decision = decide_lease(view, node_id, closed, room)
+        if decision == "keep" and view.here is not None:
+            unchanged.append(view.here)
+        elif decision == "grant":
+            granted.append(user)
+            room.take(1, new_users=view.owner is None)
+        else:
+            refused.append(Refusal(user, decision))
+    new = _grant(connection, batch, node_id, granted, existing, terms) if granted else []
+    return LeaseReply(leases=(*unchanged, *new), refused=tuple(refused))
+
+
+def _room(
+    connection: Connection, batch: records.Batch, node: users.Node, terms: LeaseTerms
+) -> Room:
+    leased = records.count_leased(connection, batch.batch_id, terms.now)
+    share = share_slots(terms.node_share, batch.n)
+    if share < batch.n:
+        share -= records.count_held(connection, batch.batch_id, node.node_id, terms.now)
+    return Room(quota=node.quota_left, free_slots=batch.n - batch.reports - leased, share=share)
+
+
+def _view(user: str, record: UserRecord, batch_id: str, now: int) -> UserView:
+    live, here = record.live(now), None
+    if live is not None and live.batch_id == batch_id and record.lease is not None:
+        here = Lease(user, leases.slot_of(record.lease), record.lease, live.expires_at)
+    elsewhere = live is not None and here is None
+    return UserView(record.owner, record.reported, here, elsewhere)
+
+
+def _grant(
+    connection: Connection,
+    batch: records.Batch,
+    node_id: str,
+    people: Sequence[str],
+    existing: dict[str, UserRecord],
+    terms: LeaseTerms,
+) -> list[Lease]:
+    _supersede(connection, (existing[user] for user in people if user in existing))
+    expired = leases.take_expired_slots(connection, batch.batch_id, terms.now, len(people))
+    slots = lowest_free(expired, batch.next_slot, batch.n, len(people))
+    expires_at = min(terms.now + terms.seconds, batch.expires_at)
+    group_id = secrets.token_hex(leases.ID_BYTES)
+    group = LeaseGroup.new(group_id, batch.batch_id, node_id, expires_at, people, slots)
+    leases.insert_group(connection, group)
+    ids = group.lease_ids()
+    pairs = list(zip(people, ids, strict=True))
+    users.set_newest_leases(connection, node_id, pairs, existing)
+    next_slot = max(batch.next_slot, slots[-1] + 1)
+    grown = {"batch": batch.batch_id, "more": len(slots), "next": next_slot}
+    connection.execute(_ADD_LEASES, grown)
+    return list(map(Lease, people, slots, ids, repeat(expires_at)))
+
+
+def _supersede(connection: Connection, people: Iterable[UserRecord]) -> None:
+    """Bars the present leases of users who get a newer one."""
+    changed = {}
+    for record in people:
+        if record.group is not None and record.index is not None:
+            record.group.supersede(record.index)
+            changed[record.group.group_id] = record.group
+    leases.save(connection, changed.values())
+
+
+def build_frames(
+    lease_ids: Sequence[str],
+    sealed: Sequence[memoryview],
+    opened: Iterable[bytes | None] | None = None,
+) -> list[Frame]:
+    """Returns the frames of an upload.
+
+    ``sealed`` are the reports as they came; ``opened`` are the same out of their outer seals, with
+    None for each that does not open. Without ``opened`` no report opens.
+    """
+    digests = [sha256(report).digest() for report in sealed]
+    return list(zip(lease_ids, digests, opened or repeat(None, len(lease_ids)), strict=True))
+
+
+def store_reports(
+    connection: Connection,
+    batch_id: str,
+    node_id: str,
+    frames: Sequence[Frame],
+    cipher: ReportCipher | None,
+    now: int,
+) -> UploadSummary:
+    """Stores the accepted reports of ``frames``, encrypted by ``cipher``; counts the others.
+
+    Raises:
+        RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
+    """
+    users.lock_node(connection, node_id)
+    batch = records.find(connection, batch_id, lock=True)
+    ids = [lease for lease, _, _ in frames]
+    groups = leases.groups_of_upload(connection, batch_id, node_id, ids)
+    accepting = closed_problem(batch.state, batch.expires_at, now) is None
+    reported = _reported_elsewhere(connection, groups, ids, now, accepting=accepting)
+    outcomes: list[Outcome] = []
+    accepted: list[tuple[int, bytes]] = []
+    for lease, digest, report in frames:
+        standing, same, index = None, False, None
+        group = groups.get(group_of(lease))
+        if group is not None and (index := group.index(lease)) is not None:
+            standing = group.standing(index, now)
+            same = standing == "reported" and group.digest(index) == digest
+        outcome = judge_frame(standing, same, report is not None, lease in reported, accepting)
+        if outcome == "accepted" and group and index is not None and report is not None:
+            group.report(index, digest)
+            accepted.append((group.slots[index], report))
+        outcomes.append(outcome)
+    if accepted:
+        _write(connection, batch, groups, accepted, cipher)
+    counts = Counter[str](outcomes)
+    refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
+    records.count_dropped(connection, batch_id, refused)
+    sealed = _seal_if_full(connection, batch, len(accepted))
+    return UploadSummary(
+        UploadReply(results=tuple(map(UploadResult, ids, outcomes))), counts, sealed
+    )
+
+
+def _reported_elsewhere(
+    connection: Connection,
+    groups: dict[str, LeaseGroup],
+    lease_ids: Sequence[str],
+    now: int,
+    *,
+    accepting: bool,
+) -> set[str]:
+    """Returns the leases that may not report any more and whose users have, with another lease.
+
+    A live lease is its user's newest, so where all leases are live nothing has to be looked up.
+    """
+    doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
+    if not doubtful:
+        return set()
+    owners: dict[str, str] = {}
+    for lease in lease_ids:
+        name = group_of(lease)
+        if name in doubtful and (index := groups[name].index(lease)) is not None:
+            owners[lease] = groups[name].user(index)
+    existing = users.find_users(connection, list(set(owners.values())))
+    return {lease for lease, user in owners.items() if user in existing and existing[user].reported}
+
+
+def _write(
+    connection: Connection,
+    batch: records.Batch,
+    groups: dict[str, LeaseGroup],
+    accepted: list[tuple[int, bytes]],
+    cipher: ReportCipher | None,
+) -> None:
+    if cipher is None:
+        raise LocalError("internal", "reports were accepted of a batch whose secret is not here")
+    accepted.sort()
+    slots = [slot for slot, _ in accepted]
+    row = {
+        "batch_id": batch.batch_id,
+        "slot": slots[0],
+        "held": len(slots),
+        "slots": leases.write_slots(slots),
+        "sealed": cipher.encrypt(slots, b"".join(report for _, report in accepted)),
+    }
+    connection.execute(_INSERT_REPORTS, row)
+    leases.save(connection, groups.values())
+    connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(slots)})
+
+
+def _seal_if_full(connection: Connection, batch: records.Batch, added: int) -> bool:
+    """Seals the batch if it holds n reports of n distinct users, counted here and now.
+
+    The running count only says when to count. This count over stored rows is what releases a batch:
+    noise was calibrated for n people, and fewer people behind n reports would get less noise.
+    """
+    if not added or batch.reports + added < batch.n:
+        return False
+    people, slots = leases.reporters(connection, batch.batch_id)
+    stored = records.stored_slots(connection, batch.batch_id)
+    if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
+        raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
+    records.transition(connection, batch, "fill")
+    return True
