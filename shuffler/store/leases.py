@@ -114,9 +114,17 @@ class LeaseGroup:
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "LeaseGroup":
         """Returns the group of a row that has the values of `_COLUMNS`."""
-        *names, slots, states, users, digests = row
-        states = [_STATES[letter] for letter in states]
-        return cls(*names, read_slots(slots), states, bytearray(users), bytearray(digests))
+        group_id, batch_id, node_id, expires_at, slots, states, users, digests = row
+        return cls(
+            group_id,
+            batch_id,
+            node_id,
+            expires_at,
+            read_slots(slots),
+            [_STATES[letter] for letter in states],
+            bytearray(users),
+            bytearray(digests),
+        )
 
     @classmethod
     def new(

@@ -149,16 +149,16 @@ def test_lease_beyond_the_share(view: UserView, free: int, decision: str) -> Non
     st.tuples(*[st.integers(-1, 4)] * 3),
     st.integers(0, 5),
 )
-def test_strangers_together_get_what_each_would_get(
+def test_new_users_together_get_what_each_would_get(
     closed: Any, left: tuple[int, int, int], wanted: int
 ) -> None:
     room, granted = Room(*left), 0
     while granted < wanted and decide_lease(NEW_USER, "me", closed, room) == "grant":
-        room.take(1, strangers=1)
+        room.take(1, new_users=1)
         granted += 1
     together = Room(*left)
     assert min(wanted, new_users_granted(closed, together)) == granted
-    together.take(granted, strangers=granted)
+    together.take(granted, new_users=granted)
     assert together == room
 
 
