@@ -55,9 +55,9 @@ def failed_attempts_of(request: Request) -> FailedAttempts:
 
 def authenticator_of(request: Request) -> Authenticator:
     """Returns the authenticator of an app."""
-    doors = request.app.state.authenticator
-    assert isinstance(doors, Authenticator)  # noqa: S101
-    return doors
+    known = request.app.state.authenticator
+    assert isinstance(known, Authenticator)  # noqa: S101
+    return known
 
 
 @asynccontextmanager
