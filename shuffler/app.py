@@ -298,7 +298,7 @@ async def show_metrics(core: Core) -> Response:
 
 
 FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
-"""Routes that every batch, or every node of it, takes: they skip FastAPI's routing and injection."""
+"""Routes that every batch or every node takes: they skip FastAPI's routing and injection."""
 
 
 async def _chunks(release: Release) -> AsyncIterator[memoryview]:
