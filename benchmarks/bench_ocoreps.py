@@ -3,10 +3,10 @@
 Run `python -m benchmarks.bench_ocoreps`. Layers 1-3-3-3-1, A=2, K=2,000 with the theorem's eta; the
 instances are the steps of a run without privacy and of one under central privacy, at residual 1e-7
 (cvxpy: Clarabel's own default, 1e-8). `warm` starts at the last step's dual values, as the learner
-does; `compiled` is what runs use where numba is installed. cvxpy is optional: without it only our
-side is timed. Milliseconds of CPU time: the least of five calls, and of that the median over 60
-instances. Bar: the compiled warm step, the one a run takes in every episode, in at most 0.5 ms at
-residual 1e-7, on both kinds of instances.
+does; `numpy` is the tests' oracle, and `compiled` the product's step with numba installed. cvxpy is
+optional: without it only our side is timed. Milliseconds of CPU time: the least of five calls, and
+of that the median over 60 instances. Bar: the compiled warm step, the one a run takes in every
+episode, in at most 0.5 ms at residual 1e-7, on both kinds of instances.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.experiments.adversarial import Algorithm, run
 from riffle.experiments.adversarial_privacy import Privacy
-from riffle.experiments.compiled import omd
 from riffle.node_client.environments.builtin import layered_mdp
+from tests.coordinator.learning.adversarial import omd_oracle
 
 LAYERS = Layers((1, 3, 3, 3, 1), 2)
 K = 2000
@@ -134,7 +134,7 @@ def main() -> None:
     slowest = residual = 0.0
     for label, noise in (("no noise", 0.0), ("noise of 690 on sums (central)", 690.0)):
         steps = instances(60, noise)
-        for kind, solve in (("numpy", ftrl_step), ("compiled", omd.ftrl_step)):
+        for kind, solve in (("numpy", omd_oracle.ftrl_step), ("compiled", ftrl_step)):
             our_times(solve, steps[:5])
             cold, warm, worst, last = our_times(solve, steps)
             print(f"{label}: {kind} cold {cold:.3f} ms, warm {warm:.3f} ms", end="; ")

@@ -14,26 +14,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Literal, get_args
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.errors import LocalError
-from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps
 from riffle.coordinator.learning.adversarial.layered import (
     Layers,
     best_policy,
     state_action,
     uniform_policy,
 )
-from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
-from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
-from riffle.coordinator.learning.adversarial.uc_o_reps import PrivateUCOREPS, Settings
-from riffle.coordinator.learning.adversarial.uob_lbps import PrivateUOBLBPS
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.experiments.adversarial_privacy import (
     Calibration,
@@ -43,6 +37,9 @@ from riffle.experiments.adversarial_privacy import (
     guarantee,
 )
 from riffle.node_client.environments.builtin import layered_mdp
+
+if TYPE_CHECKING:
+    from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
 
 Algorithm = Literal["uc-o-reps", "uob-lbps"]
 Adversary = Literal["stochastic", "switching", "drifting"]
@@ -184,89 +181,50 @@ def regret_curve(
 def learn(
     case: Case, layers: Layers, P: FloatArray, losses: FloatArray
 ) -> tuple[FloatArray, dict[str, Constant]]:
-    """Policies pi_1..pi_K (K, H, W, A) and every constant that shaped them."""
+    """Returns policies pi_1..pi_K (K, H, W, A) and every constant that shaped them."""
+    # Here, not above: these modules import numba where it is installed, which takes long.
+    from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps  # noqa: PLC0415
+
     full = case.name == "uc-o-reps"
-    make = uc_o_reps.settings if full else uob_lbps.settings
-    settings = make(layers, case.K, eta=case.eta, scale=case.scale)
+    constants = uc_o_reps.settings if full else uob_lbps.settings
+    settings = constants(layers, case.K, eta=case.eta, scale=case.scale)
     protection = Protection(case.privacy, case.calibration, case.epsilon, case.beta, case.K, full)
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
     channel = Channel(protection, layers, settings.delta, *draws)
-    parts, generator = _parts(), generator_for(case.seed, "episodes")
-    play = partial(parts.play, generator, P)
-    policies = _episodes(_learner(parts, settings, channel, full), play, losses)
+    uc, uob = uc_o_reps.PrivateUCOREPS(settings), uob_lbps.PrivateUOBLBPS(settings)
+
+    def update(visited: FloatArray, loss: FloatArray) -> FloatArray:
+        transitions, visits, E = channel.counts(visited)
+        if full:
+            return uc.observe(transitions, visits, channel.loss_sums(loss), E).policy
+        noisy = channel.visited_losses(loss * visited.sum(axis=-1))
+        return uob.observe(transitions, visits, noisy, E, channel.E_loss).policy
+
+    policies, generator = np.empty(losses.shape), generator_for(case.seed, "episodes")
+    policies[0] = uc.policy if full else uob.policy
+    for k, loss in enumerate(losses[:-1]):
+        policies[k + 1] = update(play(generator, P, policies[k]), loss)
     return policies, _constants(case, settings, channel)
 
 
-Update = Callable[[FloatArray, FloatArray], FloatArray]
-Play = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
-
-
 def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Transitions of one episode of P, zeros and ones (H, W, A, W); two uniforms a step."""
+    """Returns the transitions of one episode of P as zeros and ones (H, W, A, W).
+
+    Draws two uniforms a step, for the action and for the next state.
+    """
     visited, x = np.zeros(P.shape), 0
-    for h, (u, w) in enumerate(generator.random((len(policy), 2))):
-        a = int((np.cumsum(policy[h, x])[:-1] <= u).sum())
-        y = int((np.cumsum(P[h, x, a])[:-1] <= w).sum())
+    for h, (u, w) in enumerate(generator.random((len(policy), 2)).tolist()):
+        a = _choice(policy[h, x], u)
+        y = _choice(P[h, x, a], w)
         visited[h, x, a, y] = 1.0
         x = y
     return visited
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of; the answers of references and compiled ones agree."""
-
-    settings: type[Settings] = Settings
-    bandit: type[PrivateUOBLBPS] = PrivateUOBLBPS
-    ftrl: Callable[..., Step] = ftrl_step
-    log_barrier: Callable[..., Step] = log_barrier_step
-    play: Play = play
-
-
-def _parts() -> Parts:
-    """Compiled where numba is installed, else the references."""
-    try:
-        # Here, not above: numba is an optional dependency.
-        from riffle.experiments.compiled import confidence, log_barrier, omd  # noqa: PLC0415
-    except ImportError:
-        return Parts()
-    return Parts(
-        confidence.CompiledSettings,
-        confidence.CompiledUOBLBPS,
-        omd.ftrl_step,
-        log_barrier.log_barrier_step,
-        confidence.play,
-    )
-
-
-def _learner(
-    parts: Parts, settings: Settings, channel: Channel, full: bool
-) -> tuple[FloatArray, Update]:
-    """pi_1, and what makes pi_{k+1} of episode k's transitions and losses."""
-    made = parts.settings(settings.layers, settings.K, settings.eta, settings.delta, settings.scale)
-    uc, uob = PrivateUCOREPS(made, parts.ftrl), parts.bandit(made, parts.log_barrier)
-
-    def with_all_losses(visited: FloatArray, loss: FloatArray) -> FloatArray:
-        transitions, visits, E = channel.counts(visited)
-        return uc.observe(transitions, visits, channel.loss_sums(loss), E).policy
-
-    def with_visited_losses(visited: FloatArray, loss: FloatArray) -> FloatArray:
-        transitions, visits, E = channel.counts(visited)
-        noisy = channel.visited_losses(loss * visited.sum(axis=-1))
-        return uob.observe(transitions, visits, noisy, E, channel.E_loss).policy
-
-    return (uc.policy, with_all_losses) if full else (uob.policy, with_visited_losses)
-
-
-def _episodes(
-    learner: tuple[FloatArray, Update], play: Callable[[FloatArray], FloatArray], losses: FloatArray
-) -> FloatArray:
-    policy, update = learner
-    policies = np.empty(losses.shape)
-    policies[0] = policy
-    for k, loss in enumerate(losses[:-1]):
-        policies[k + 1] = update(play(policies[k]), loss)
-    return policies
+def _choice(probabilities: FloatArray, uniform: float) -> int:
+    """Returns the first index whose running sum exceeds a uniform draw, or the last one."""
+    *head, _ = accumulate(probabilities.tolist())
+    return next((i for i, total in enumerate(head) if total > uniform), len(head))
 
 
 def _constants(case: Case, settings: Settings, channel: Channel) -> dict[str, Constant]:

@@ -11,18 +11,27 @@ import numpy as np
 import pytest
 
 from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps
 from riffle.coordinator.learning.adversarial.layered import Layers, state_action, uniform_policy
+from riffle.experiments import adversarial
 from riffle.experiments.adversarial import (
     Adversary,
     Algorithm,
     Case,
     adversary_losses,
     learn,
+    play,
     regret_curve,
     run,
     world,
 )
 from riffle.experiments.adversarial_privacy import guarantee
+from tests.coordinator.learning.adversarial import (
+    confidence_oracle,
+    log_barrier_oracle,
+    omd_oracle,
+)
+from tests.coordinator.learning.adversarial.worlds import SHAPES, random_policy, transitions
 
 SMALL = (1, 2, 2, 1)
 BETA = 1e-5
@@ -165,3 +174,38 @@ def test_unknown_names_and_numbers_are_refused() -> None:
         run("o-reps", 10, 1.0, BETA, "none", "paper", 0)  # type: ignore[arg-type]
     with pytest.raises(LocalError, match="epsilon"):
         run("uc-o-reps", 10, 0.0, BETA, "none", "paper", 0)
+
+
+def oracle_play(generator: np.random.Generator, P: np.ndarray, policy: np.ndarray) -> np.ndarray:
+    """One episode by cumulative sums; two uniforms a step."""
+    visited, x = np.zeros(P.shape), 0
+    for h, (u, w) in enumerate(generator.random((len(policy), 2))):
+        a = int((np.cumsum(policy[h, x])[:-1] <= u).sum())
+        y = int((np.cumsum(P[h, x, a])[:-1] <= w).sum())
+        visited[h, x, a, y] = 1.0
+        x = y
+    return visited
+
+
+@pytest.mark.parametrize("case", range(24))
+def test_an_episode_is_the_oracles_draw_by_draw(case: int) -> None:
+    generator = np.random.default_rng(case)
+    layers = Layers(SHAPES[case % len(SHAPES)], 2)
+    P, policy = transitions(layers, generator), random_policy(layers, generator)
+    one, other = np.random.default_rng(case), np.random.default_rng(case)
+    for _ in range(20):
+        assert np.array_equal(play(one, P, policy), oracle_play(other, P, policy))
+
+
+@pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
+def test_a_run_is_the_oracles_run(name: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are taken in another order, so the two agree to rounding."""
+    compiled = run(name, 100, 1.0, 1e-5, "central", "correct", 3)
+    monkeypatch.setattr(uc_o_reps, "ftrl_step", omd_oracle.ftrl_step)
+    monkeypatch.setattr(uc_o_reps, "post_process", confidence_oracle.post_process)
+    monkeypatch.setattr(uc_o_reps, "confidence_set", confidence_oracle.confidence_set)
+    monkeypatch.setattr(uob_lbps, "log_barrier_step", log_barrier_oracle.log_barrier_step)
+    monkeypatch.setattr(uob_lbps, "upper_occupancy", confidence_oracle.upper_occupancy)
+    monkeypatch.setattr(adversarial, "play", oracle_play)
+    plain = run(name, 100, 1.0, 1e-5, "central", "correct", 3)
+    np.testing.assert_allclose(compiled.regret, plain.regret, atol=1e-6)

@@ -36,16 +36,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.learner import BoolArray, FloatArray
-from riffle.coordinator.learning.postprocess import project
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
+from riffle.coordinator.learning.learner import FloatArray
 
 MARGIN = 1e-6
-_NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,91 +74,206 @@ class Box:
 
 
 def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
-    """Eq. 5.1 and 5.2 on noisy counts (H, W, A, W) and (H, W, A)."""
-    c = np.where(layers.cells, transitions, _NEVER)
-    n = project(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
-    n *= layers.cells
-    return Counts(n, n.sum(axis=-1), E)
+    """Applies Eq. 5.1 and 5.2 to noisy counts (H, W, A, W) and (H, W, A)."""
+    n, N = np.zeros(transitions.shape), np.zeros(visits.shape)
+    make_consistent(np.array(layers.widths), transitions, visits, E, n, N)
+    return Counts(n, N, E)
 
 
 def log_iota(layers: Layers, K: int, delta: float) -> float:
-    """ln iota with iota = X A K / delta."""
+    """Returns ln iota with iota = X A K / delta."""
     return math.log(layers.X * layers.A * K / delta)
 
 
-def estimate(layers: Layers, counts: Counts) -> FloatArray:
-    """P~ of Eq. 2.5 (H, W, A, W)."""
-    visits = counts.visits[..., None]
-    unknown = np.broadcast_to(1 / layers.successors[..., None], counts.transitions.shape)
-    return np.divide(counts.transitions, visits, out=unknown * layers.cells, where=visits > 0)
+def estimate(
+    layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0
+) -> tuple[FloatArray, FloatArray]:
+    """Returns P~ of Eq. 2.5 and the width beta of Eq. 3.1, (H, W, A, W) each."""
+    P, width = np.zeros((2, *layers.cells.shape))
+    deviations(
+        np.array(layers.widths),
+        counts.transitions,
+        counts.visits,
+        counts.E,
+        ln_iota,
+        scale,
+        P,
+        width,
+    )
+    return P, width
 
 
 def confidence_set(layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0) -> Box:
-    """P_k of Eq. 3.1."""
-    P = estimate(layers, counts)
-    N = np.maximum(counts.visits[..., None], 1e-300)
-    width = np.sqrt(2 * P * (1 - P) * ln_iota / N) + (4 * counts.E + 7 * ln_iota) / N
-    return box(layers, P, np.minimum(scale * width, 1.0))
+    """Returns P_k of Eq. 3.1."""
+    return box(layers, *estimate(layers, counts, ln_iota, scale))
 
 
 def everything(layers: Layers) -> Box:
-    """The set of all transition functions, P_1."""
+    """Returns the set of all transition functions, P_1."""
     return box(layers, np.zeros(layers.cells.shape), np.ones(layers.cells.shape))
 
 
 def box(layers: Layers, centre: FloatArray, width: FloatArray) -> Box:
-    """The set |P - centre| <= width, rows that are empty widened as the module says."""
-    exists, free = _structure(layers)
-    lower = np.where(free, 0.0, np.clip(centre - width, 0.0, 1.0)) * exists
-    upper = np.where(free, 1.0, np.clip(centre + width, MARGIN, 1.0)) * exists
-    bound = np.where(free[..., 0], np.inf, 1 - MARGIN)
-    slack = layers.successors - 2 + bound
-    if (lower.sum(axis=-1) <= bound).all() and ((exists - upper).sum(axis=-1) <= slack).all():
-        return Box(lower, upper, np.zeros(bound.shape))
-    s = np.maximum(_least_shift(lower, bound), _least_shift(exists - upper, slack))
-    lower = np.maximum(lower - s[..., None], 0.0)
-    return Box(lower, np.minimum(upper + s[..., None], 1.0) * exists, s)
-
-
-def _least_shift(values: FloatArray, bound: FloatArray) -> FloatArray:
-    """Least s >= 0 with sum (values - s)_+ <= bound > 0, row by row."""
-    S = np.cumsum(-np.sort(-values, axis=-1), axis=-1)
-    k = np.arange(1, values.shape[-1] + 1)
-    s: FloatArray = np.maximum(((S - bound[..., None]) / k).max(axis=-1), 0.0)
-    return s
-
-
-@lru_cache(maxsize=64)
-def _structure(layers: Layers) -> tuple[FloatArray, BoolArray]:
-    """Successors that exist in a step (0 or 1), and cells of rows that no bound concerns."""
-    after = np.arange(layers.W) < layers.successors[..., None]
-    exists = np.broadcast_to(after, layers.cells.shape).astype(np.float64)
-    free = (layers.successors[..., None] == 1) | ~layers.pairs[..., None]
-    return exists, np.broadcast_to(free, layers.cells.shape)
+    """Returns the set |P - centre| <= width, with empty rows widened as the module describes."""
+    lower, upper = np.zeros((2, *layers.cells.shape))
+    widened = np.zeros(layers.pairs.shape)
+    bounds(np.array(layers.widths), centre, width, lower, upper, widened)
+    return Box(lower, upper, widened)
 
 
 def upper_occupancy(layers: Layers, box: Box, policy: FloatArray) -> FloatArray:
-    """u(x, a) (H, W, A) for policy (H, W, A)."""
-    H, W = layers.H, layers.W
-    reached = np.empty((H, W))
-    targets = np.zeros((0, W))  # of later layers: f at the layer that the loop is at
-    for h in reversed(range(H)):
-        targets = np.concatenate((np.eye(W), targets))
-        if h > 0:
-            best = largest(box.lower[h - 1], box.upper[h - 1], targets)
-            targets = (policy[h - 1] * best).sum(axis=-1)
-        else:
-            reached = targets[:, 0].reshape(H, W)
-    return np.asarray(reached[..., None] * policy)
+    """Returns u(x, a) (H, W, A) for policy (H, W, A)."""
+    visits = most_visits(np.array(layers.widths), box.lower, box.upper, policy)
+    return np.asarray(visits[..., None] * policy)
 
 
-def largest(lower: FloatArray, upper: FloatArray, f: FloatArray) -> FloatArray:
-    """max of p . f over the box, for targets f (T, W) and rows (W, A, W): (T, W, A)."""
-    order = np.argsort(-f, axis=-1)
-    ranked = np.take_along_axis(f, order, axis=-1)[:, None, None, :]
-    low = np.moveaxis(lower[..., order], -2, 0)
-    room = np.moveaxis(upper[..., order], -2, 0) - low
-    left = 1 - lower.sum(axis=-1)[..., None]
-    before = np.cumsum(room, axis=-1) - room
-    p = low + np.clip(left - before, 0.0, room)
-    return np.asarray((p * ranked).sum(axis=-1))
+@compiled
+def make_consistent(
+    widths: Ints, transitions: Floats, visits: Floats, E: float, n: Floats, N: Floats
+) -> None:
+    """Writes `Counts.transitions` and `Counts.visits` into n and N."""
+    order = np.zeros(n.shape[3])
+    for h in range(len(n)):
+        size = widths[h + 1]
+        for x in range(widths[h]):
+            for a in range(n.shape[2]):
+                row = n[h, x, a]
+                project(size, transitions[h, x, a], visits[h, x, a], E / 4, row, order)
+                for y in range(size):
+                    row[y] += E / (2 * size)
+                    N[h, x, a] += row[y]
+
+
+@compiled
+def project(size: int, c: Floats, total: float, tolerance: float, n: Floats, order: Floats) -> None:
+    """Projects a row of `size` counts by Eq. 5.1 into n, as `postprocess`; `order` is scratch."""
+    descending(size, c, order)
+    prefix, raised, lowered = 0.0, np.inf, np.inf
+    for k in range(1, size + 1):
+        prefix += order[k - 1]
+        raised = min(raised, (total - tolerance - prefix) / k)
+        lowered = min(lowered, (total + tolerance - prefix) / k)
+    shift = max(0.0, raised) + min(0.0, lowered)
+    for y in range(size):
+        n[y] = max(c[y] + shift, 0.0) if total + tolerance >= 0 else 0.0
+
+
+@compiled
+def descending(size: int, values: Floats, order: Floats) -> None:
+    """Writes the first `size` values into `order`, the largest first."""
+    for i in range(size):
+        j = i
+        while j > 0 and order[j - 1] < values[i]:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = values[i]
+
+
+@compiled
+def deviations(
+    widths: Ints,
+    n: Floats,
+    N: Floats,
+    E: float,
+    ln_iota: float,
+    scale: float,
+    centre: Floats,
+    width: Floats,
+) -> None:
+    """Writes P~ and the widths of Eq. 3.1."""
+    for h in range(len(n)):
+        size = widths[h + 1]
+        for x in range(widths[h]):
+            for a in range(n.shape[2]):
+                total = N[h, x, a]
+                visits = max(total, 1e-300)
+                for y in range(size):
+                    P = n[h, x, a, y] / total if total > 0.0 else 1 / size
+                    beta = np.sqrt(2 * P * (1 - P) * ln_iota / visits)
+                    beta += (4 * E + 7 * ln_iota) / visits
+                    centre[h, x, a, y], width[h, x, a, y] = P, min(scale * beta, 1.0)
+
+
+@compiled
+def bounds(
+    widths: Ints, centre: Floats, width: Floats, lower: Floats, upper: Floats, widened: Floats
+) -> None:
+    """Writes the rows of a box and by how much each was widened."""
+    order, bound = np.zeros(centre.shape[3]), 1 - MARGIN
+    for h in range(len(centre)):
+        size = widths[h + 1]
+        upper[h, :, :, :size] = 1.0
+        if size == 1:
+            continue
+        for x in range(widths[h]):
+            for a in range(centre.shape[2]):
+                low, high = lower[h, x, a], upper[h, x, a]
+                for y in range(size):
+                    P, beta = centre[h, x, a, y], width[h, x, a, y]
+                    low[y] = min(max(P - beta, 0.0), 1.0)
+                    high[y] = min(max(P + beta, MARGIN), 1.0)
+                s = least_shift(size, low, bound, order)
+                s = max(s, least_shift(size, 1.0 - high, size - 2 + bound, order))
+                if s > 0.0:
+                    widened[h, x, a] = s
+                    for y in range(size):
+                        low[y], high[y] = max(low[y] - s, 0.0), min(high[y] + s, 1.0)
+
+
+@compiled
+def least_shift(size: int, values: Floats, bound: float, order: Floats) -> float:
+    """Returns the least s >= 0 with sum (values - s)_+ <= bound > 0; `order` is scratch."""
+    if values[:size].sum() <= bound:
+        return 0.0
+    descending(size, values, order)
+    s, prefix = 0.0, 0.0
+    for k in range(1, size + 1):
+        prefix += order[k - 1]
+        s = max(s, (prefix - bound) / k)
+    return s
+
+
+@compiled
+def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> Floats:
+    """The most that a state is visited, (H, W): backward induction for all of them at once."""
+    H, W, A = policy.shape
+    f, before, order = np.zeros((H * W, W)), np.zeros(W), np.zeros(W, np.int64)
+    for h in range(H - 1, -1, -1):
+        for w in range(widths[h]):
+            f[h * W + w, w] = 1.0
+        if h == 0:
+            break
+        for target in range(h * W, H * W):
+            ranked(widths[h], f[target], order)
+            before[:] = 0.0
+            for x in range(widths[h - 1]):
+                for a in range(A):
+                    row = lower[h - 1, x, a], upper[h - 1, x, a]
+                    before[x] += policy[h - 1, x, a] * largest(widths[h], row, f[target], order)
+            f[target] = before
+    return f[:, 0].copy().reshape(H, W)
+
+
+@compiled
+def ranked(size: int, f: Floats, order: Ints) -> None:
+    """Successors by f, the largest first."""
+    for i in range(size):
+        j = i
+        while j > 0 and f[order[j - 1]] < f[i]:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = i
+
+
+@compiled
+def largest(size: int, row: tuple[Floats, Floats], f: Floats, order: Ints) -> float:
+    """`upper_occupancy.largest` of one row, lower and upper, and one target."""
+    (lower, upper), left, best = row, 1.0, 0.0
+    for y in range(size):
+        left -= lower[y]
+    for i in range(size):
+        y = order[i]
+        more = min(max(left, 0.0), upper[y] - lower[y])
+        best += (lower[y] + more) * f[y]
+        left -= upper[y] - lower[y]
+    return best

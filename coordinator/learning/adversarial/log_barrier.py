@@ -25,7 +25,6 @@ terms: to first order sum ((q - q*) / q*)^2 <= 2 gap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -35,11 +34,11 @@ from riffle.coordinator.learning.adversarial.layered import (
     Layers,
     induced_policy,
     induced_transitions,
-    occupancy,
     violation,
 )
 from riffle.coordinator.learning.adversarial.omd import Step
-from riffle.coordinator.learning.learner import BoolArray, FloatArray, LearnerError
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
+from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 GAP = 1e-7
 MAX_ITERATIONS = 100
@@ -52,208 +51,28 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 def log_barrier_step(
     layers: Layers, box: Box, cost: FloatArray, q: FloatArray, tolerance: float = GAP
 ) -> Step:
-    """Solve for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
+    """Solves for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
 
     Stops above `tolerance` where rounding forbids more (rows of the box near MARGIN); the gap of
-    the answer says so. Raises LearnerError when the numbers are out of its reach: made for
-    cost q_k <= 10, as eta l^ q_k <= eta in the algorithm.
+    the answer says so.
+
+    Raises:
+        LearnerError: the numbers are out of reach: the method is made for cost q_k <= 10, and
+            eta l^ q_k <= eta in the algorithm.
     """
-    problem = Problem.of(layers, box, cost, q)
-    point = start_at(layers, box, problem, q)
-    iterations = 0
-    while (gap := problem.gap(point)) > tolerance and point.mu(problem.one) > ROUNDING:
-        if iterations == MAX_ITERATIONS:
-            raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}")
-        try:
-            with np.errstate(over="raise", divide="raise", invalid="raise"):
-                point = _advance(problem, point)
-        except (np.linalg.LinAlgError, FloatingPointError) as error:
-            raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}") from error
-        iterations += 1
-    return answer(layers, point.q, gap, iterations)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Rows are the R pairs (x, a): c, upper, lower (R, W), zero beyond their successors.
-
-    one (R, W) marks successors; A (S, R, W) holds +1 at a state's own rows and -1 where it is
-    entered, x_0 first; b (S,).
-    """
-
-    c: FloatArray
-    upper: FloatArray
-    lower: FloatArray
-    one: FloatArray
-    A: FloatArray
-    b: FloatArray
-
-    @classmethod
-    def of(cls, layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Problem:
-        """The arguments of `log_barrier_step`, by rows."""
-        pairs, cells = layers.pairs, layers.cells[layers.pairs]
-        inverse = np.divide(1.0, q[pairs], out=np.zeros(cells.shape), where=cells)
-        c = (cost[pairs][:, None] + inverse) * cells
-        upper, lower = box.upper[pairs], box.lower[pairs]
-        A, b = _flow(layers)
-        return cls(
-            c,
-            np.where(upper >= 1, 2.0, upper) * cells,
-            np.where(lower <= 0, -1.0, lower) * cells,
-            cells.astype(np.float64),
-            A,
-            b,
-        )
-
-    def slacks(self, q: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """s_u and s_l (R, W); one beyond the successors, where nothing is asked."""
-        m, beyond = q.sum(axis=1, keepdims=True), 1 - self.one
-        return self.upper * m - q + beyond, q - self.lower * m + beyond
-
-    def pull(self, upper_part: FloatArray, lower_part: FloatArray, y: FloatArray) -> FloatArray:
-        """G_u^T upper_part + G_l^T lower_part + A^T y, (R, W)."""
-        row = (self.lower * lower_part - self.upper * upper_part).sum(axis=1, keepdims=True)
-        pulled: FloatArray = (upper_part - lower_part + row) * self.one
-        return pulled + np.tensordot(y, self.A, axes=1)
-
-    def gap(self, point: Point) -> float:
-        """Objective at q minus the Lagrangian bound; infinite when the duals bound nothing."""
-        z = self.c + self.pull(point.z_u, point.z_l, point.y)
-        inside = self.one > 0
-        if (z[inside] <= 0).any():
-            return np.inf
-        primal = (self.c * point.q).sum() - np.log(point.q[inside]).sum()
-        dual = inside.sum() + np.log(z[inside]).sum() - self.b @ point.y
-        return float(primal - dual)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Primal q, its slacks s_u, s_l (R, W); duals z, z_u, z_l (R, W), y (S,); mu's next factor.
-
-    Slacks are kept, not recomputed: near a bound the difference would lose all its digits.
-    """
-
-    q: FloatArray
-    s_u: FloatArray
-    s_l: FloatArray
-    z: FloatArray
-    z_u: FloatArray
-    z_l: FloatArray
-    y: FloatArray
-    sigma: float
-
-    @classmethod
-    def start(cls, problem: Problem, q: FloatArray) -> Point:
-        """At q (R, W), with duals that fit it."""
-        one = problem.one
-        s_u, s_l = problem.slacks(q)
-        z = one / (q + (1 - one))
-        z_u, z_l = START * one / s_u, START * one / s_l
-        return cls(q, s_u, s_l, z, z_u, z_l, np.zeros(len(problem.b)), 0.1)
-
-    def mu(self, one: FloatArray) -> float:
-        """Mean of s_u z_u and s_l z_l."""
-        return float((self.s_u * self.z_u + self.s_l * self.z_l).sum() / (2 * one.sum()))
-
-
-def start_at(layers: Layers, box: Box, problem: Problem, q: FloatArray) -> Point:
-    """Where to start after q: the same policy, its transitions moved well inside the box."""
-    P = _inside(layers, box, induced_transitions(layers, q))
-    return Point.start(problem, occupancy(P, induced_policy(layers, q))[layers.pairs])
-
-
-def _advance(problem: Problem, point: Point) -> Point:
-    """One Newton step towards sigma mu, damped to stay inside; sigma shrinks as steps go well."""
-    q, s_u, s_l, one = point.q, point.s_u, point.s_l, problem.one
-    mu = point.sigma * point.mu(one) * one
-    inverse = one / (q + (1 - one))
-    # The barrier's gradient without A^T y, and its Hessian's inverse, row by row.
-    g = problem.c - inverse + problem.pull(mu / s_u, mu / s_l, np.zeros_like(point.y))
-    D, D_u, D_l = point.z * inverse, point.z_u / s_u, point.z_l / s_l
-    R = _inverse(_row_hessian(problem, D, D_u, D_l))
-    y, dq = _eliminate(problem, R, g, problem.b - np.tensordot(problem.A, q, axes=2))
-    dm = dq.sum(axis=1, keepdims=True)
-    ds_u, ds_l = problem.upper * dm - dq, dq - problem.lower * dm
-    dz = inverse - point.z - D * dq
-    dz_u, dz_l = mu / s_u - point.z_u - D_u * ds_u, mu / s_l - point.z_l - D_l * ds_l
-    t = _length((q, dq), (s_u, ds_u), (s_l, ds_l))
-    u = _length((point.z, dz), (point.z_u, dz_u), (point.z_l, dz_l))
-    return Point(
-        q + t * dq,
-        s_u + t * ds_u,
-        s_l + t * ds_l,
-        point.z + u * dz,
-        point.z_u + u * dz_u,
-        point.z_l + u * dz_l,
-        point.y + u * (y - point.y),
-        min(0.5, max(0.01, (1 - min(t, u)) ** 2)),
-    )
-
-
-def _row_hessian(problem: Problem, D: FloatArray, D_u: FloatArray, D_l: FloatArray) -> FloatArray:
-    """D + G_u^T D_u G_u + G_l^T D_l G_l of every row, (R, W, W); identity beyond successors."""
-    one, upper, lower = problem.one, problem.upper, problem.lower
-    cross = (D_u * upper + D_l * lower)[:, :, None] * one[:, None, :]
-    total = (D_u * upper**2 + D_l * lower**2).sum(axis=1)[:, None, None]
-    hessian = total * one[:, :, None] * one[:, None, :] - cross - cross.swapaxes(1, 2)
-    diagonal = D + D_u + D_l + (1 - one)
-    return np.asarray(hessian + diagonal[:, :, None] * np.eye(one.shape[1]))
-
-
-def _inverse(rows: FloatArray) -> FloatArray:
-    """Inverses of positive definite (R, W, W), scaled to a unit diagonal and kept off singular."""
-    s = 1 / np.sqrt(np.einsum("rww->rw", rows))
-    scale = s[:, :, None] * s[:, None, :]
-    return np.asarray(np.linalg.inv(rows * scale + 1e-15 * np.eye(rows.shape[1])) * scale)
-
-
-def _eliminate(
-    problem: Problem, R: FloatArray, g: FloatArray, missing: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """y and dq with H dq + A^T y = -g and A dq = missing, given R = H^-1 by rows."""
-    S = len(problem.b)
-    A = problem.A.reshape(S, -1)
-    AR = (problem.A[:, :, None, :] @ R)[:, :, 0, :].reshape(S, -1)
-    y: FloatArray = np.asarray(np.linalg.solve(AR @ A.T, -AR @ g.ravel() - missing))
-    pulled = g + np.tensordot(y, problem.A, axes=1)
-    return y, -(R @ pulled[..., None])[..., 0] * problem.one
-
-
-def _length(*pairs: tuple[FloatArray, FloatArray]) -> float:
-    """Longest step <= 1 that keeps all values positive, with a margin."""
-    rates = [-step / np.where(value > 0, value, np.inf) for value, step in pairs]
-    worst = max(float(rate.max()) for rate in rates)
-    return min(1.0, STAY / worst) if worst > 0 else 1.0
-
-
-def _inside(layers: Layers, box: Box, P: FloatArray) -> FloatArray:
-    """P moved towards a centre of the box until it is well inside every bound."""
-    lower, room = box.lower, box.upper - box.lower
-    need = 1 - lower.sum(axis=-1, keepdims=True)
-    centre = lower + room * need / np.maximum(room.sum(axis=-1, keepdims=True), 1e-300)
-    theta = np.zeros(need.shape)
-    for at, best in ((P - box.lower, centre - box.lower), (box.upper - P, box.upper - centre)):
-        short = layers.cells & (at < INSIDE * best)
-        part = np.divide(INSIDE * best - at, best - at, out=np.zeros(P.shape), where=short)
-        theta = np.maximum(theta, part.max(axis=-1, keepdims=True))
-    return np.asarray(((1 - theta) * P + theta * centre) * layers.cells)
-
-
-@lru_cache(maxsize=64)
-def _flow(layers: Layers) -> tuple[FloatArray, FloatArray]:
-    """A (S, R, W) and b (S,)."""
-    number = np.full((layers.H + 1, layers.W), -1)
-    number[:-1][layers.states] = np.arange(layers.states.sum())
-    h, x, _ = np.nonzero(layers.pairs)
-    states = np.arange(layers.states.sum())[:, None, None]
-    cells: BoolArray = layers.cells[layers.pairs]
-    own = number[h, x][:, None] == states
-    entered = number[h + 1] == states
-    A = (own * 1.0 - entered) * cells
-    b = np.zeros(len(A))
-    b[0] = 1.0
-    return A, b
+    rows, numbers = np.zeros((6, layers.pair_count, layers.W)), _numbers(layers)
+    given, widths = np.zeros((3, *rows.shape[1:])), np.array(layers.widths)
+    begin(widths, box.lower, box.upper, cost, q, given, rows)
+    try:
+        with np.errstate(all="ignore"):  # uncompiled loops warn where compiled ones are silent
+            gap, iterations = follow(*numbers, given, rows, np.zeros(numbers[1][-1] + 1), tolerance)
+    except np.linalg.LinAlgError as error:
+        raise LearnerError(
+            "the log-barrier step stopped at a gap out of reach: singular system"
+        ) from error
+    if not np.isfinite(gap) or iterations == MAX_ITERATIONS:
+        raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}")
+    return answer(layers, rows[0], gap, iterations)
 
 
 def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Step:
@@ -263,3 +82,251 @@ def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Ste
     log_q = np.log(q, out=np.full_like(q, -np.inf), where=q > 0)
     policy, P = induced_policy(layers, q), induced_transitions(layers, q)
     return Step(q, log_q, policy, P, violation(layers, q), gap, iterations, np.zeros((0, 0)))
+
+
+@compiled
+def begin(
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats, given: Floats, rows: Floats
+) -> None:
+    """`Problem.of` into given and `start_at` into rows, see `follow`."""
+    H, W, A = cost.shape
+    visits, P, i = np.zeros((H + 1, W)), np.zeros(W), 0
+    visits[0, 0] = 1.0
+    rows[1:3] = 1.0
+    for h in range(H):
+        n = widths[h + 1]
+        for x in range(widths[h]):
+            total = q[h, x, :, :n].sum()
+            for a in range(A):
+                pair, low, high = q[h, x, a, :n].sum(), lower[h, x, a], upper[h, x, a]
+                for w in range(n):
+                    given[0, i, w] = cost[h, x, a] + 1 / q[h, x, a, w]
+                    given[1, i, w] = high[w] if high[w] < 1 else 2.0
+                    given[2, i, w] = low[w] if low[w] > 0 else -1.0
+                    P[w] = q[h, x, a, w] / pair if pair > 0 else 1 / n
+                move_inside(n, low, high, P)
+                m = visits[h, x] * (pair / total if total > 0 else 1 / A)
+                for w in range(n):
+                    rows[0, i, w] = m * P[w]
+                    visits[h + 1, w] += m * P[w]
+                set_duals(n, given[:, i], rows[:, i])
+                i += 1
+
+
+@compiled
+def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
+    """`_inside` of one row."""
+    room, need, theta = 0.0, 1.0, 0.0
+    for w in range(n):
+        room += upper[w] - lower[w]
+        need -= lower[w]
+    share = need / max(room, 1e-300)
+    for w in range(n):
+        centre = lower[w] + (upper[w] - lower[w]) * share
+        for at, best in (
+            (P[w] - lower[w], centre - lower[w]),
+            (upper[w] - P[w], upper[w] - centre),
+        ):
+            least = INSIDE * best
+            if at < least:
+                theta = max(theta, (least - at) / (best - at))
+    for w in range(n):
+        centre = lower[w] + (upper[w] - lower[w]) * share
+        P[w] = (1 - theta) * P[w] + theta * centre
+
+
+@compiled
+def set_duals(n: int, given: Floats, row: Floats) -> None:
+    """`Point.start` of one row, whose q is there."""
+    m = 0.0
+    for w in range(n):
+        m += row[0, w]
+    for w in range(n):
+        row[1, w] = given[1, w] * m - row[0, w]
+        row[2, w] = row[0, w] - given[2, w] * m
+        row[3, w] = 1 / row[0, w]
+        row[4, w], row[5, w] = START / row[1, w], START / row[2, w]
+
+
+@lru_cache(maxsize=64)
+def _numbers(layers: Layers) -> tuple[Ints, Ints, Ints]:
+    """Of every row: successors, its state, and the first state of the next layer (-1: x_H)."""
+    h, x, _ = np.nonzero(layers.pairs)
+    widths = np.array(layers.widths)
+    first = np.cumsum(widths) - widths
+    after = np.where(h + 1 < layers.H, first[h + 1], -1)
+    return widths[h + 1], first[h] + x, after
+
+
+@compiled
+def follow(
+    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats, tolerance: float
+) -> tuple[float, int]:
+    """The loop of `log_barrier_step` in place: given = (c, upper, lower), rows = (q, s_u, s_l, z,
+    z_u, z_l), each (R, W); the gap and the number of steps.
+    """
+    sigma, change = 0.1, np.zeros(rows.shape)
+    count = sizes.sum()
+    for iteration in range(MAX_ITERATIONS):
+        gap, mu = duality_gap(sizes, own, after, given, rows, y), 0.0
+        for i in range(len(sizes)):
+            for w in range(sizes[i]):
+                mu += rows[1, i, w] * rows[4, i, w] + rows[2, i, w] * rows[5, i, w]
+        mu /= 2 * count
+        if not (gap > tolerance and mu > ROUNDING):
+            return gap, iteration
+        moved = newton(sizes, own, after, given, rows, sigma * mu, change)
+        t, u = longest(sizes, rows[:3], change[:3]), longest(sizes, rows[3:], change[3:])
+        rows[:3] += t * change[:3]
+        rows[3:] += u * change[3:]
+        y += u * (moved - y)
+        sigma = min(0.5, max(0.01, (1 - min(t, u)) ** 2))
+    return gap, MAX_ITERATIONS
+
+
+@compiled
+def pull(own: int, after: int, w: int, y: Floats) -> float:
+    """A^T y at one cell."""
+    return float(y[own] - (y[after + w] if after >= 0 else 0.0))
+
+
+@compiled
+def duality_gap(
+    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats
+) -> float:
+    """`Problem.gap`."""
+    gap = float(y[0])
+    for i in range(len(sizes)):
+        row = 0.0
+        for w in range(sizes[i]):
+            row += given[2, i, w] * rows[5, i, w] - given[1, i, w] * rows[4, i, w]
+        for w in range(sizes[i]):
+            z = given[0, i, w] + (rows[4, i, w] - rows[5, i, w] + row)
+            z += pull(own[i], after[i], w, y)
+            if z <= 0:
+                return np.inf
+            q = rows[0, i, w]
+            gap += given[0, i, w] * q - np.log(q) - 1 - np.log(z)
+    return gap
+
+
+@compiled
+def newton(
+    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, mu: float, change: Floats
+) -> Floats:
+    """One Newton step towards mu: `change` of rows, and the new y (S,)."""
+    R, W = given.shape[1:]
+    inverses, g = np.zeros((R, W, W)), np.zeros((R, W))
+    S = own[-1] + 1
+    matrix, target = np.zeros((S, S)), np.zeros(S)
+    target[0] = -1.0
+    for i in range(R):
+        n = sizes[i]
+        gradient(n, given[:, i], rows[:, i], mu, g[i])
+        invert(n, given[:, i], rows[:, i], inverses[i])
+        add_to_schur(n, own[i], after[i], inverses[i], g[i], rows[0, i], matrix, target)
+    y = np.linalg.solve(matrix, target)
+    for i in range(R):
+        for w in range(sizes[i]):
+            g[i, w] += pull(own[i], after[i], w, y)
+        change_row(sizes[i], given[:, i], rows[:, i], mu, inverses[i], g[i], change[:, i])
+    return y
+
+
+@compiled
+def gradient(n: int, given: Floats, row: Floats, mu: float, g: Floats) -> None:
+    """The barrier's gradient of a row, without A^T y."""
+    shared = 0.0
+    for w in range(n):
+        shared += given[2, w] * (mu / row[2, w]) - given[1, w] * (mu / row[1, w])
+    for w in range(n):
+        g[w] = given[0, w] - 1 / row[0, w] + (mu / row[1, w] - mu / row[2, w] + shared)
+
+
+@compiled
+def invert(n: int, given: Floats, row: Floats, inverse: Floats) -> None:
+    """`_inverse` of `_row_hessian`: Gauss-Jordan on a unit diagonal."""
+    total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
+    for w in range(n):
+        D_u, D_l = row[4, w] / row[1, w], row[5, w] / row[2, w]
+        total += D_u * given[1, w] ** 2 + D_l * given[2, w] ** 2
+        cross = D_u * given[1, w] + D_l * given[2, w]
+        matrix[w, w] += row[3, w] / row[0, w] + D_u + D_l
+        for v in range(n):
+            matrix[w, v] -= cross
+            matrix[v, w] -= cross
+    for w in range(n):
+        scale[w] = 1 / np.sqrt(matrix[w, w] + total)
+    for w in range(n):
+        for v in range(n):
+            matrix[w, v] = (matrix[w, v] + total) * (scale[w] * scale[v])
+        matrix[w, w] += 1e-15
+    for k in range(n):
+        pivot, matrix[k, k] = matrix[k, k], 1.0
+        for v in range(n):
+            matrix[k, v] /= pivot
+        for w in range(n):
+            if w != k:
+                factor, matrix[w, k] = matrix[w, k], 0.0
+                for v in range(n):
+                    matrix[w, v] -= factor * matrix[k, v]
+    for w in range(n):
+        for v in range(n):
+            inverse[w, v] = matrix[w, v] * scale[w] * scale[v]
+
+
+@compiled
+def add_to_schur(
+    n: int,
+    own: int,
+    after: int,
+    inverse: Floats,
+    g: Floats,
+    q: Floats,
+    matrix: Floats,
+    target: Floats,
+) -> None:
+    """One row's part of A R A^T and of A q - A R g."""
+    for w in range(n):
+        sums, moved = 0.0, q[w]
+        for v in range(n):
+            sums += inverse[w, v]
+            moved -= inverse[w, v] * g[v]
+        matrix[own, own] += sums
+        target[own] += moved
+        if after >= 0:
+            matrix[own, after + w] -= sums
+            matrix[after + w, own] -= sums
+            target[after + w] -= moved
+            for v in range(n):
+                matrix[after + w, after + v] += inverse[w, v]
+
+
+@compiled
+def change_row(
+    n: int, given: Floats, row: Floats, mu: float, inverse: Floats, pulled: Floats, change: Floats
+) -> None:
+    """dq = -R (g + A^T y) of a row, and what follows for slacks and duals."""
+    dm = 0.0
+    for w in range(n):
+        change[0, w] = 0.0
+        for v in range(n):
+            change[0, w] -= inverse[w, v] * pulled[v]
+        dm += change[0, w]
+    for w in range(n):
+        dq = change[0, w]
+        change[1, w], change[2, w] = given[1, w] * dm - dq, dq - given[2, w] * dm
+        change[3, w] = 1 / row[0, w] - row[3, w] - row[3, w] / row[0, w] * dq
+        for s, z in ((1, 4), (2, 5)):
+            change[z, w] = mu / row[s, w] - row[z, w] - row[z, w] / row[s, w] * change[s, w]
+
+
+@compiled
+def longest(sizes: Ints, values: Floats, steps: Floats) -> float:
+    """`_length`."""
+    worst = 0.0
+    for k in range(len(values)):
+        for i in range(len(sizes)):
+            for w in range(sizes[i]):
+                worst = max(worst, -steps[k, i, w] / values[k, i, w])
+    return min(1.0, STAY / worst) if worst > 0 else 1.0

@@ -33,12 +33,12 @@ measure of its policy and transitions, which is in Delta(P_k) to rounding; gap =
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import Box
-from riffle.coordinator.learning.adversarial.layered import Layers, occupancy
+from riffle.coordinator.learning.adversarial.layered import Layers
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 TOLERANCE = 1e-7  # of the flow residual, in probability
@@ -79,208 +79,288 @@ def ftrl_step(
     start: FloatArray | None = None,
     tolerance: float = TOLERANCE,
 ) -> Step:
-    """Solve for cost = eta L~ (H, W, A), from dual values `start` (H + 1, W) or from zero.
+    """Solves for cost = eta L~ (H, W, A), from dual values `start` (H + 1, W) or from zero.
 
     Stops above `tolerance` where rounding forbids more (costs beyond 10^3); residual and gap of the
-    answer say so. Raises LearnerError when the residual stays above HOPELESS.
+    answer say so.
+
+    Raises:
+        LearnerError: the residual stays above HOPELESS, or a linear system is singular.
     """
-    bounds = Bounds.of(layers, box, cost)
-    point = _evaluate(bounds, np.zeros((layers.H + 1, layers.W)) if start is None else start)
-    longest = LONGEST_STEP + float(np.ptp(cost)) / 10
-    for iterations in range(MAX_ITERATIONS):
-        if point.residual <= tolerance:
-            return answer(layers, cost, point, iterations)
-        advanced = _advance(layers, bounds, point, longest)
-        if advanced is None:
-            break
-        point = advanced
-    if point.residual > HOPELESS:
-        raise LearnerError(f"the FTRL step stopped at flow residual {point.residual:.1e}")
-    return answer(layers, cost, point, iterations)
+    v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()
+    try:
+        solved = solve(np.array(layers.widths), box.lower, box.upper, cost, v, tolerance)
+    except np.linalg.LinAlgError as error:
+        raise LearnerError("the FTRL step met a singular system") from error
+    q, log_q, policy, transitions, residual, gap, iterations = solved
+    if not residual <= max(HOPELESS, tolerance):
+        raise LearnerError(f"the FTRL step stopped at flow residual {residual:.1e}")
+    return Step(q, log_q, policy, transitions, residual, gap, iterations, v)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Logarithms of the box (H, W, A, W), the box, and the cost with padding pairs priced out."""
-
-    log_lower: FloatArray
-    log_upper: FloatArray
-    lower: FloatArray
-    upper: FloatArray
-    cost: FloatArray
-
-    @classmethod
-    def of(cls, layers: Layers, box: Box, cost: FloatArray) -> Bounds:
-        """The arguments of `ftrl_step`."""
-        both = np.array((box.lower, box.upper))
-        lower, upper = np.log(both, out=np.full_like(both, LOG_ZERO), where=both > 0)
-        return cls(lower, upper, box.lower, box.upper, np.where(layers.pairs, cost, ABSENT))
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """f and its gradient (H - 1, W) at v (H + 1, W); m, ln m (H, W, A); p, ln p, free cells."""
-
-    v: FloatArray
-    f: float
-    gradient: FloatArray
-    log_m: FloatArray
-    m: FloatArray
-    log_p: FloatArray
-    p: FloatArray
-    p_free: FloatArray
-
-    @property
-    def residual(self) -> float:
-        """Largest violation of flow."""
-        return float(np.abs(self.gradient).max(initial=0.0))
+@compiled
+def solve(
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, v: Floats, tolerance: float
+) -> tuple[Floats, Floats, Floats, Floats, float, float, int]:
+    """All of `ftrl_step` but its refusals; v is overwritten."""
+    H, W, A = cost.shape
+    logs, m, p = np.zeros((2, H, W, A, W)), np.zeros((2, H, W, A)), np.zeros((3, H, W, A, W))
+    flows = np.zeros((2, H + 1, W))
+    logarithms(widths, lower, logs[0])
+    logarithms(widths, upper, logs[1])
+    longest = LONGEST_STEP + (cost.max() - cost.min()) / 10
+    f, iterations = descend(widths, logs, cost, v, tolerance, longest, m, p, flows)
+    residual = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max() if H > 1 else 0.0
+    q, log_q, policy = np.zeros((H, W, A, W)), np.full((H, W, A, W), -np.inf), np.zeros((H, W, A))
+    gap = f + answer(widths, cost, m[1], p, q, log_q, policy)
+    return q, log_q, policy, p[0].copy(), residual, gap, iterations
 
 
-def _evaluate(bounds: Bounds, v: FloatArray) -> Point:
-    after = v[1:, None, None, :]
-    log_p, p, p_free = _project_rows(bounds, after)
-    phi = np.vecdot(p, log_p - after)
-    s = -bounds.cost - v[:-1, :, None] - phi
-    top = s.max(axis=(1, 2), keepdims=True)
-    e = np.exp(s - top)
-    Z = e.sum(axis=(1, 2), keepdims=True)
-    log_Z = top + np.log(Z)
-    m = e / Z
-    H, W = v.shape[0] - 1, v.shape[1]
-    inflow = (m.reshape(H, 1, -1) @ p.reshape(H, -1, W))[:-1, 0]
-    gradient = inflow - m.sum(axis=2)[1:]
-    return Point(v, float(log_Z.sum()), gradient, s - log_Z, m, log_p, p, p_free)
+@compiled
+def logarithms(widths: Ints, values: Floats, logs: Floats) -> None:
+    """`Bounds.of` of one side of the box, on cells."""
+    for h in range(len(widths) - 1):
+        for x in range(widths[h]):
+            for a in range(values.shape[2]):
+                for y in range(widths[h + 1]):
+                    value = values[h, x, a, y]
+                    logs[h, x, a, y] = np.log(value) if value > 0.0 else LOG_ZERO
 
 
-def _project_rows(bounds: Bounds, after: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """ln p, p and p on free cells (zero elsewhere), for the dual values after each row."""
-    ones = np.ones((after.shape[-1], 1))  # a product with it is the quickest sum of a short row
-    low, high = bounds.log_lower - after, bounds.log_upper - after
-    breaks = np.concatenate((low, high), axis=-1)
-    raised = np.maximum(after[..., None, :] + breaks[..., None], bounds.log_lower[..., None, :])
-    np.minimum(raised, bounds.log_upper[..., None, :], out=raised)
-    total = (np.exp(raised, out=raised) @ ones)[..., 0]
-    last = np.where(total <= 1.0, breaks, -np.inf).max(axis=-1, keepdims=True)
-    full = high <= last
-    free = (low <= last) & ~full
-    left = 1.0 - np.where(full, bounds.upper, np.where(free, 0.0, bounds.lower)) @ ones
-    inside = np.where(free, after, -np.inf)
-    shift = np.maximum(inside.max(axis=-1, keepdims=True), -ABSENT)
-    mass = np.exp(inside - shift) @ ones
-    delta = np.log(np.maximum(left, TINY) / np.maximum(mass, TINY)) - shift
-    delta = np.where(mass > 0, np.maximum(delta, last), last)
-    log_p = np.minimum(np.maximum(after + delta, bounds.log_lower), bounds.log_upper)
-    p = np.exp(log_p)
-    return log_p, p, p * free
+@compiled
+def answer(
+    widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
+) -> float:
+    """`answer` into q, log_q, policy; the objective at q."""
+    H, W, A = cost.shape
+    visits, objective = np.zeros((H + 1, W)), 0.0
+    visits[0, 0] = 1.0
+    for h in range(H):
+        for x in range(widths[h]):
+            top, total = log_m[h, x].max(), 0.0
+            for a in range(A):
+                policy[h, x, a] = np.exp(log_m[h, x, a] - top)
+                total += policy[h, x, a]
+            for a in range(A):
+                policy[h, x, a] /= total
+                here = visits[h, x] * policy[h, x, a]
+                for y in range(widths[h + 1]):
+                    flow = here * p[0, h, x, a, y]
+                    q[h, x, a, y], log_q[h, x, a, y] = flow, log_m[h, x, a] + p[1, h, x, a, y]
+                    visits[h + 1, y] += flow
+                    objective += flow * (cost[h, x, a] + np.log(max(flow, TINY)))
+    return objective
 
 
-@dataclass(frozen=True, slots=True)
-class _Derivatives:
-    """Flows of the inner layers (H - 1, W) and the blocks of their derivatives in v.
+@compiled
+def descend(
+    widths: Ints,
+    logs: Floats,
+    cost: Floats,
+    v: Floats,
+    tolerance: float,
+    longest: float,
+    m: Floats,
+    p: Floats,
+    flows: Floats,
+) -> tuple[float, int]:
+    """The loop of `ftrl_step` in place: v, m = (m, ln m), p = (p, ln p, p on free cells).
 
-    Of inflow at a layer: `into` (H - 1, W, W) in the layer's own v, -`across` transposed in v of
-    the layer before. Of outflow: -`leave` in its own v, -`across` (H - 2, W, W) in v of the next.
+    flows (2, H + 1, W) are inflow and outflow of every state; returns f and the number of steps.
     """
-
-    inflow: FloatArray
-    outflow: FloatArray
-    into: FloatArray
-    leave: FloatArray
-    across: FloatArray
-
-    @classmethod
-    def of(cls, layers: Layers, point: Point) -> _Derivatives:
-        H, W, m = layers.H, layers.W, point.m
-        p, free = point.p.reshape(H, -1, W), point.p_free.reshape(H, -1, W)
-        weighted = m.reshape(H, -1, 1) * p
-        flow = weighted.reshape(H, W, -1, W).sum(axis=2)
-        out, inflow = m.sum(axis=2), flow.sum(axis=1)
-        # p moves on free cells only: dp = diag(p) - p p^T / sum p there.
-        share = m.reshape(H, -1, 1) / np.maximum(free.sum(axis=-1, keepdims=True), TINY)
-        into = weighted.swapaxes(1, 2) @ p - (free * share).swapaxes(1, 2) @ free
-        into += np.eye(W) * (m.reshape(H, 1, -1) @ free) - _outer(inflow, inflow)
-        leave = np.eye(W) * out[:, None, :] - _outer(out, out)
-        across = _outer(out, inflow) - flow
-        return cls(inflow[:-1], out[1:], into[:-1], leave[1:], across[1:-1])
-
-
-def _advance(layers: Layers, bounds: Bounds, point: Point, longest: float) -> Point | None:
-    """A better point: Newton on the logarithms if it gives one, else damped Newton, else none."""
-    derivatives = _Derivatives.of(layers, point)
-    step = _logarithmic_step(layers, derivatives)
-    step *= min(1.0, longest / max(float(np.abs(step).max()), TINY))
-    tried = _better(bounds, point, step)
-    for damping in DAMPING:
-        if tried is not None:
-            break
-        tried = _better(bounds, point, _damped_step(layers, derivatives, damping))
-    return tried
+    H, W = len(widths) - 1, v.shape[1]
+    blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
+    gradient = np.zeros((H - 1, W))
+    f = evaluate(widths, logs, cost, v, m, p, flows)
+    for iteration in range(MAX_ITERATIONS):
+        gradient[:] = flows[0, 1:-1] - flows[1, 1:-1]
+        residual = np.abs(gradient).max() if H > 1 else 0.0
+        if residual <= tolerance:
+            return f, iteration
+        derivatives(widths, m[0], p, flows, blocks)
+        inflow, outflow = flows[0].copy(), flows[1].copy()
+        before[:] = v
+        accepted = False
+        for attempt in range(1 + len(DAMPING)):
+            if attempt == 0:
+                step[:] = logarithmic_step(widths, inflow, outflow, blocks)
+                step *= min(1.0, longest / max(np.abs(step).max(), TINY))
+            else:
+                step[:] = damped_step(widths, gradient, blocks, DAMPING[attempt - 1])
+            v[1:-1] = before[1:-1] + step
+            tried = evaluate(widths, logs, cost, v, m, p, flows)
+            slope = (gradient * step).sum()
+            left = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max()
+            descends = slope < 0 and tried <= f + 1e-4 * slope + 1e-13 * (1.0 + abs(f))
+            if descends or left <= residual / 2:
+                f, accepted = tried, True
+                break
+        if not accepted:
+            v[:] = before
+            return evaluate(widths, logs, cost, v, m, p, flows), iteration
+    return f, MAX_ITERATIONS
 
 
-def _better(bounds: Bounds, point: Point, step: FloatArray) -> Point | None:
-    """The point after the step, if f decreases enough or the residual halves (near the end)."""
-    v = point.v.copy()
-    v[1:-1] += step
-    tried = _evaluate(bounds, v)
-    slope = float((point.gradient * step).sum())
-    rounding = 1e-13 * (1.0 + abs(point.f))
-    descends = slope < 0 and tried.f <= point.f + 1e-4 * slope + rounding
-    return tried if descends or tried.residual <= point.residual / 2 else None
+@compiled
+def evaluate(
+    widths: Ints, logs: Floats, cost: Floats, v: Floats, m: Floats, p: Floats, flows: Floats
+) -> float:
+    """f at v; m, p and flows are overwritten."""
+    H, A = len(widths) - 1, cost.shape[2]
+    f = 0.0
+    flows[:] = 0.0
+    for h in range(H):
+        n, top = widths[h + 1], -np.inf
+        for x in range(widths[h]):
+            for a in range(A):
+                project_row(n, logs[:, h, x, a], v[h + 1], p[:, h, x, a])
+                phi = 0.0
+                for y in range(n):
+                    phi += p[0, h, x, a, y] * (p[1, h, x, a, y] - v[h + 1, y])
+                m[1, h, x, a] = -cost[h, x, a] - v[h, x] - phi
+                top = max(top, m[1, h, x, a])
+        Z = 0.0
+        for x in range(widths[h]):
+            for a in range(A):
+                m[0, h, x, a] = np.exp(m[1, h, x, a] - top)
+                Z += m[0, h, x, a]
+        log_Z = top + np.log(Z)
+        f += log_Z
+        for x in range(widths[h]):
+            for a in range(A):
+                m[1, h, x, a] -= log_Z
+                m[0, h, x, a] /= Z
+                flows[1, h, x] += m[0, h, x, a]
+                for y in range(n):
+                    flows[0, h + 1, y] += m[0, h, x, a] * p[0, h, x, a, y]
+    return f
 
 
-def _logarithmic_step(layers: Layers, d: _Derivatives) -> FloatArray:
-    """Newton's step (H - 1, W) on ln inflow - ln outflow = 0; padding states stay."""
-    inflow, outflow = np.maximum(d.inflow, TINY), np.maximum(d.outflow, TINY)
-    i, o = 1 / inflow[..., None], 1 / outflow[..., None]
-    above, below = d.across * o[:-1], d.across.swapaxes(1, 2) * i[1:]
-    matrix = _tridiagonal(d.into * i + d.leave * o, above, below) + _null_space(layers)
-    target: FloatArray = np.where(layers.states[1:], np.log(outflow) - np.log(inflow), 0.0)
-    return np.asarray(np.linalg.solve(matrix, target.ravel()).reshape(target.shape))
+@compiled
+def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
+    """`_project_rows` of one row of n successors: p (3, W) is p, ln p, p on free cells."""
+    last = last_break(n, logs, after)
+    left, mass, shift = 1.0, 0.0, -ABSENT
+    for y in range(n):
+        p[2, y] = 0.0
+        if logs[1, y] - after[y] <= last:
+            left -= np.exp(logs[1, y])
+        elif logs[0, y] - after[y] <= last:
+            p[2, y] = 1.0
+            shift = max(shift, after[y])
+        else:
+            left -= np.exp(logs[0, y])
+    for y in range(n):
+        if p[2, y] > 0.0:
+            mass += np.exp(after[y] - shift)
+    delta = last
+    if mass > 0.0:
+        delta = max(np.log(max(left, TINY) / max(mass, TINY)) - shift, last)
+    for y in range(n):
+        p[1, y] = min(max(after[y] + delta, logs[0, y]), logs[1, y])
+        p[0, y] = np.exp(p[1, y])
+        p[2, y] *= p[0, y]
 
 
-def _damped_step(layers: Layers, d: _Derivatives, damping: float) -> FloatArray:
-    """-(Hessian of f + damping)^-1 gradient, (H - 1, W)."""
-    hessian = _tridiagonal(d.into + d.leave, d.across, d.across.swapaxes(1, 2))
-    hessian += _null_space(layers) + damping * np.eye(len(hessian))
-    gradient = d.inflow - d.outflow
-    return np.asarray(np.linalg.solve(hessian, -gradient.ravel()).reshape(gradient.shape))
+@compiled
+def last_break(n: int, logs: Floats, after: Floats) -> float:
+    """The last delta at which a bound starts or ends to hold and the row's sum is at most one."""
+    last = -np.inf
+    for bound in range(2):
+        for y in range(n):
+            at, total = logs[bound, y] - after[y], 0.0
+            for z in range(n):
+                total += np.exp(min(max(after[z] + at, logs[0, z]), logs[1, z]))
+            if total <= 1.0:
+                last = max(last, at)
+    return last
 
 
-def _outer(a: FloatArray, b: FloatArray) -> FloatArray:
-    return a[:, :, None] * b[:, None, :]
+@compiled
+def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
+    """`_Derivatives`: blocks (3, H, W, W) are, at step h, into h + 1, leaving h, and across."""
+    inflow, outflow = flows
+    blocks[:] = 0.0
+    for h in range(len(widths) - 1):
+        into, leave, across = blocks[0, h], blocks[1, h], blocks[2, h]
+        for x in range(widths[h]):
+            leave[x, x] += outflow[h, x]
+            for z in range(widths[h]):
+                leave[x, z] -= outflow[h, x] * outflow[h, z]
+            for y in range(widths[h + 1]):
+                across[x, y] += outflow[h, x] * inflow[h + 1, y]
+            for a in range(m.shape[2]):
+                add_row(widths[h + 1], m[h, x, a], p[0, h, x, a], p[2, h, x, a], into, across[x])
+        for y in range(widths[h + 1]):
+            for z in range(widths[h + 1]):
+                into[y, z] -= inflow[h + 1, y] * inflow[h + 1, z]
 
 
-def _tridiagonal(diagonal: FloatArray, above: FloatArray, below: FloatArray) -> FloatArray:
-    """The block tridiagonal matrix (n W, n W) of blocks (n, W, W) and (n - 1, W, W)."""
-    n, W, _ = diagonal.shape
-    blocks = np.zeros((n, W, n, W))
-    i = np.arange(n)
-    blocks[i, :, i, :] = diagonal
-    blocks[i[:-1], :, i[1:], :] = above
-    blocks[i[1:], :, i[:-1], :] = below
-    return blocks.reshape(n * W, n * W)
+@compiled
+def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
+    """What the row of one pair adds: p moves on free cells only."""
+    total = 0.0
+    for y in range(n):
+        total += free[y]
+    share = m / max(total, TINY)
+    for y in range(n):
+        across[y] -= m * p[y]
+        into[y, y] += m * free[y]
+        for z in range(n):
+            into[y, z] += m * p[y] * p[z] - share * free[y] * free[z]
 
 
-@lru_cache(maxsize=64)
-def _null_space(layers: Layers) -> FloatArray:
-    """1 1^T on every layer's states, one on padding states, and a ridge against singularity."""
-    states = layers.states[1:].astype(np.float64)
-    n, W = states.shape
-    blocks = np.zeros((n, W, n, W))
-    blocks[np.arange(n), :, np.arange(n), :] = _outer(states, states)
-    return blocks.reshape(n * W, n * W) + np.diag(1 - states.ravel()) + RIDGE * np.eye(n * W)
+@compiled
+def logarithmic_step(widths: Ints, inflow: Floats, outflow: Floats, blocks: Floats) -> Floats:
+    """`_logarithmic_step` (H - 1, W)."""
+    H, W = len(widths) - 1, inflow.shape[1]
+    matrix, target = null_space(widths, W), np.zeros((H - 1, W))
+    for h in range(1, H):
+        for x in range(W):
+            flow, out = max(inflow[h, x], TINY), max(outflow[h, x], TINY)
+            if x < widths[h]:
+                target[h - 1, x] = np.log(out) - np.log(flow)
+            row = (h - 1) * W + x
+            for y in range(W):
+                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] / flow
+                matrix[row, (h - 1) * W + y] += blocks[1, h, x, y] / out
+                if h < H - 1:
+                    matrix[row, h * W + y] += blocks[2, h, x, y] / out
+                if h > 1:
+                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x] / flow
+    target[:] = np.linalg.solve(matrix, target.ravel()).reshape(H - 1, W)
+    return target
 
 
-def answer(layers: Layers, cost: FloatArray, point: Point, iterations: int) -> Step:
-    """The occupancy measure of the point's policy and transitions, and its certificate."""
-    pairs, cells = layers.pairs, layers.cells
-    log_m = point.log_m
-    top = log_m.max(axis=2, keepdims=True)
-    e = np.exp(log_m - top)
-    policy = e / e.sum(axis=2, keepdims=True) * pairs
-    P = point.p * cells
-    q = occupancy(P, policy)
-    log_q = np.where(cells, log_m[..., None] + point.log_p, -np.inf)
-    entropy = (q * np.log(np.maximum(q, TINY))).sum()
-    gap = float((q.sum(axis=-1) * cost).sum() + entropy + point.f)
-    return Step(q, log_q, policy, P, point.residual, gap, iterations, point.v)
+@compiled
+def damped_step(widths: Ints, gradient: Floats, blocks: Floats, damping: float) -> Floats:
+    """`_damped_step` (H - 1, W)."""
+    H, W = len(widths) - 1, gradient.shape[1]
+    matrix = null_space(widths, W) + damping * np.eye((H - 1) * W)
+    for h in range(1, H):
+        for x in range(W):
+            row = (h - 1) * W + x
+            for y in range(W):
+                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] + blocks[1, h, x, y]
+                if h < H - 1:
+                    matrix[row, h * W + y] += blocks[2, h, x, y]
+                if h > 1:
+                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x]
+    step = np.zeros((H - 1, W))
+    step[:] = np.linalg.solve(matrix, -gradient.ravel()).reshape(H - 1, W)
+    return step
+
+
+@compiled
+def null_space(widths: Ints, W: int) -> Floats:
+    """`_null_space`."""
+    n = len(widths) - 2
+    matrix = RIDGE * np.eye(n * W)
+    for h in range(n):
+        for x in range(W):
+            if x >= widths[h + 1]:
+                matrix[h * W + x, h * W + x] += 1.0
+                continue
+            for y in range(widths[h + 1]):
+                matrix[h * W + x, h * W + y] += 1.0
+    return matrix

@@ -15,7 +15,6 @@ Privatizer all of it is post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from riffle.coordinator.learning.adversarial.confidence import (
@@ -63,14 +62,10 @@ def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float =
 
 
 class PrivateUCOREPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k.
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k."""
 
-    `solve` is line 6: `omd.ftrl_step`, or a compiled function that gives the same answers.
-    """
-
-    def __init__(self, settings: Settings, solve: Callable[..., Step] = ftrl_step) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._solve = solve
         self.policy = induced_policy(settings.layers, uniform_occupancy(settings.layers))
         self.step: Step | None = None
 
@@ -81,6 +76,6 @@ class PrivateUCOREPS:
         s = self.settings
         box = s.confidence_set(transitions, visits, E)
         start = None if self.step is None else self.step.v
-        self.step = self._solve(s.layers, box, s.eta * losses * s.layers.pairs, start)
+        self.step = ftrl_step(s.layers, box, s.eta * losses * s.layers.pairs, start)
         self.policy = self.step.policy
         return self.step

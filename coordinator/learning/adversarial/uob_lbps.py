@@ -18,7 +18,6 @@ Without noise E' = 0 and l" = l.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -47,29 +46,22 @@ def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArr
 
 
 class PrivateUOBLBPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k.
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k."""
 
-    `solve` is line 8: `log_barrier.log_barrier_step`, or a compiled function of the same answers.
-    """
-
-    def __init__(self, settings: Settings, solve: Callable[..., Step] = log_barrier_step) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._solve = solve
         self.q = uniform_occupancy(settings.layers)
         self.policy = induced_policy(settings.layers, self.q)
         self.box = everything(settings.layers)
-
-    def upper_bound(self) -> FloatArray:
-        """Returns u_k (H, W, A)."""
-        return upper_occupancy(self.settings.layers, self.box, self.policy)
 
     def observe(
         self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float, E_loss: float
     ) -> Step:
         """Runs lines 3-9 on noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
         s = self.settings
-        estimate = optimistic_loss(loss, E_loss, self.upper_bound())
+        u = upper_occupancy(s.layers, self.box, self.policy)
+        estimate = optimistic_loss(loss, E_loss, u)
         self.box = s.confidence_set(transitions, visits, E)
-        step = self._solve(s.layers, self.box, s.eta * estimate, self.q)
+        step = log_barrier_step(s.layers, self.box, s.eta * estimate, self.q)
         self.q, self.policy = step.q, step.policy
         return step

@@ -90,7 +90,7 @@ def test_nothing_known_is_everything() -> None:
     known = confidence_set(LAYERS, zero, 10.0)
     np.testing.assert_array_equal(known.lower[LAYERS.cells], 0.0)
     np.testing.assert_array_equal(known.upper[LAYERS.cells], 1.0)
-    np.testing.assert_allclose(estimate(LAYERS, zero)[1, 0, 0], 1 / 3)
+    np.testing.assert_allclose(estimate(LAYERS, zero, 10.0)[0][1, 0, 0], 1 / 3)
 
 
 @given(st.sampled_from(SHAPES), st.floats(0, 2), st.floats(0, 0.3), st.integers(0, 10**6))

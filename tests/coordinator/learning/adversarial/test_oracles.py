@@ -1,27 +1,21 @@
-"""The compiled parts of 004 give the references' answers and refusals."""
+"""The loops of 004, compiled or not, give their NumPy oracles' answers and refusals."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-pytest.importorskip("numba", reason="needs the extra `experiments` (numba)")
-
 from riffle.coordinator.learning.adversarial import confidence, log_barrier, omd
 from riffle.coordinator.learning.adversarial.confidence import everything
 from riffle.coordinator.learning.adversarial.layered import Layers, uniform_occupancy
 from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
 from riffle.coordinator.learning.learner import LearnerError
-from riffle.experiments import adversarial
-from riffle.experiments.compiled.confidence import CompiledSettings, play, upper_occupancy
-from riffle.experiments.compiled.log_barrier import log_barrier_step
-from riffle.experiments.compiled.omd import ftrl_step
-from tests.coordinator.learning.adversarial.worlds import (
-    SHAPES,
-    random_box,
-    random_policy,
-    transitions,
+from tests.coordinator.learning.adversarial import (
+    confidence_oracle,
+    log_barrier_oracle,
+    omd_oracle,
 )
+from tests.coordinator.learning.adversarial.worlds import SHAPES, random_box, random_policy
 
 
 def _same(one: omd.Step, other: omd.Step) -> None:
@@ -35,36 +29,36 @@ def _same(one: omd.Step, other: omd.Step) -> None:
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_ftrl_step_is_the_reference(case: int) -> None:
+def test_ftrl_step_is_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
     cost = generator.uniform(0, (1, 4, 30)[case % 3], layers.pairs.shape) * layers.pairs
-    cold = omd.ftrl_step(layers, box, cost)
-    _same(ftrl_step(layers, box, cost), cold)
+    cold = omd_oracle.ftrl_step(layers, box, cost)
+    _same(omd.ftrl_step(layers, box, cost), cold)
     start = cold.v.copy()
     _same(
-        ftrl_step(layers, box, 1.1 * cost, cold.v),
         omd.ftrl_step(layers, box, 1.1 * cost, cold.v),
+        omd_oracle.ftrl_step(layers, box, 1.1 * cost, cold.v),
     )
     assert np.array_equal(start, cold.v)  # the last step's dual values are only read
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_log_barrier_step_is_the_reference(case: int) -> None:
+def test_log_barrier_step_is_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
     q = uniform_occupancy(layers)
     cost = generator.uniform(0, 2, layers.pairs.shape) * layers.pairs
-    expected = log_barrier.log_barrier_step(layers, box, cost, q)
-    step = log_barrier_step(layers, box, cost, q)
+    expected = log_barrier_oracle.log_barrier_step(layers, box, cost, q)
+    step = log_barrier.log_barrier_step(layers, box, cost, q)
     _same(step, expected)
     assert step.gap <= log_barrier.GAP
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_the_confidence_set_is_the_reference(case: int) -> None:
+def test_the_confidence_set_is_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers, E = Layers(SHAPES[case % len(SHAPES)], 2), (0.0, 0.5, 40.0)[case % 3]
     N = generator.poisson(300, layers.cells.shape) * layers.cells * 1.0
@@ -72,48 +66,32 @@ def test_the_confidence_set_is_the_reference(case: int) -> None:
     visits = N.sum(axis=-1) + generator.normal(0, 1 + E, layers.pairs.shape)
     # Without widening, and with factors so small that rows would have no interior.
     scale = (1.0, 0.3, 1e-9)[case % 4 % 3]
-    given = layers, 1000, 0.1, 0.1, scale
-    expected = Settings(*given).confidence_set(noisy, visits, E)
-    box = CompiledSettings(*given).confidence_set(noisy, visits, E)
+    settings = Settings(layers, 1000, 0.1, 0.1, scale)
+    ln_iota = confidence.log_iota(layers, settings.K, settings.delta)
+    counts = confidence_oracle.post_process(layers, noisy, visits, E)
+    expected = confidence_oracle.confidence_set(layers, counts, ln_iota, scale)
+    box = settings.confidence_set(noisy, visits, E)
     np.testing.assert_allclose(box.lower, expected.lower, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(box.upper, expected.upper, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(box.widened, expected.widened, atol=1e-14)
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_upper_occupancy_bounds_are_the_references(case: int) -> None:
+def test_upper_occupancy_bounds_are_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
     policy = random_policy(layers, generator)
-    expected = confidence.upper_occupancy(layers, box, policy)
-    np.testing.assert_allclose(upper_occupancy(layers, box, policy), expected, rtol=1e-12)
+    expected = confidence_oracle.upper_occupancy(layers, box, policy)
+    np.testing.assert_allclose(
+        confidence.upper_occupancy(layers, box, policy), expected, rtol=1e-12
+    )
 
 
-@pytest.mark.parametrize("case", range(24))
-def test_an_episode_is_the_reference_draw_by_draw(case: int) -> None:
-    generator = np.random.default_rng(case)
-    layers = Layers(SHAPES[case % len(SHAPES)], 2)
-    P, policy = transitions(layers, generator), random_policy(layers, generator)
-    one, other = np.random.default_rng(case), np.random.default_rng(case)
-    for _ in range(20):
-        assert np.array_equal(play(one, P, policy), adversarial.play(other, P, policy))
-
-
-def test_what_the_references_refuse_is_refused() -> None:
+def test_costs_that_are_no_numbers_are_refused() -> None:
     layers = Layers((1, 2, 2, 1), 2)
     q, none = uniform_occupancy(layers), np.full(layers.pairs.shape, np.nan)
     with pytest.raises(LearnerError, match="FTRL"):
-        ftrl_step(layers, everything(layers), none)
+        omd.ftrl_step(layers, everything(layers), none)
     with pytest.raises(LearnerError, match="log-barrier"):
-        log_barrier_step(layers, everything(layers), none, q)
-
-
-@pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
-def test_a_run_is_the_reference_run(
-    name: adversarial.Algorithm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = adversarial.run(name, 100, 1.0, 1e-5, "central", "correct", 3)
-    monkeypatch.setattr(adversarial, "_parts", adversarial.Parts)
-    plain = adversarial.run(name, 100, 1.0, 1e-5, "central", "correct", 3)
-    np.testing.assert_allclose(compiled.regret, plain.regret, atol=1e-6)
+        log_barrier.log_barrier_step(layers, everything(layers), none, q)
