@@ -62,7 +62,7 @@ def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float =
 
 
 class PrivateUCOREPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k."""
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release of episode k."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -46,7 +46,7 @@ def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArr
 
 
 class PrivateUOBLBPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the Privatizer's release of episode k."""
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release of episode k."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
