@@ -61,7 +61,7 @@ class Node(HttpUser):
         if not leases:
             self.job = None
             return
-        messages = slot_report(self.job.plan, ENVIRONMENT, leases[0].slot)[1]
+        messages = slot_report(self.job.batch, ENVIRONMENT, leases[0].slot)[1]
         body = frame(leases[0].lease, seal_reports(self.job.keys, pack(messages)))
         with self.client.post(
             f"{path}/reports",

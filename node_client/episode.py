@@ -1,19 +1,18 @@
-"""One user's episode: H steps of the drawn policy in the node's environment.
+"""From a slot in a batch to the messages of one user's report.
 
-Rewards of the declared range [low, high] become the mean (R - low) / (high - low) in [0, 1], and
-one Bernoulli bit with that mean: a report holds bits, and E[bit] is the scaled reward. After an
-early end the user stays in the environment's absorbing state with zero reward bits until step H.
+`slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
+environment and encodes it as L messages. It is the node's half of `common.mechanism.workflow`, the
+only place where a node draws anything, and the simulator's per-user path.
 
-Whatever goes wrong raises `EpisodeError`, which carries nothing of the episode, on purpose: it
-may be logged by whoever catches it.
-
-What one user's slot in a batch becomes: policy draw, episode, and the L messages of the report.
-
-This is the node's half of `common.mechanism.workflow`, and the only place where a node draws
-anything. Deployed nodes draw from the system's CSPRNG. A batch of the test entry point
-(``test_seed`` set, and ``test_entry=True`` said by whoever calls) draws from streams keyed by (run,
-batch, slot, purpose), so that its counts do not depend on who served which slot, or when. The
-simulator's per-user path calls the same function.
+- Rewards: a reward R of the declared range [low, high] has the mean (R - low) / (high - low) in
+  [0, 1]. A report holds one Bernoulli bit with that mean, so E[bit] is the scaled reward.
+- Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
+  step H.
+- Failures: any fault of the environment becomes an `EpisodeError`, which may be logged because it
+  carries nothing of the episode.
+- Randomness: a deployed node draws from the system's CSPRNG. A batch with a ``test_seed``, run
+  with ``test_entry=True``, draws from streams keyed by (run, batch, slot, purpose), so that its
+  counts do not depend on which node served a slot, or when.
 """
 
 import math
@@ -37,49 +36,91 @@ from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.tabular import Environment
 
+Purpose = Literal["policy", "environment", "noise"]
+RewardRange = tuple[float, float]
+_PURPOSES: tuple[Purpose, ...] = ("policy", "environment", "noise")
+
 
 class EpisodeError(Exception):
-    """The environment raised, or gave what it may not give. Says nothing of the episode."""
+    """The environment raised, or returned a value outside its declaration. Holds no user's data."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A descriptor with the objects that every slot needs, computed once a batch."""
+
+    descriptor: BatchDescriptor
+    mixture: Mixture
+    layout: CounterLayout
+    noise: BatchNoise
+    padding: Padding
+
+    @classmethod
+    def of(cls, descriptor: BatchDescriptor) -> "PreparedBatch":
+        """Prepares a descriptor."""
+        noise, padding = descriptor.to_noise(), descriptor.padding
+        return cls(descriptor, descriptor.mixture, descriptor.layout, noise, padding)
+
+
+def slot_report(
+    batch: PreparedBatch, environment: Environment, slot: int, *, test_entry: bool = False
+) -> tuple[Episode | None, Ints]:
+    """Returns one user's episode (None if the environment failed) and the report's symbols.
+
+    The symbols have shape (L count,). A failed episode still sends noise and padding: the other
+    users' guarantee counts on them. Raises as `slot_randomness` does.
+    """
+    descriptor = batch.descriptor
+    policy_draw, environment_draw, noise_draw = (
+        slot_randomness(descriptor, slot, purpose, test_entry=test_entry) for purpose in _PURPOSES
+    )
+    policy = batch.mixture.pick(word(policy_draw))
+    reward_range = (descriptor.reward_low, descriptor.reward_high)
+    episode: Episode | None
+    try:
+        episode = run_episode(environment, policy, reward_range, environment_draw)
+    except EpisodeError:
+        episode = None
+    return episode, encode(batch.layout, batch.noise, batch.padding, episode, noise_draw)
+
+
+def slot_randomness(
+    descriptor: BatchDescriptor, slot: int, purpose: Purpose, *, test_entry: bool
+) -> Randomness:
+    """Returns the source of one draw: the CSPRNG, or a keyed stream in a permitted test batch.
+
+    Every draw of a report comes from here. The privacy proof needs that no seeded stream is used
+    unless the ledger says epsilon = infinity, which it does for every batch with a ``test_seed``.
+    Raises LocalError ``test-entry-refused`` if the batch is seeded and ``test_entry`` is false.
+    """
+    if descriptor.test_seed is None:
+        return SystemRandomness()
+    if not test_entry:
+        raise LocalError(
+            "test-entry-refused", "this batch is seeded; a deployed node never runs it"
+        )
+    key = (descriptor.run_id, descriptor.batch_id, slot, purpose)
+    return SeededRandomness.keyed(descriptor.test_seed, *key)
 
 
 def run_episode(
-    environment: Environment,
-    policy: Policies,
-    reward_range: tuple[float, float],
-    randomness: Randomness,
+    environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
 ) -> Episode:
-    """Run policy (H, X) for one user.
+    """Runs a policy (H, X) for one user.
 
-    Raises:
-        EpisodeError: the environment failed; no cause is attached, since a cause could hold data.
+    Raises EpisodeError if the environment failed, without a cause, which could hold data.
     """
     try:
         return play(environment, policy, reward_range, randomness)
     except Exception:  # a user's environment may raise anything
-        failed = EpisodeError("the environment failed")
-    raise failed
-
-
-def reward_mean(reward: float, reward_range: tuple[float, float]) -> float:
-    """A reward as a mean in [0, 1].
-
-    Raises:
-        ValueError: it is not in the declared range.
-    """
-    low, high = reward_range
-    mean = (reward - low) / (high - low)
-    if not (math.isfinite(mean) and 0 <= mean <= 1):
-        raise ValueError("a reward is outside the declared range")
-    return mean
+        failure = EpisodeError("the environment failed")
+    raise failure
 
 
 def play(
-    environment: Environment,
-    policy: Policies,
-    reward_range: tuple[float, float],
-    randomness: Randomness,
+    environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
 ) -> Episode:
-    """The same, with errors that may hold the user's data: not for nodes, only for simulations."""
+    """Does the same with errors that may hold the user's data: for simulations, never for nodes."""
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)
@@ -97,6 +138,15 @@ def play(
     return Episode(states, actions, rewards)
 
 
+def reward_mean(reward: float, reward_range: RewardRange) -> float:
+    """Scales a reward to a mean in [0, 1]. Raises ValueError outside the declared range."""
+    low, high = reward_range
+    mean = (reward - low) / (high - low)
+    if not (math.isfinite(mean) and 0 <= mean <= 1):
+        raise ValueError("a reward is outside the declared range")
+    return mean
+
+
 def _checked(state: int, X: int) -> int:
     if not 0 <= state < X:
         raise ValueError("a state is outside the declared states")
@@ -107,76 +157,3 @@ def _absorbing(environment: Environment) -> int:
     if environment.absorbing is None:
         raise ValueError("an episode ended early in an environment that declared it never would")
     return environment.absorbing
-
-
-Purpose = Literal["policy", "environment", "noise"]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedBatch:
-    """A descriptor with what every slot needs, computed once a batch."""
-
-    descriptor: BatchDescriptor
-    mixture: Mixture
-    layout: CounterLayout
-    noise: BatchNoise
-    padding: Padding
-
-    @classmethod
-    def of(cls, descriptor: BatchDescriptor) -> "PreparedBatch":
-        """The plan of a descriptor."""
-        return cls(
-            descriptor=descriptor,
-            mixture=descriptor.mixture,
-            layout=descriptor.layout,
-            noise=descriptor.to_noise(),
-            padding=descriptor.padding,
-        )
-
-
-def slot_randomness(
-    descriptor: BatchDescriptor, slot: int, purpose: Purpose, *, test_entry: bool
-) -> Randomness:
-    """The randomness of one draw: the CSPRNG's unless the batch is a test, and tests are allowed.
-
-    Every draw of a report comes from here; the privacy proof needs that no seeded stream does
-    unless the ledger says epsilon = infinity, which it does for every batch with a ``test_seed``.
-
-    Raises:
-        LocalError: ``test-entry-refused``: the batch is seeded and ``test_entry`` is false.
-    """
-    if descriptor.test_seed is None:
-        return SystemRandomness()
-    if not test_entry:
-        raise LocalError(
-            "test-entry-refused", "this batch is seeded; a deployed node never runs it"
-        )
-    key = (descriptor.run_id, descriptor.batch_id, slot, purpose)
-    return SeededRandomness.keyed(descriptor.test_seed, *key)
-
-
-def slot_report(
-    plan: PreparedBatch, environment: Environment, slot: int, *, test_entry: bool = False
-) -> tuple[Episode | None, Ints]:
-    """One user's episode (None when the environment failed) and the report's symbols (L count,).
-
-    A failed episode still sends noise and padding: the other users' guarantee counts on it.
-
-    Raises:
-        LocalError: ``test-entry-refused``, see `slot_randomness`.
-    """
-    policy_draw, environment_draw, noise_draw = (
-        slot_randomness(plan.descriptor, slot, purpose, test_entry=test_entry)
-        for purpose in _PURPOSES
-    )
-    policy = plan.mixture.pick(word(policy_draw))
-    reward_range = (plan.descriptor.reward_low, plan.descriptor.reward_high)
-    episode: Episode | None
-    try:
-        episode = run_episode(environment, policy, reward_range, environment_draw)
-    except EpisodeError:
-        episode = None
-    return episode, encode(plan.layout, plan.noise, plan.padding, episode, noise_draw)
-
-
-_PURPOSES: tuple[Purpose, ...] = ("policy", "environment", "noise")

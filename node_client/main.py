@@ -1,4 +1,4 @@
-"""Run the nodes of one process until SIGTERM or SIGINT."""
+"""Runs the nodes of one process until SIGTERM or SIGINT."""
 
 import asyncio
 import signal
@@ -14,46 +14,44 @@ from riffle.node_client.settings import Settings
 from riffle.node_client.shuffler_client import ShufflerApi, open_client
 from riffle.node_client.users import Users
 
-# Chunks on their way. All workers seal the same one, in 16 tasks or more: while they do, one waits
-# for them, one is being made, and one being uploaded.
-ROOM = 4
+# Chunks on their way. All workers seal the same chunk, in 16 tasks or more. Meanwhile one chunk
+# waits for them, one is being encoded, and one uploaded.
+CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> Totals:
-    """Serve until a signal, then deliver what is on its way; what became of the reports.
+    """Serves until a signal, then delivers what is on its way; returns the counts of reports.
 
     Raises:
-        LocalError: a setting, file or credential is not usable; says which.
+        LocalError: a setting, file or credential is not usable; the detail names it.
     """
     with export_spans("node"):
-        return asyncio.run(_until_signal(settings, on_start))
+        return asyncio.run(_run_until_signal(settings, on_start))
 
 
 async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
-    """Serve until ``stop`` is set, counting in ``totals``. Raises as `run` does."""
+    """Serves until ``stop`` is set, counting in ``totals``. Raises as `run` does."""
     environment = settings.make_environment()
     demands = settings.demands(environment)
     nodes = deque(NodeState(credential) for credential in settings.credentials())
     users = Users(settings.state_dir, settings.users())
+    chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     try:
         with SealingPool(settings.workers) as pool:
             async with open_client(settings.shuffler_url, settings.ca_file) as client:
-                api = ShufflerApi(client)
                 pipeline = Pipeline(
                     environment=environment,
                     seal=pool.seal,
-                    api=api,
+                    api=ShufflerApi(client),
                     users=users,
                     totals=totals,
-                    room=asyncio.Semaphore(ROOM + settings.workers // WORKERS_A_CHUNK),
+                    capacity=asyncio.Semaphore(chunks),
                     test_entry=settings.test_entry and settings.loopback,
                 )
                 await Runner(
                     nodes=nodes,
                     demands=demands,
-                    api=api,
-                    users=users,
                     pipeline=pipeline,
                     users_a_request=settings.users_a_request,
                     pins=lambda: read_pins(settings.analyzer_keys_file),
@@ -62,7 +60,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
         users.close()
 
 
-async def _until_signal(settings: Settings, on_start: Callable[[], None] | None) -> Totals:
+async def _run_until_signal(settings: Settings, on_start: Callable[[], None] | None) -> Totals:
     stop, totals = asyncio.Event(), Totals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,8 @@
-"""Sealing reports in a pool of processes: 99 % of a node's work.
+"""Sealing of reports in a pool of processes: 99 % of a node's work.
 
-HPKE holds the interpreter's lock, so threads do not help. A chunk is some whole reports of one
-batch, from `LEAST_CHUNK` to `MOST_CHUNK` messages, that are leased, marked and uploaded together,
-so that what a request costs is shared by many. It is sealed in tasks of about `TASK_MESSAGES`: one
+HPKE holds the interpreter's lock, so threads do not help. A chunk is a number of whole reports of
+one batch, `LEAST_CHUNK` to `MOST_CHUNK` messages, that are leased, marked and uploaded together, so
+that they share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`: one
 bytes object of indices in, one bytes object of sealed reports out.
 """
 
@@ -31,7 +31,7 @@ _BREAKS_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class SealKeys:
-    """Everything public that sealing a batch's reports needs."""
+    """Public keys and sizes that sealing a batch's reports needs; L = ``messages``."""
 
     analyzer_key: bytes
     message_info: bytes
@@ -42,7 +42,7 @@ class SealKeys:
 
     @classmethod
     def of(cls, context: Context, batch_key: bytes) -> "SealKeys":
-        """Keys and sizes of a batch; L = ``messages``."""
+        """Collects the keys and sizes of a batch."""
         return cls(
             analyzer_key=bytes.fromhex(context.descriptor.analyzer_key),
             message_info=context.message_info,
@@ -54,17 +54,17 @@ class SealKeys:
 
 
 def whole_reports(room: int, messages: int) -> int:
-    """Reports of L = ``messages`` that fit into ``room`` messages, at least one."""
+    """Returns how many reports of L = ``messages`` fit into ``room`` messages, at least one."""
     return max(1, room // messages)
 
 
 def pack(messages: Ints) -> bytes:
-    """Reports (reports, L count) as the bytes that `seal_reports` takes, 4 bytes a symbol."""
+    """Packs reports (reports, L count) for `seal_reports`, 4 bytes a symbol."""
     return messages.astype(_INDEX).tobytes()
 
 
 def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
-    """Seal every message to the analyzer, every report once more to the batch key.
+    """Seals every message to the analyzer, then every report to the batch key.
 
     Returns:
         The sealed reports end to end, each L messages and 48 bytes.
@@ -98,17 +98,17 @@ class SealingPool:
 
     @in_span("seal")
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
-        """Sealed reports of symbols (reports, L count), end to end.
+        """Returns the sealed reports of symbols (reports, L count), end to end.
 
         Raises:
-            LocalError: ``unavailable``: workers keep dying (out of memory, most likely).
+            LocalError: ``unavailable``: workers keep dying, most likely for lack of memory.
         """
         step = whole_reports(TASK_MESSAGES, keys.messages)
         parts = (pack(messages[start : start + step]) for start in range(0, len(messages), step))
         return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
 
     async def _seal(self, keys: SealKeys, packed: bytes) -> bytes:
-        """One task. A dead worker is replaced and its task repeated: nothing of it was sent."""
+        """Seals one task. Replaces a dead worker and repeats its task: nothing of it was sent."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:

@@ -1,7 +1,11 @@
-"""A node process's configuration, from ``RIFFLE_NODE_...`` variables. Checked whole at start."""
+"""What a node process is configured by (``RIFFLE_NODE_...`` variables), and what it may log.
+
+Settings are checked as a whole at the start. The log is for the node's own owner: its fields name
+no user, lease or episode. ``detail`` is the text of one of Riffle's own errors about a descriptor,
+a file or an answer of the shuffler, on one line (`common.protocol.errors.one_line`).
+"""
 
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,6 +15,7 @@ from pydantic_settings import SettingsConfigDict
 from riffle.common.mechanism.noise import Guarantee, Trust
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex_file
 from riffle.common.process.endpoint import check_urls, is_loopback_url, split_urls
+from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.messages import MAX_USERS_A_LEASE
@@ -20,6 +25,9 @@ from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands
 
 PREFIX = "RIFFLE_NODE_"
+JOURNAL = Journal(
+    "node", "batch_id", "node_id", "messages", "episodes", "failed", "problem", "detail", "request"
+)
 
 
 class Credential(Document):
@@ -104,26 +112,16 @@ class Settings(RoleSettings):
         return all(map(is_loopback_url, split_urls(self.shuffler_url)))
 
     def make_environment(self) -> Environment:
-        """The environment.
-
-        Raises:
-            LocalError: ``invalid-spec``, see `registry.make`.
-        """
+        """Makes the environment. Raises as `registry.make` does."""
         sizes = {"states": self.states, "actions": self.actions, "horizon": self.horizon}
-        given = {name: size for name, size in sizes.items() if size is not None}
-        return make(self.environment, **{**self.environment_parameters, **given})
+        chosen = {name: size for name, size in sizes.items() if size is not None}
+        return make(self.environment, **{**self.environment_parameters, **chosen})
 
     def demands(self, environment: Environment) -> Demands:
-        """Pins and demands for the trust core.
-
-        Raises:
-            LocalError: ``invalid-spec``: a key file cannot be read.
-        """
+        """Returns the owner's pins and demands. Raises LocalError if a key file is unusable."""
         return Demands(
-            coordinator_key=_key(
-                "COORDINATOR_KEY", self.coordinator_key, self.coordinator_key_file
-            ),
-            shuffler_key=_key("SHUFFLER_KEY", self.shuffler_key, self.shuffler_key_file),
+            coordinator_key=self._key("coordinator_key"),
+            shuffler_key=self._key("shuffler_key"),
             shuffler_id=self.shuffler_id,
             required=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             environment=self.environment,
@@ -136,62 +134,57 @@ class Settings(RoleSettings):
         )
 
     def credentials(self) -> list[Credential]:
-        """The nodes of this process.
+        """Returns the credentials of this process's nodes.
 
-        Raises:
-            LocalError: ``invalid-spec``: unreadable, malformed, empty, or a node named twice.
+        Raises LocalError ``invalid-spec`` if the file is unreadable, malformed or empty, or names a
+        node twice.
         """
         try:
-            found = _CREDENTIALS.validate_json(
+            credentials = _CREDENTIALS.validate_json(
                 file_bytes(f"{PREFIX}CREDENTIALS_FILE", self.credentials_file)
             )
-        except ValidationError as error:
-            raise LocalError(
-                "invalid-spec", f"credentials file {self.credentials_file}: {first_fault(error)}"
-            ) from None  # the cause would show tokens
-        if len({credential.node_id for credential in found}) != len(found) or not found:
-            raise LocalError(
-                "invalid-spec", f"credentials file {self.credentials_file}: name every node once"
-            )
-        return found
+        except ValidationError as error:  # without its cause, which would show tokens
+            raise self._bad_file("credentials", first_fault(error)) from None
+        nodes = {credential.node_id for credential in credentials}
+        if len(nodes) != len(credentials) or not credentials:
+            raise self._bad_file("credentials", "name every node once")
+        return credentials
 
     def users(self) -> dict[str, list[str]] | None:
-        """Node id -> ids of its users; None when users are simulated.
+        """Returns node id -> ids of its users; None if users are simulated.
 
-        Raises:
-            LocalError: ``invalid-spec``: unreadable, malformed, a user named twice, or other nodes
-                than the credentials file has.
+        Raises LocalError ``invalid-spec`` if the file is unreadable or malformed, names a user
+        twice, or has other nodes than the credentials file.
         """
         if self.users_file is None:
             return None
         try:
-            found = _USERS.validate_json(file_bytes(f"{PREFIX}USERS_FILE", self.users_file))
-        except ValidationError as error:
-            raise self._bad_users(first_fault(error)) from None  # the cause would show ids
-        named = {credential.node_id for credential in self.credentials()}
-        for node in sorted(found.keys() - named):
-            raise self._bad_users(f"node {node} has no credential")
-        for node in sorted(node for node in named if not found.get(node)):
-            raise self._bad_users(f"no users of node {node}")
-        if _has_repeats(found.values()):
-            raise self._bad_users("a user is named twice; one person has one id, at one node")
-        return found
+            users = _USERS.validate_json(file_bytes(f"{PREFIX}USERS_FILE", self.users_file))
+        except ValidationError as error:  # without its cause, which would show ids
+            raise self._bad_file("users", first_fault(error)) from None
+        nodes = {credential.node_id for credential in self.credentials()}
+        for node in sorted(users.keys() - nodes):
+            raise self._bad_file("users", f"node {node} has no credential")
+        for node in sorted(node for node in nodes if not users.get(node)):
+            raise self._bad_file("users", f"no users of node {node}")
+        ids = [user for of_node in users.values() for user in of_node]
+        if len(set(ids)) != len(ids):
+            raise self._bad_file(
+                "users", "a user is named twice; one person has one id, at one node"
+            )
+        return users
 
-    def _bad_users(self, why: str) -> LocalError:
-        return LocalError("invalid-spec", f"users file {self.users_file}: {why}")
+    def _bad_file(self, kind: str, why: str) -> LocalError:
+        file = self.users_file if kind == "users" else self.credentials_file
+        return LocalError("invalid-spec", f"{kind} file {file}: {why}")
+
+    def _key(self, name: str) -> bytes:
+        """Returns a pinned key, given as hex or as a file (exactly one of the two, as checked)."""
+        text, file = getattr(self, name), getattr(self, f"{name}_file")
+        return (
+            bytes.fromhex(text) if file is None else hex_file(f"{PREFIX}{name.upper()}_FILE", file)
+        )
 
 
 _USERS = TypeAdapter(dict[Hex16, list[Hex16]])
 _CREDENTIALS = TypeAdapter(list[Credential])
-
-
-def _has_repeats(lists: Iterable[Sequence[str]]) -> bool:
-    users = [user for some in lists for user in some]
-    return len(set(users)) != len(users)
-
-
-def _key(name: str, text: str | None, file: Path | None) -> bytes:
-    if text is not None:
-        return bytes.fromhex(text)
-    assert file is not None  # noqa: S101 -- exactly one of the two, as was checked
-    return hex_file(f"{PREFIX}{name}_FILE", file)

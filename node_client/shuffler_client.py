@@ -1,10 +1,10 @@
 """The node's half of the shuffler's REST API: bounded answers, strict documents, patient retries.
 
-What can pass by itself is retried with exponential back-off and full jitter (a random share of
-base 2^k, so that nodes do not come back together): no connection, no answer, 429, 5xx, and answers
-that are not what the protocol says. ``Retry-After`` is a floor. Everything else is the shuffler's
-last word and becomes a `RemoteError` with its slug. Every request is idempotent at the shuffler, so
-a lost answer costs nothing but another request.
+Faults that may pass are retried: no connection, no answer, 429, 5xx, and answers that break the
+protocol. The delay is exponential with full jitter (a random share of base 2^k, so that nodes do
+not come back together), and ``Retry-After`` is its floor. Any other answer is final and becomes a
+`RemoteError` with the shuffler's slug. Every request is idempotent at the shuffler, so a lost
+answer costs only another request.
 """
 
 import asyncio
@@ -21,21 +21,14 @@ import httpx
 from pydantic import ValidationError
 
 from riffle.common.process.endpoint import AsyncFailover, server_verification, split_urls
+from riffle.common.protocol import errors
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
     SignedDescriptor,
     first_fault,
 )
-from riffle.common.protocol.errors import (
-    LocalError,
-    RemoteError,
-    is_temporary,
-    one_line,
-    parse_retry_after,
-    problem_document,
-    problem_slug,
-)
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.messages import (
     BATCH_KEY_HEADER,
     OCTETS,
@@ -44,26 +37,28 @@ from riffle.common.protocol.messages import (
     OpenBatches,
     UploadReply,
 )
-from riffle.node_client.journal import note
+from riffle.node_client.settings import JOURNAL
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
-CONNECTIONS = 4
+CONNECTIONS = 4  # a pool slows down with many
 
 D = TypeVar("D", bound=Document)
 
 
-class _TryAgain(Exception):  # noqa: N818
-    """This attempt failed for a reason that may pass."""
+class TransientError(Exception):
+    """An attempt failed for a reason that may pass; ``after`` is the least delay in seconds."""
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
         self.after = after
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delay before retry k (0-based): uniform in [0, min(cap, base 2^k)] seconds, at least
-    ``Retry-After``. ``attempts`` bounds every call but uploads, which have a deadline."""
+    """Delays before retries: before retry k (0-based) uniform in [0, min(cap, base 2^k)] seconds.
+
+    ``attempts`` bounds every call but uploads, which have a deadline.
+    """
 
     base: float = 0.2
     cap: float = 5.0
@@ -73,31 +68,30 @@ class Backoff:
     clock: Callable[[], float] = time.time
 
     def delay(self, retry: int, floor: float) -> float:
-        """Seconds before this retry."""
+        """Returns the seconds to wait before a retry: ``floor`` and a random delay."""
         most: float = min(self.cap, self.base * 2.0 ** min(retry, 30))
         return floor + self.share() * most
 
 
 @dataclass(slots=True)
 class ShufflerApi:
-    """Calls of nodes to their shuffler; the token says which node. Close the client after use."""
+    """Calls of nodes to their shuffler; the token names the node. Close the client after use."""
 
     client: httpx.AsyncClient
     backoff: Backoff = field(default_factory=Backoff)
 
     async def open_batches(self, token: str, wait: int) -> OpenBatches:
-        """Batches with free slots; the shuffler holds the answer up to ``wait`` seconds."""
-        parameters = {"wait": str(wait), "accepting": "1"}
-        request = self._request("GET", "/v1/batches", token, params=parameters, patience=wait)
-        return await self._call(request, OpenBatches)
+        """Returns batches with free slots; the shuffler may wait ``wait`` seconds for one."""
+        path = f"/v1/batches?wait={wait}&accepting=1"
+        return await self._call(self._request("GET", path, token, patience=wait), OpenBatches)
 
     async def descriptor(self, token: str, batch_id: str) -> SignedDescriptor:
-        """A batch's descriptor, not checked yet."""
+        """Returns a batch's descriptor, not yet checked."""
         request = self._request("GET", f"/v1/batches/{batch_id}", token)
         return await self._call(request, SignedDescriptor)
 
     async def lease(self, token: str, batch_id: str, users: list[str]) -> LeaseReply:
-        """A slot for each of these users, or why not."""
+        """Asks for a slot for each user; the reply grants or refuses each."""
         body = LeaseRequest(users=tuple(users)).model_dump_json().encode()
         path = f"/v1/batches/{batch_id}/leases"
         request = self._request("POST", path, token, content=body, kind="application/json")
@@ -117,12 +111,12 @@ class ShufflerApi:
         deadline: float,
         batch_key: str,
     ) -> UploadReply:
-        """Send frames, the same bytes again and again, until the shuffler has decided on each.
+        """Sends frames, the same bytes again and again, until the shuffler has decided on each.
 
         Raises:
-            RemoteError: a final problem of the whole body, or ``late`` after ``deadline`` (seconds
-                since 1970, UTC), when no shuffler would take it any more; ``outdated-key`` when
-                ``batch_key``, the id of the key sealed to, is not the batch's.
+            RemoteError: a final problem of the whole body; ``late`` after ``deadline`` (seconds
+                since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key that reports
+                are sealed to, is not the batch's.
         """
         path = f"/v1/batches/{batch_id}/reports"
         request = self._request("POST", path, token, content=body, kind=OCTETS)
@@ -139,7 +133,6 @@ class ShufflerApi:
         path: str,
         token: str,
         *,
-        params: dict[str, str] | None = None,
         content: bytes | None = None,
         kind: str | None = None,
         patience: float = 0,
@@ -149,7 +142,7 @@ class ShufflerApi:
             headers["Content-Type"] = kind
         timeout = httpx.Timeout(30.0, connect=5.0, read=30.0 + patience, pool=None)
         return self.client.build_request(
-            method, path, params=params, content=content, headers=headers, timeout=timeout
+            method, path, content=content, headers=headers, timeout=timeout
         )
 
     async def _call(
@@ -163,24 +156,23 @@ class ShufflerApi:
         retry = 0
         while True:
             try:
-                return _read(await self._exchange(request), document, fits)
-            except _TryAgain as failure:
+                response, body = await self._exchange(request)
+                return read_answer(response, body, document, fits)
+            except TransientError as failure:
                 delay = self.backoff.delay(retry, failure.after)
                 self._give_up(str(failure), retry, delay, deadline)
                 if retry == 0:  # method and path name no user and no lease
-                    note(
-                        "retrying",
-                        request=f"{request.method} {request.url.path}",
-                        detail=str(failure),
-                    )
+                    line = f"{request.method} {request.url.path}"
+                    JOURNAL.note("retrying", request=line, detail=str(failure))
             await self.backoff.sleep(delay)
             retry += 1
 
-    def _give_up(self, why: str, retry: int, delay: float, deadline: float | None) -> None:
+    def _give_up(self, reason: str, retry: int, delay: float, deadline: float | None) -> None:
+        """Raises if no retry is left, or none before the deadline."""
         if deadline is None and retry + 1 >= self.backoff.attempts:
-            raise LocalError("unavailable", f"the shuffler does not do its part: {why}")
+            raise LocalError("unavailable", f"the shuffler does not do its part: {reason}")
         if deadline is not None and self.backoff.clock() + delay >= deadline:
-            raise RemoteError("late", f"the batch ended before the report arrived: {why}")
+            raise RemoteError("late", f"the batch ended before the report arrived: {reason}")
 
     async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
         body = bytearray()
@@ -190,49 +182,47 @@ class ShufflerApi:
                 async for part in response.aiter_bytes():
                     body += part
                     if len(body) > MAX_ANSWER_BYTES:
-                        raise _TryAgain(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                        raise TransientError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
             finally:
                 await response.aclose()
         except httpx.RequestError as error:
-            raise _TryAgain(f"no answer ({type(error).__name__})") from error
+            raise TransientError(f"no answer ({type(error).__name__})") from error
         return response, bytes(body)
 
 
 def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
-    """A client for one shuffler, its replicas in turn; no proxies, few connections (a pool slows
-    down with many).
-    """
+    """Opens a client of one shuffler, which tries its replicas in turn and ignores proxies."""
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     transport = httpx.AsyncHTTPTransport(
         verify=server_verification(ca_file), limits=limits, trust_env=False
     )
     urls = split_urls(url)
-    return httpx.AsyncClient(
-        base_url=urls[0], transport=AsyncFailover(urls, transport, spread=True)
-    )
+    failover = AsyncFailover(urls, transport, spread=True)
+    return httpx.AsyncClient(base_url=urls[0], transport=failover)
 
 
-def _read(answer: tuple[httpx.Response, bytes], document: type[D], fits: Callable[[D], bool]) -> D:
-    response, body = answer
+def read_answer(
+    response: httpx.Response, body: bytes, document: type[D], fits: Callable[[D], bool]
+) -> D:
+    """Returns an answer's document. Raises RemoteError for a refusal, TransientError otherwise."""
     if not response.is_success:
         raise _problem(response, body)
     try:
         reply = document.model_validate_json(body)
     except ValidationError as error:
-        raise _TryAgain(one_line(f"a malformed answer ({first_fault(error)})")) from error
+        detail = errors.one_line(f"a malformed answer ({first_fault(error)})")
+        raise TransientError(detail) from error
     if not fits(reply):
-        raise _TryAgain("an answer to another question")
+        raise TransientError("an answer to another question")
     return reply
 
 
 def _problem(response: httpx.Response, body: bytes) -> Exception:
-    status = response.status_code
-    document = problem_document(body)
-    slug = problem_slug(document)
-    detail = one_line(str(document.get("detail", "no problem document")))
-    if is_temporary(status):
-        after = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-        return _TryAgain(f"status {status}, {detail}", after)
+    status, document = response.status_code, errors.problem_document(body)
+    detail = errors.one_line(str(document.get("detail", "no problem document")))
+    if errors.is_temporary(status):
+        after = errors.parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+        return TransientError(f"status {status}, {detail}", after)
     if status < HTTPStatus.BAD_REQUEST:
-        return _TryAgain(f"status {status}")
-    return RemoteError(slug, f"the shuffler refused: {detail}")
+        return TransientError(f"status {status}")
+    return RemoteError(errors.problem_slug(document), f"the shuffler refused: {detail}")

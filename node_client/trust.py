@@ -1,24 +1,25 @@
-"""Which batch a node takes part in. Pure: no I/O, no randomness; the clock is an argument.
+"""Decides whether a node takes part in a batch. Pure: no I/O, no randomness; time is an argument.
 
-A `SignedDescriptor` served by the shuffler is accepted when all of this holds, in this order:
+A `SignedDescriptor` from the shuffler is accepted when all of this holds, checked in this order:
 
 - its bytes parse strictly: known fields, right types, sizes that agree;
 - the coordinator's pinned key signed those bytes;
 - the shuffler's pinned key signed their digest together with the per-batch key;
-- the batch id is the one that was asked for, and is the one derived from run and deployment;
-- the shuffler named in it is ours;
+- its batch id is the requested one, and is the one derived from run and deployment;
+- it names this node's shuffler;
 - it has not expired;
-- its trust model is one that the owner allows, whatever guarantee another one would give;
-- its analyzer key is pinned, where the owner pinned any;
+- the owner allows its trust model, whatever guarantee another model would give;
+- its analyzer key is pinned, if the owner pinned any;
 - environment, X, A, H are this node's, and its reward range covers the environment's;
-- a ``test_seed`` only where the owner allowed the test entry point and the shuffler is on loopback;
+- it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
+  loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives none:
   everybody could open what is sealed to it);
 - the guarantee, recomputed for its trust model from n, noise, padding and counters at the owner's
   beta and dishonest fraction, is at most the owner's epsilon, and the descriptor's promise is true.
 
-Signatures come before all meaning, and the costly recomputation last. A refusal is a `RemoteError`
-whose detail can be logged: it holds nothing but the descriptor's and the owner's numbers.
+Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
+`RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
 """
 
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar shows a
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What the node's owner pinned and demands. Keys are raw Ed25519 public keys (32 bytes)."""
+    """Pins and demands of the node's owner. Keys are raw Ed25519 public keys (32 bytes)."""
 
     coordinator_key: bytes
     shuffler_key: bytes
@@ -61,16 +62,18 @@ class Demands:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """A batch that this node may serve, with the guarantee that it recomputed."""
+class AcceptedBatch:
+    """A batch that this node may serve, with the guarantee that the node recomputed."""
 
     context: Context
     batch_key: bytes
     account: Account
 
 
-def accept(signed: SignedDescriptor, asked_id: str, demands: Demands, now: float) -> Accepted:
-    """Check a descriptor against the owner's demands at time ``now`` (seconds since 1970, UTC).
+def accept(
+    signed: SignedDescriptor, requested_id: str, demands: Demands, now: float
+) -> AcceptedBatch:
+    """Checks a descriptor against the owner's demands at ``now`` (seconds since 1970, UTC).
 
     Raises:
         RemoteError: the first rule of the module's list that is broken.
@@ -80,7 +83,7 @@ def accept(signed: SignedDescriptor, asked_id: str, demands: Demands, now: float
     verify_deposit(demands.coordinator_key, data, signed.coordinator_signature)
     verify_countersign(demands.shuffler_key, context.digest, batch_key, signed.shuffler_signature)
     descriptor = context.descriptor
-    _check_ids(descriptor, asked_id, demands)
+    _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now)
     check_trust(descriptor, demands.trust_models)
     _check_pinned(descriptor, demands)
@@ -88,18 +91,18 @@ def accept(signed: SignedDescriptor, asked_id: str, demands: Demands, now: float
     _check_test_entry(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")
-    return Accepted(context, batch_key, check_guarantee(descriptor, demands.required))
+    return AcceptedBatch(context, batch_key, check_guarantee(descriptor, demands.required))
 
 
 def check_expiry(descriptor: BatchDescriptor, now: float) -> None:
-    """Raise RemoteError ``late`` when the batch is over at ``now``."""
+    """Raises RemoteError ``late`` if the batch is over at ``now``."""
     if now >= descriptor.expires_at:
         raise RemoteError("late", f"the batch expired at {descriptor.expires_at}, it is {now:.0f}")
 
 
-def _check_ids(descriptor: BatchDescriptor, asked_id: str, demands: Demands) -> None:
-    if descriptor.batch_id != asked_id:
-        raise RemoteError("wrong-recipient", f"asked for {asked_id}, got {descriptor.batch_id}")
+def _check_ids(descriptor: BatchDescriptor, requested_id: str, demands: Demands) -> None:
+    if descriptor.batch_id != requested_id:
+        raise RemoteError("wrong-recipient", f"asked for {requested_id}, got {descriptor.batch_id}")
     if descriptor.batch_id != batch_id(descriptor.run_id, descriptor.deployment):
         raise RemoteError("wrong-recipient", "the batch id is not its run's and deployment's")
     if descriptor.shuffler_id != demands.shuffler_id:
@@ -146,8 +149,8 @@ def _check_test_entry(descriptor: BatchDescriptor, demands: Demands) -> None:
         )
 
 
-def _check_point(public_key: bytes, what: str) -> None:
+def _check_point(public_key: bytes, name: str) -> None:
     try:
         _PROBE.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError as error:
-        raise RemoteError("wrong-key", f"the {what} is a point of low order") from error
+        raise RemoteError("wrong-key", f"the {name} is a point of low order") from error

@@ -1,18 +1,17 @@
-"""Which users a node serves, and which it has asked already. Durable: a user is asked at most once.
+"""The users of a node process, and which of them it has asked. Durable: no user is asked twice.
 
-A user is one person, one episode, one report, over all runs. Before a user's episode is run the
-user is marked as asked, in a synced transaction; a node that crashed in between asks somebody else
-rather than the same user twice (the slot's lease runs out and the slot is given out again).
+A user is one person: one episode and one report over all runs. The node marks a user as asked, in a
+synced transaction, before it runs the user's episode. A node that crashes in between asks another
+user instead; the slot's lease runs out and the shuffler gives the slot to somebody else.
 
-Who the users are, the node's owner says: a list of ids a node, each of one person. Only with
-simulated users are ids made when they are needed (16 bytes from the system's CSPRNG): nothing then
-keeps a person from being asked under many ids, which is for simulations and tests.
+The node's owner lists the users of each node. Only simulated users are invented when they are
+needed (16 bytes from the system's CSPRNG): nothing then keeps one person from being asked under
+many ids, so this is for simulations and tests.
 
-Every method that reads or writes raises LocalError ``unavailable`` when the file cannot be used: a
-full disk, for one. Then nothing was changed.
-
-One SQLite file per process; it is locked, so that two processes never share users. A commit waits
-for the disk, so an event loop calls these methods in a thread.
+Each process has one SQLite file and locks it, so that no two processes share users. Every method
+that reads or writes raises LocalError ``unavailable`` if the file cannot be used, for example
+because the disk is full; nothing is changed then. A commit waits for the disk, so an event loop
+calls these methods in a thread.
 """
 
 import secrets
@@ -37,93 +36,83 @@ PRAGMA user_version = 1;
 
 
 class Users:
-    """The users of the nodes of one process. Threads take turns.
+    """The users of all nodes of one process, safe to use from several threads.
 
-    ``given`` is node id -> its users; None: simulated users, invented as they are needed.
-
-    Raises:
-        LocalError: ``unavailable``: the directory is not writable, another process uses it, or a
-            newer Riffle wrote it.
+    ``listed`` maps node ids to user ids; None means simulated users. Raises LocalError
+    ``unavailable`` if another process uses the directory or a newer Riffle wrote it.
     """
 
-    def __init__(self, state_dir: Path, given: Mapping[str, Iterable[str]] | None) -> None:
+    def __init__(self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None) -> None:
         self._path = state_dir / FILE_NAME
-        self._invents = given is None
+        self._simulated = listed is None
         self._aside: set[str] = set()
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._database = sqlite3.connect(
                 self._path, isolation_level=None, timeout=1, check_same_thread=False
             )
         except (OSError, sqlite3.Error) as error:
-            raise LocalError(
-                "unavailable", f"cannot use state directory {state_dir}: {error}"
-            ) from error
+            detail = f"cannot use state directory {state_dir}: {error}"
+            raise LocalError("unavailable", detail) from error
         try:
             self._prepare()
-            if given is not None:
-                self._take(given)
+            if listed is not None:
+                self._replace_unasked(listed)
         except BaseException:
             self._database.close()
             raise
 
     def close(self) -> None:
-        """Release the file."""
-        with self._turn:
+        """Releases the file."""
+        with self._lock:
             self._database.close()
 
-    def waiting(self, node: str, count: int, *, make: bool = True) -> list[str]:
-        """Up to ``count`` users of a node that were never asked; simulated ones are made."""
+    def next_users(self, node: str, count: int, *, invent: bool = True) -> list[str]:
+        """Returns up to ``count`` unasked users of a node, inventing simulated ones as needed."""
         query = "SELECT user FROM users WHERE node = ? AND asked = 0 LIMIT ?"
         rows = self._rows(query, (node, count + len(self._aside)))
-        found = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
-        missing = count - len(found) if make and self._invents else 0
+        users = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
+        missing = count - len(users) if invent and self._simulated else 0
         fresh = [secrets.token_hex(16) for _ in range(missing)]
-        self._all("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
-        return found + fresh
+        self._write("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
+        return users + fresh
 
     def mark_asked(self, users: Iterable[str]) -> None:
-        """Note, durably, that these users' episodes are about to be run."""
-        self._all("UPDATE users SET asked = 1 WHERE user = ?", [(user,) for user in users])
+        """Records durably that these users' episodes are about to be run."""
+        self._write("UPDATE users SET asked = 1 WHERE user = ?", [(user,) for user in users])
 
     def set_aside(self, users: Iterable[str]) -> None:
-        """Do not offer these users again before the next start: a slot of theirs is still held."""
+        """Leaves users out until the next start, because they still hold a slot elsewhere."""
         self._aside.update(users)
 
     def forget(self, users: Iterable[str]) -> None:
-        """Drop users that the node may not serve; they were never asked."""
-        self._all("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
+        """Deletes users that the node may not serve, unless they were asked."""
+        self._write("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
 
-    def check(self) -> None:
-        """Raise LocalError ``unavailable`` while nobody could be marked as asked."""
-        self._all(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
+    def check_writable(self) -> None:
+        """Raises LocalError ``unavailable`` while no user could be marked as asked."""
+        self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
-    def asked(self, node: str) -> int:
-        """How many users of a node have been asked."""
-        query = "SELECT COUNT(*) FROM users WHERE node = ? AND asked = 1"
-        return int(str(self._rows(query, (node,))[0][0]))
-
-    def _take(self, given: Mapping[str, Iterable[str]]) -> None:
-        """Have these users and no others; who was asked stays asked, whichever node it was."""
-        rows: list[tuple[str, ...]] = [
-            (user, node) for node, users in given.items() for user in users
-        ]
-        unasked = "SELECT user FROM users WHERE asked = 0"
-        self.forget([str(row[0]) for row in self._rows(unasked, ())])
-        self._all("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
+    def _replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
+        """Replaces all unasked users by the listed ones; an asked user stays asked at any node."""
+        unasked = self._rows("SELECT user FROM users WHERE asked = 0", ())
+        self.forget([str(row[0]) for row in unasked])
+        rows: list[tuple[str, ...]] = [(u, node) for node, users in listed.items() for u in users]
+        self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
 
     def _rows(self, query: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
-        with self._turn:
+        with self._lock:
             try:
                 return self._database.execute(query, values).fetchall()
             except sqlite3.Error as error:
                 raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
 
-    def _all(self, statement: str, rows: list[tuple[str, ...]]) -> None:
+    def _write(self, statement: str, rows: list[tuple[str, ...]]) -> None:
+        """Executes a statement for each row, in one transaction."""
         if not rows:
             return
-        with self._turn:
+        with self._lock:
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 self._database.executemany(statement, rows)
@@ -142,12 +131,8 @@ class Users:
             if version == 0:
                 self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         except sqlite3.Error as error:
-            raise LocalError(
-                "unavailable",
-                f"cannot open {self._path}: {error}; does another node process use it?",
-            ) from error
+            detail = f"cannot open {self._path}: {error}; does another node process use it?"
+            raise LocalError("unavailable", detail) from error
         if version > SCHEMA_VERSION:
-            raise LocalError(
-                "unavailable",
-                f"{self._path} has version {version}, newer than {SCHEMA_VERSION}; update Riffle",
-            )
+            detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
+            raise LocalError("unavailable", f"{detail}; update Riffle")

@@ -144,12 +144,11 @@ def coordinator_command() -> None:
 
 def node_command() -> None:
     """Run one node for each credential, configured by RIFFLE_NODE_* variables."""
-    from riffle.node_client.journal import JOURNAL, note
     from riffle.node_client.main import run
-    from riffle.node_client.settings import Settings
+    from riffle.node_client.settings import JOURNAL, Settings
 
     with _logged_errors(JOURNAL):
-        run(Settings.load(), on_start=lambda: note("serving"))
+        run(Settings.load(), on_start=lambda: JOURNAL.note("serving"))
 
 
 @one_line_errors

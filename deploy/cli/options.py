@@ -48,9 +48,9 @@ def _learner_names() -> list[str]:
 
 
 def _environment_names() -> list[str]:
-    from riffle.node_client.environments.registry import names  # noqa: PLC0415
+    from riffle.node_client.environments.registry import environment_names  # noqa: PLC0415
 
-    return names()
+    return environment_names()
 
 
 @dataclass(frozen=True, slots=True)

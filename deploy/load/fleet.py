@@ -163,7 +163,7 @@ class Fleet:
             messages = self._encoded(job, lease.slot)
         with self._stage("sealing"):
             sealed = await self._sealed(job, messages)
-        body, expires_at = frame(lease.lease, sealed), job.plan.descriptor.expires_at
+        body, expires_at = frame(lease.lease, sealed), job.batch.descriptor.expires_at
         sent = time.monotonic()
         with self._stage("upload"):
             reply = await node.api.upload(
@@ -203,7 +203,7 @@ class Fleet:
     def _encoded(self, job: Job, slot: int) -> Ints:
         if self.presealed:
             return np.empty(0, dtype=np.int64)
-        return slot_report(job.plan, self.environment, slot)[1]
+        return slot_report(job.batch, self.environment, slot)[1]
 
     async def _sealed(self, job: Job, messages: Ints) -> bytes:
         if not self.presealed:
@@ -218,9 +218,9 @@ class Fleet:
         return shelf[self._next % len(shelf)]
 
     async def _shelf(self, job: Job) -> list[bytes]:
-        rows = [slot_report(job.plan, self.environment, slot)[1] for slot in range(PRESEALED)]
+        rows = [slot_report(job.batch, self.environment, slot)[1] for slot in range(PRESEALED)]
         sealed = await self.seal(job.keys, np.stack(rows))
-        size = job.plan.descriptor.report_bytes
+        size = job.batch.descriptor.report_bytes
         return [sealed[start : start + size] for start in range(0, len(sealed), size)]
 
     @contextmanager

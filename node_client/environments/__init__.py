@@ -1,1 +1,1 @@
-"""What a user's episode runs in: finite states, finite actions, a fixed horizon."""
+"""Environments of users' episodes: finite states, finite actions, a fixed horizon."""

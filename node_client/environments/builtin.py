@@ -1,43 +1,12 @@
-"""Bandit-v0: the multi-armed bandit of `000`, section VI (X = 1, H = 1), with users who differ.
+"""Riffle's own environments besides RiverSwim (`tabular`).
 
-The global means are r*(a) ~ Uniform(0, 0.99), drawn once from ``seed``. A user's local means are
-r(a) = r*(a) + xi(a), xi(a) ~ N(0, sigma^2) for every user and arm; the reward bit is
-Bernoulli(clip(r(a), 0, 1)). Over the population a pull of arm a therefore is
-Bernoulli(E[clip(r*(a) + xi, 0, 1)]), which is what `mdp` holds and what V* is the largest of.
+- Bandit-v0: the multi-armed bandit of `000`, section VI (X = 1, H = 1), whose users differ.
+- SpectrumAccess-v0: dynamic spectrum access, the application that `000` opens with.
+- RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
+- LayeredMDP-v0: a loop-free layered MDP drawn from a seed (`004`, section 2.1).
+- File-v0: an MDP from a JSON file.
 
-With m = r*(a), u = m / sigma, v = (1 - m) / sigma, Phi and phi the normal law and its density:
-E[clip(m + xi, 0, 1)] = m (Phi(v) - Phi(-u)) + sigma (phi(u) - phi(v)) + 1 - Phi(v).
-
-SpectrumAccess-v0: dynamic spectrum access, the application `000` opens with.
-
-C channels belong to primary users who come and go: channel c is idle or busy and follows a
-Gilbert-Elliott chain (idle to busy with probability b_c, busy to idle with g_c). A secondary radio
-senses all channels and is tuned to one. At a step it chooses the channel for the next slot; it
-transmits with success when that channel is idle then, and a radio that had to retune has only half
-of the slot left. So a choice costs now and places the radio for later: a proper MDP.
-
-State x = tuned * 2^C + occupancy, bit c of the occupancy being 1 when channel c is busy:
-X = C 2^C, A = C. P(x' | x, a): tuned' = a, channels move independently. The reward's mean is
-r(x, a) = Pr[channel a idle next | x] * (1 if a = tuned else 1/2). At the start the radio is tuned
-to channel 0 and every channel has its stationary law.
-
-RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
-
-P_h(. | x, a) ~ Dirichlet(1, ..., 1), r_h(x, a) ~ Uniform(0, 1), d1 ~ Dirichlet(1, ..., 1), every
-step on its own; the same seed and sizes give the same MDP on every machine.
-
-Loop-free layered MDPs drawn from a seed (004, section 2.1).
-
-States come in layers of sizes (X_0, ..., X_H), X_0 = X_H = 1, and every transition leads to the
-next layer: P_h(. | x, a) ~ Dirichlet(c, ..., c) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States
-are numbered from 0 in every layer, so an MDP has X = max X_h states; at layers with fewer, the rest
-are never reached and lead to state 0. Steps are the layers: H of them.
-
-File-v0: an MDP from a JSON file.
-
-The file is one object: ``P`` (H, X, A, X), ``r`` (H, X, A), ``d1`` (X,) as nested lists. With
-``horizon`` in it, ``P`` (X, A, X) and ``r`` (X, A) are repeated at every step. Unknown fields are
-refused.
+The same seed and sizes give the same environment on every machine.
 """
 
 from pathlib import Path
@@ -51,13 +20,28 @@ from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.randomness import Randomness, generator_for
 from riffle.common.protocol.descriptor import MAX_HORIZON, Document, first_fault
 from riffle.common.protocol.errors import LocalError
-from riffle.node_client.environments.tabular import Floats, TabularMDP
+from riffle.node_client.environments.tabular import Floats, Step, TabularMDP
 
 LARGEST_MEAN = 0.99
+MAX_CHANNELS = 6
+RETUNED_SLOT = 0.5
+# Quiet-but-flighty channels first, busy-but-steady ones last: the best channel depends on x.
+TO_BUSY = (0.30, 0.10, 0.20)
+TO_IDLE = (0.50, 0.15, 0.70)
+MAX_FILE_BYTES = 256 << 20
+
+
+def global_means(arms: int, seed: int) -> Floats:
+    """Draws the arms' global means r*(a) ~ Uniform(0, 0.99), shape (A,)."""
+    return generator_for(seed, "Bandit-v0", arms).uniform(0, LARGEST_MEAN, arms)
 
 
 def clipped_mean(means: Floats, sigma: float) -> Floats:
-    """E[clip(m + N(0, sigma^2), 0, 1)] for every mean m in [0, 1] (A,)."""
+    """Returns E[clip(m + xi, 0, 1)], xi ~ N(0, sigma^2), for every mean m in [0, 1] (A,).
+
+    With u = m / sigma, v = (1 - m) / sigma and the normal law Phi with density phi, this is
+    m (Phi(v) - Phi(-u)) + sigma (phi(u) - phi(v)) + 1 - Phi(v).
+    """
     if sigma == 0:
         return means.copy()
     u, v = means / sigma, (1 - means) / sigma
@@ -65,16 +49,16 @@ def clipped_mean(means: Floats, sigma: float) -> Floats:
     return np.asarray(np.clip(inside + ndtr(-v), 0, 1))
 
 
-def global_means(arms: int, seed: int) -> Floats:
-    """r*(a) ~ Uniform(0, 0.99), shape (A,)."""
-    return generator_for(seed, "Bandit-v0", arms).uniform(0, LARGEST_MEAN, arms)
+def _density(z: Floats) -> Floats:
+    return np.asarray(np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
 
 
 class BanditEnvironment:
-    """One pull a user, whose arms differ from the population's by N(0, sigma^2).
+    """A bandit with one pull a user, whose own means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
 
-    Raises:
-        ValueError: no arms, a mean outside [0, 1], or a negative sigma.
+    xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). Over the
+    population a pull of arm a is Bernoulli(E[clip(r*(a) + xi, 0, 1)]), which is what `mdp` holds
+    and V* is the largest of. Raises ValueError for no arms, a mean outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -91,33 +75,29 @@ class BanditEnvironment:
         self.sizes = self.mdp.sizes
 
     def reset(self, randomness: Randomness) -> int:
-        """Draw a user: xi(a) for every arm, by the inverse of the normal law at 53 bits."""
+        """Draws a user: xi(a) for every arm, by the inverse of the normal law at 53 bits."""
         words = np.frombuffer(randomness.read(8 * self._means.size), dtype="<u8") >> 11
         xi = self._sigma * ndtri((words + 0.5) / (1 << 53))
         self._user = np.clip(self._means + xi, 0, 1)
         return 0
 
-    def step(self, action: int, randomness: Randomness) -> tuple[int, float, bool]:
-        """Pull an arm: this user's clipped mean."""
+    def step(self, action: int, randomness: Randomness) -> Step:
+        """Pulls an arm; the reward is this user's clipped mean."""
         return 0, float(self._user[action]), False
 
 
-def _density(z: Floats) -> Floats:
-    return np.asarray(np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
-
-
-MAX_CHANNELS = 6
-RETUNED_SLOT = 0.5
-# Quiet-but-flighty channels first, busy-but-steady ones last: the best channel depends on x.
-TO_BUSY = (0.30, 0.10, 0.20)
-TO_IDLE = (0.50, 0.15, 0.70)
-
-
 def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
-    """The MDP of C channels (X = C 2^C, A = C) over H steps.
+    """Returns the MDP of a radio that chooses among C channels over H steps (X = C 2^C, A = C).
 
-    Raises:
-        ValueError: fewer than 2 or more than 6 channels.
+    Channel c is idle or busy by a Gilbert-Elliott chain (idle to busy with b_c, busy to idle with
+    g_c). The radio senses all channels, is tuned to one, and chooses one for the next slot. It
+    transmits if that channel is idle then; after retuning only half of the slot is left. A choice
+    thus costs now and places the radio for later: a proper MDP.
+
+    State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy.
+    P(x' | x, a): tuned' = a, and channels move independently. r(x, a) = Pr[channel a idle next | x]
+    * (1 if a = tuned else 1/2). At the start the radio is tuned to channel 0 and every channel has
+    its stationary law. Raises ValueError for fewer than 2 or more than 6 channels.
     """
     if not 2 <= channels <= MAX_CHANNELS:
         raise ValueError(f"SpectrumAccess needs 2 to {MAX_CHANNELS} channels, not {channels}")
@@ -132,13 +112,13 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Law (S, 2^C) of the next occupancy from each channel's chance of being busy (S, C)."""
+    """Returns the law (S, 2^C) of the next occupancy from the channels' chances (S, C)."""
     chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
     return np.asarray(chance.prod(axis=-1))
 
 
 def _dynamics(occupancy: Floats, idle: Floats) -> tuple[Floats, Floats]:
-    """P (X, A, X) and r (X, A) from the occupancy's law (2^C, 2^C) and idle chances (2^C, C)."""
+    """Returns P (X, A, X) and r (X, A) from occupancy law (2^C, 2^C) and idle chances (2^C, C)."""
     S, C = idle.shape
     P = np.zeros((C, S, C, C, S))
     r = np.zeros((C, S, C))
@@ -150,7 +130,7 @@ def _dynamics(occupancy: Floats, idle: Floats) -> tuple[Floats, Floats]:
 
 
 def random_mdp(sizes: Sizes, seed: int) -> TabularMDP:
-    """The MDP of ``seed`` with these sizes."""
+    """Draws P_h(. | x, a) and d1 ~ Dirichlet(1, ..., 1) and r_h(x, a) ~ Uniform(0, 1)."""
     X, A, H = sizes.X, sizes.A, sizes.H
     generator = generator_for(seed, "RandomMDP-v0", X, A, H)
     P = generator.dirichlet(np.ones(X), size=(H, X, A))
@@ -161,12 +141,12 @@ def random_mdp(sizes: Sizes, seed: int) -> TabularMDP:
 def layered_mdp(
     widths: tuple[int, ...], actions: int, seed: int, concentration: float = 1.0
 ) -> TabularMDP:
-    """The layered MDP of ``seed``.
+    """Draws an MDP with layers of ``widths`` (X_0, ..., X_H), X_0 = X_H = 1, one step a layer.
 
-    Small ``concentration`` makes transitions nearly deterministic, large makes them uniform.
-
-    Raises:
-        ValueError: fewer than two layers, a layer without states, or ends that are no singletons.
+    P_h(. | x, a) ~ Dirichlet(c, ..., c) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). A small
+    ``concentration`` c makes transitions nearly deterministic, a large one nearly uniform. States
+    are numbered from 0 in every layer, X = max X_h of them; those that a layer lacks are never
+    reached and lead to state 0. Raises ValueError if ``widths`` are not such layers.
     """
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
@@ -179,16 +159,15 @@ def layered_mdp(
         P[h, : widths[h]] = 0.0
         P[h, : widths[h], :, : widths[h + 1]] = generator.dirichlet(after, (widths[h], A))
     r = generator.uniform(0, 1, size=(H, W, A))
-    start = np.zeros(W)
-    start[0] = 1.0
-    return TabularMDP(P, r, start)
-
-
-MAX_FILE_BYTES = 256 << 20
+    return TabularMDP(P, r, np.eye(W)[0])
 
 
 class MDPDocument(Document):
-    """The file as read; `TabularMDP` checks shapes and sums."""
+    """An MDP's file: one object of nested lists, ``P`` (H, X, A, X), ``r`` (H, X, A), ``d1`` (X,).
+
+    With ``horizon``, ``P`` (X, A, X) and ``r`` (X, A) are repeated at every step. Unknown fields
+    are refused; `TabularMDP` checks shapes and sums.
+    """
 
     horizon: int | None = Field(default=None, ge=1, le=MAX_HORIZON)
     P: list[Any]
@@ -196,11 +175,7 @@ class MDPDocument(Document):
     d1: list[float]
 
     def mdp(self) -> TabularMDP:
-        """The MDP.
-
-        Raises:
-            ValueError: lists are ragged, shapes disagree, or a distribution does not sum to one.
-        """
+        """Returns the MDP. Raises ValueError for ragged lists, and as `TabularMDP` does."""
         P, r = np.array(self.P, dtype=np.float64), np.array(self.r, dtype=np.float64)
         if self.horizon is not None:
             P, r = (np.repeat(part[None], self.horizon, axis=0) for part in (P, r))
@@ -209,22 +184,18 @@ class MDPDocument(Document):
         return TabularMDP(P, r, np.array(self.d1))
 
 
-def load(path: str | Path) -> TabularMDP:
-    """Read an MDP.
-
-    Raises:
-        LocalError: ``invalid-spec``: the file is missing, too large, or not such an MDP.
-    """
+def load_mdp(path: str | Path) -> TabularMDP:
+    """Reads an MDP. Raises LocalError ``invalid-spec`` if the file is missing, large or wrong."""
     file = Path(path)
     try:
-        return MDPDocument.model_validate_json(_bounded(file)).mdp()
+        return MDPDocument.model_validate_json(_read_bounded(file)).mdp()
     except ValidationError as error:
         raise LocalError("invalid-spec", f"MDP file {file}: {first_fault(error)}") from error
     except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
         raise LocalError("invalid-spec", f"MDP file {file}: {error}") from error
 
 
-def _bounded(file: Path) -> bytes:
+def _read_bounded(file: Path) -> bytes:
     if file.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
     return file.read_bytes()

@@ -1,11 +1,11 @@
-"""Any Gymnasium environment with discrete spaces, as a node's environment.
+"""Gymnasium environments with discrete spaces, as environments of a node.
 
-The library is optional: it is imported when an id ``gymnasium:<id>`` is asked for. States are the
-observation space's n values and one absorbing state more, for episodes that terminate or are
-truncated early. Gymnasium environments draw from a generator of their own; every episode seeds it
-with 64 bits of the randomness given, so a test run repeats and a deployed node's episodes do not.
+The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
+values of the observation space and one absorbing state, for episodes that terminate or are
+truncated early. A Gymnasium environment draws from its own generator; every episode seeds it with
+64 bits of the given randomness, so that a test run repeats and a deployed node's episodes do not.
 
-An environment that shows its table, as Gymnasium's toy texts do (``P[x][a]``, a list of
+An environment that publishes its table, as Gymnasium's toy texts do (``P[x][a]``, a list of
 (probability, x', reward, terminated), and ``initial_state_distrib``), has a known MDP.
 """
 
@@ -17,34 +17,27 @@ import numpy as np
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.randomness import Randomness
 from riffle.common.protocol.errors import LocalError
-from riffle.node_client.environments.tabular import TabularMDP, stationary
-
-
-class DiscreteSpace(Protocol):
-    """`gymnasium.spaces.Discrete`, as far as it is used here."""
-
-    n: Any
-    start: Any
+from riffle.node_client.environments.tabular import Step, TabularMDP, stationary
 
 
 class GymnasiumLike(Protocol):
-    """`gymnasium.Env`, as far as it is used here."""
+    """The part of `gymnasium.Env` that is used here."""
 
     observation_space: Any
     action_space: Any
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """First observation."""
+        """Returns the first observation."""
 
     def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401
-        """Observation, reward, terminated, truncated, information."""
+        """Returns observation, reward, terminated, truncated, information."""
 
 
 class GymnasiumEnvironment:
-    """Adapter: observations and actions count from 0, whatever ``start`` their space has.
+    """A Gymnasium environment whose rewards are in [low, high], run for at most ``horizon`` steps.
 
-    Raises:
-        LocalError: ``invalid-spec``: a space is not discrete.
+    Observations and actions count from 0, whatever ``start`` their space has. Raises LocalError
+    ``invalid-spec`` if a space is not discrete.
     """
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
@@ -57,16 +50,16 @@ class GymnasiumEnvironment:
 
     @property
     def native(self) -> object:
-        """The environment that is adapted, without Gymnasium's wrappers around it."""
+        """The Gymnasium environment without the library's wrappers."""
         return _unwrapped(self._env)
 
     def reset(self, randomness: Randomness) -> int:
-        """Seed and begin an episode."""
+        """Seeds the environment and begins an episode."""
         observation, _ = self._env.reset(seed=int.from_bytes(randomness.read(8), "little"))
         return int(observation) - int(self._states.start)
 
-    def step(self, action: int, randomness: Randomness) -> tuple[int, float, bool]:
-        """One step; truncation counts as an early end, as termination does."""
+    def step(self, action: int, randomness: Randomness) -> Step:
+        """Acts; truncation counts as an early end, as termination does."""
         native = action + int(self._actions.start)
         observation, reward, terminated, truncated, _ = self._env.step(native)
         state = int(observation) - int(self._states.start)
@@ -74,7 +67,7 @@ class GymnasiumEnvironment:
 
 
 class TabledGymnasium(GymnasiumEnvironment):
-    """The same, of an environment that shows its table; `mdp` is what the table says."""
+    """A Gymnasium environment that publishes its table; `mdp` is the table's MDP."""
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
         super().__init__(env, horizon, low, high)
@@ -91,9 +84,9 @@ class TabledGymnasium(GymnasiumEnvironment):
 
 
 def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> GymnasiumEnvironment:
-    """The adapter of an environment, with its MDP where the table is shown and holds.
+    """Adapts an environment, with its MDP if it publishes a table that holds over the horizon.
 
-    The table says nothing of a time limit, so an environment that ends within the horizon has none.
+    The table ignores time limits, so an environment with a limit within the horizon has no MDP.
     """
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
     tabled = isinstance(_table(env), dict) and hasattr(_unwrapped(env), "initial_state_distrib")
@@ -105,10 +98,9 @@ def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> Gymnasiu
 def make_gymnasium(
     name: str, *, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
 ) -> GymnasiumEnvironment:
-    """The Gymnasium environment ``name`` with the reward range its owner declares.
+    """Makes the Gymnasium environment ``name`` with the reward range that its owner declares.
 
-    Raises:
-        LocalError: ``invalid-spec``: Gymnasium is not installed, or does not know the name.
+    Raises LocalError ``invalid-spec`` if Gymnasium is not installed or does not know the name.
     """
     try:
         library = importlib.import_module("gymnasium")
@@ -131,8 +123,7 @@ def _table(env: GymnasiumLike) -> Any:  # noqa: ANN401
     return getattr(_unwrapped(env), "P", None)
 
 
-def _discrete(space: Any, what: str) -> DiscreteSpace:  # noqa: ANN401
+def _discrete(space: Any, kind: str) -> Any:  # noqa: ANN401
     if not hasattr(space, "n") or not hasattr(space, "start"):
-        raise LocalError("invalid-spec", f"the {what} space is {space}; it must be Discrete")
-    found: DiscreteSpace = space
-    return found
+        raise LocalError("invalid-spec", f"the {kind} space is {space}; it must be Discrete")
+    return space

@@ -47,7 +47,7 @@ from riffle.coordinator.store.records import pack, unpack
 from riffle.deploy.operator import Operator
 from riffle.experiments.figures.series import Row, Rows
 from riffle.node_client import shuffler_client as nodes
-from riffle.node_client.environments.builtin import load
+from riffle.node_client.environments.builtin import load_mdp
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.store.vault import BatchSecret, Vault
 from tests.common.descriptors import ONE_MESSAGE, descriptor
@@ -77,7 +77,7 @@ def answered_to_a_node(kind: type[Document], valid: bytes) -> Callable[[bytes], 
     def decode(body: bytes) -> object:
         checksum = zlib.crc32(body)
         status = 200 if body == valid or checksum % 2 else 400 + checksum % 200
-        return nodes._read((httpx.Response(status), body), kind, lambda _: True)
+        return nodes.read_answer(httpx.Response(status), body, kind, lambda _: True)
 
     return decode
 
@@ -93,7 +93,7 @@ def answered_to_the_coordinator(kind: type[Document]) -> Callable[[bytes], objec
     return decode
 
 
-AT_A_NODE: tuple[type[Exception], ...] = (RemoteError, nodes._TryAgain)
+AT_A_NODE: tuple[type[Exception], ...] = (RemoteError, nodes.TransientError)
 PRINTABLE = dict.fromkeys([*range(32), 127, 0xFFFD], "1")
 
 
@@ -347,7 +347,7 @@ def files(folder: Path) -> dict[str, Case]:
             (f"{KEY_HEX} # a key\n{ID * 2}\n".encode(),),
             (LocalError,),
         ),
-        "MDP file": Case(in_a_file(folder, load), (MDP,), (LocalError,)),
+        "MDP file": Case(in_a_file(folder, load_mdp), (MDP,), (LocalError,)),
         "users file": Case(
             in_a_file(folder, lambda file: node_settings(folder, users_file=file).users()),
             (json.dumps({ID: [KEY_HEX[:32], ID]}).encode(),),

@@ -8,7 +8,7 @@ from typing import Any
 
 from riffle.common.mechanism.counters import Ints
 from riffle.node_client.environments.registry import make
-from riffle.node_client.pipeline import Pace, Pipeline, Totals
+from riffle.node_client.pipeline import EpisodeTiming, Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.node_client.settings import Credential
@@ -70,17 +70,15 @@ async def serve(
         api=api,
         users=users,
         totals=totals,
-        room=asyncio.Semaphore(3),
+        capacity=asyncio.Semaphore(3),
         test_entry=demands.test_entry,
-        pace=Pace(),
+        timing=EpisodeTiming(),
         clock=lambda: world.NOW,
     )
     credentials = [Credential(node_id=name, token=f"token-{name}") for name in node_ids(nodes)]
     runner = Runner(
         nodes=deque(map(NodeState, credentials)),
         demands=demands,
-        api=api,
-        users=users,
         pipeline=pipeline,
         users_a_request=8,
         pins=pins,

@@ -50,7 +50,7 @@ def test_a_seeded_job_that_got_past_trust_stops_in_the_pipeline() -> None:
         api=object(),  # type: ignore[arg-type]
         users=NoUsers(),  # type: ignore[arg-type]
         totals=Totals(),
-        room=asyncio.Semaphore(1),
+        capacity=asyncio.Semaphore(1),
         test_entry=False,
     )
     lease = Lease(user="00" * 16, slot=0, lease="11" * 16, expires_at=world.EXPIRES)

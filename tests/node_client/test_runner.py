@@ -17,11 +17,12 @@ from riffle.common.protocol.verification import read_pins
 from riffle.node_client.environments.registry import make
 from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.pipeline import Totals
-from riffle.node_client.runner import portion
+from riffle.node_client.runner import request_size
 from riffle.node_client.sealing import SealKeys
 from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.running import Failing, in_thread, node_ids, serve, shuffler
+from tests.node_client.test_users import count_asked
 
 
 def test_batches_fill_and_every_node_takes_part(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_hostile_descriptor_cannot_forge_log_lines(
 
 def test_users_with_a_slot_elsewhere_are_set_aside(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    held = users.waiting(node_ids(1)[0], 5)
+    held = users.next_users(node_ids(1)[0], 5)
     users.close()
     fake = shuffler(1, elsewhere=set(held))
     fake.deposit(world.signed())
@@ -263,7 +264,7 @@ def test_leases_that_end_too_soon_ask_nobody(
     assert fake.requests["leases"] <= fake.requests["batches"], "no lease after lease in vain"
     assert caplog.text.count("leases-end-too-soon") == 1
     users = Users(tmp_path, None)
-    assert not any(users.asked(name) for name in node_ids(4))
+    assert not any(count_asked(users, name) for name in node_ids(4))
     users.close()
 
 
@@ -283,7 +284,7 @@ def test_a_full_disk_is_waited_for_and_nobody_is_asked_twice(
 
     def until() -> bool:
         full = told() < 3
-        with users._turn:
+        with users._lock:
             users._database.execute(f"PRAGMA query_only = {'ON' if full else 'OFF'}")
         return fake.full()
 
@@ -338,7 +339,7 @@ def test_a_node_with_its_share_of_a_batch_leaves_it_to_others(tmp_path: Path) ->
         assert Counter(node for _, _, node in batch.leases.values()) == dict.fromkeys(
             node_ids(2), 6
         )
-    assert not any(node.full or node.idle for node in runner.nodes)
+    assert not any(node.quota_reached or node.out_of_users for node in runner.nodes)
 
 
 def test_a_node_asks_again_when_its_share_may_have_grown(tmp_path: Path) -> None:
@@ -351,7 +352,7 @@ def test_a_node_asks_again_when_its_share_may_have_grown(tmp_path: Path) -> None
         return fake.full()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("riffle.node_client.runner.LATER_SECONDS", 0.0)
+        patch.setattr("riffle.node_client.runner.RETRY_SECONDS", 0.0)
         totals, _ = asyncio.run(serve(fake, tmp_path, nodes=1, until=grown))
     assert totals.accepted == world.N
 
@@ -371,11 +372,11 @@ def test_a_bug_while_sealing_is_counted_and_names_no_report(
     assert "SECRET" not in caplog.text
 
 
-def test_portions() -> None:
-    assert portion(free=10, nodes=20, messages=24_000, users_a_request=64) == 1
-    assert portion(free=1000, nodes=20, messages=1_200, users_a_request=64) == 40
-    assert portion(free=1000, nodes=20, messages=900, users_a_request=64) == 50
-    assert portion(free=1000, nodes=2, messages=60, users_a_request=64) == 64
-    assert portion(free=100, nodes=20, messages=600, users_a_request=64) == 60
-    assert portion(free=3, nodes=20, messages=20, users_a_request=64) == 3
-    assert portion(free=9, nodes=1, messages=65_536, users_a_request=64) == 1
+def test_the_size_of_a_lease_request() -> None:
+    assert request_size(free=10, nodes=20, messages=24_000, users_a_request=64) == 1
+    assert request_size(free=1000, nodes=20, messages=1_200, users_a_request=64) == 40
+    assert request_size(free=1000, nodes=20, messages=900, users_a_request=64) == 50
+    assert request_size(free=1000, nodes=2, messages=60, users_a_request=64) == 64
+    assert request_size(free=100, nodes=20, messages=600, users_a_request=64) == 60
+    assert request_size(free=3, nodes=20, messages=20, users_a_request=64) == 3
+    assert request_size(free=9, nodes=1, messages=65_536, users_a_request=64) == 1

@@ -11,73 +11,78 @@ from riffle.node_client.users import FILE_NAME, Users
 NODE, OTHER = "aa" * 16, "bb" * 16
 
 
+def count_asked(users: Users, node: str) -> int:
+    query = "SELECT COUNT(*) FROM users WHERE node = ? AND asked = 1"
+    return int(str(users._rows(query, (node,))[0][0]))
+
+
 def test_users_are_made_as_needed_and_kept(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    first = users.waiting(NODE, 3)
+    first = users.next_users(NODE, 3)
     assert len(set(first)) == 3
     assert all(len(bytes.fromhex(user)) == 16 for user in first)
-    assert set(users.waiting(NODE, 5)) > set(first)
-    assert not set(users.waiting(OTHER, 5)) & set(users.waiting(NODE, 5))
+    assert set(users.next_users(NODE, 5)) > set(first)
+    assert not set(users.next_users(OTHER, 5)) & set(users.next_users(NODE, 5))
     users.close()
 
 
 def test_nobody_is_asked_twice_after_a_restart(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    asked = users.waiting(NODE, 4)
-    kept = users.waiting(NODE, 6)[4:] or [u for u in users.waiting(NODE, 6) if u not in asked]
+    asked = users.next_users(NODE, 4)
+    kept = users.next_users(NODE, 6)[4:] or [u for u in users.next_users(NODE, 6) if u not in asked]
     users.mark_asked(asked)
     users.close()
     again = Users(tmp_path, None)
-    assert not set(again.waiting(NODE, 10)) & set(asked)
-    assert set(kept) <= set(again.waiting(NODE, 10))
-    assert again.asked(NODE) == 4
+    assert not set(again.next_users(NODE, 10)) & set(asked)
+    assert set(kept) <= set(again.next_users(NODE, 10))
+    assert count_asked(again, NODE) == 4
     again.close()
 
 
 def test_without_new_users_a_node_runs_out(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    known = users.waiting(NODE, 2)
-    assert sorted(users.waiting(NODE, 5, make=False)) == sorted(known)
+    known = users.next_users(NODE, 2)
+    assert sorted(users.next_users(NODE, 5, invent=False)) == sorted(known)
     users.mark_asked(known)
-    assert users.waiting(NODE, 5, make=False) == []
+    assert users.next_users(NODE, 5, invent=False) == []
     users.close()
 
 
 def test_users_that_are_given_are_the_only_ones(tmp_path: Path) -> None:
     invented = Users(tmp_path, None)
-    left = invented.waiting(NODE, 2)
+    left = invented.next_users(NODE, 2)
     invented.close()
     people = [f"{i:032x}" for i in range(3)]
     users = Users(tmp_path, {NODE: people, OTHER: []})
-    assert sorted(users.waiting(NODE, 5)) == people, f"{left} were invented"
-    assert users.waiting(OTHER, 5) == []
+    assert sorted(users.next_users(NODE, 5)) == people, f"{left} were invented"
+    assert users.next_users(OTHER, 5) == []
     users.mark_asked(people[:1])
     users.close()
     again = Users(tmp_path, {NODE: people[:2], OTHER: people[2:]})
-    assert again.waiting(NODE, 5) == people[1:2], "asked once; and not this node's any more"
-    assert again.waiting(OTHER, 5) == people[2:]
+    assert again.next_users(NODE, 5) == people[1:2], "asked once; and not this node's any more"
+    assert again.next_users(OTHER, 5) == people[2:]
     again.close()
 
 
 def test_forgotten_users_are_gone_unless_asked(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    one, two = users.waiting(NODE, 2)
+    one, two = users.next_users(NODE, 2)
     users.mark_asked([one])
     users.forget([one, two])
-    assert users.asked(NODE) == 1
-    assert users.waiting(NODE, 2, make=False) == []
+    assert count_asked(users, NODE) == 1
+    assert users.next_users(NODE, 2, invent=False) == []
     users.close()
 
 
 def test_users_set_aside_come_back_at_the_next_start(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    known = users.waiting(NODE, 4)
+    known = users.next_users(NODE, 4)
     users.set_aside(known[:3])
-    assert users.waiting(NODE, 4, make=False) == known[3:]
-    assert not set(users.waiting(NODE, 4)) & set(known[:3])
+    assert users.next_users(NODE, 4, invent=False) == known[3:]
+    assert not set(users.next_users(NODE, 4)) & set(known[:3])
     users.close()
     again = Users(tmp_path, None)
-    assert set(known) <= set(again.waiting(NODE, 7, make=False))
+    assert set(known) <= set(again.next_users(NODE, 7, invent=False))
     again.close()
 
 
@@ -86,7 +91,7 @@ def test_two_processes_cannot_share_a_file(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
     with pytest.raises(LocalError, match="another node process"):
         Users(tmp_path, None)
-    assert len(users.waiting(NODE, 1)) == 1
+    assert len(users.next_users(NODE, 1)) == 1
     users.close()
 
 
@@ -111,17 +116,17 @@ def test_an_unusable_directory_or_file_is_explained(tmp_path: Path) -> None:
 def test_a_failed_read_is_an_error(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
     users.close()
-    for read in (lambda: users.waiting(NODE, 1), lambda: users.asked(NODE)):
+    for read in (lambda: users.next_users(NODE, 1), lambda: count_asked(users, NODE)):
         with pytest.raises(LocalError, match="cannot read"):
             read()
 
 
 def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
-    known = users.waiting(NODE, 2)
+    known = users.next_users(NODE, 2)
     users._database.execute("PRAGMA query_only = ON")
     with pytest.raises(LocalError, match="cannot write"):
         users.mark_asked(known)
     users._database.execute("PRAGMA query_only = OFF")
-    assert users.asked(NODE) == 0
+    assert count_asked(users, NODE) == 0
     users.close()

@@ -10,7 +10,7 @@ import pytest
 from riffle.common.process.journal import Journal, JsonLines
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.metrics import JOURNAL as COORDINATOR
-from riffle.node_client.journal import JOURNAL as NODE
+from riffle.node_client.settings import JOURNAL as NODE
 from riffle.shuffler.metrics import JOURNAL as SHUFFLER
 
 PRIVATE = frozenset({"user", "users", "lease", "slot", "token", "episode", "path"})

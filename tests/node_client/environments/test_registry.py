@@ -15,12 +15,12 @@ from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomnes
 from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.builtin import layered_mdp
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
-from riffle.node_client.environments.registry import exact_mdp, make, names
+from riffle.node_client.environments.registry import environment_names, exact_mdp, make
 from riffle.node_client.environments.tabular import riverswim
 from riffle.node_client.episode import run_episode
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name != "File-v0"])
+@pytest.mark.parametrize("name", [name for name in environment_names() if name != "File-v0"])
 def test_every_environment_runs_with_its_defaults(name: str) -> None:
     environment = make(name)
     s = environment.sizes

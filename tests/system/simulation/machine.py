@@ -257,7 +257,7 @@ def one_thread() -> Iterator[None]:
 
         patch.setattr(DefaultDialect, "do_commit", commit)
         patch.setattr(os, "fsync", _stepping(lambda _: None, _no_sync))
-        patch.setattr(Users, "_all", _stepping(Users._all, _no_users))
+        patch.setattr(Users, "_write", _stepping(Users._write, _no_users))
         patch.setattr(asyncio.Handle, "_run", _unless_paused(vars(asyncio.Handle)["_run"]))
         patch.setattr(committer, "Committer", GroupCommitter)
         patch.setattr("fastapi.routing.run_in_threadpool", here)

@@ -43,7 +43,7 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Remember what nodes seal, and whom they ask."""
-        seal, run = hpke.seal, Pipeline._run
+        seal, run = hpke.seal, Pipeline._run_episodes
 
         def sealing(key: bytes, info: bytes, plaintext: bytes) -> bytes:
             sealed = seal(key, info, plaintext)
@@ -56,7 +56,7 @@ class Watch:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("riffle.node_client.sealing.seal", sealing)
-            patch.setattr(Pipeline, "_run", running)
+            patch.setattr(Pipeline, "_run_episodes", running)
             yield
 
     def expect(self, holds: bool, what: str) -> None:

@@ -271,15 +271,13 @@ class World:
             api=api,
             users=users,
             totals=Totals(),
-            room=asyncio.Semaphore(4),
+            capacity=asyncio.Semaphore(4),
             test_entry=True,
             clock=now,
         )
         runner = Runner(
             nodes=deque(NodeState(credential) for credential in settings.credentials()),
             demands=settings.demands(environment),
-            api=api,
-            users=users,
             pipeline=pipeline,
             users_a_request=4,
             pins=lambda: read_pins(settings.analyzer_keys_file),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.protocol.messages import Lease
-from riffle.node_client.pipeline import Pace
+from riffle.node_client.pipeline import EpisodeTiming
 
 NOW = 1_000.0
 
@@ -17,47 +17,47 @@ def leases(*ends: int) -> list[Lease]:
     ]
 
 
-def paced(seconds: float, lease_seconds: int = 120) -> Pace:
-    pace = Pace()
-    pace.granted(leases(int(NOW) + lease_seconds), NOW)
-    pace.took(seconds, 1)
-    return pace
+def timed(seconds: float, lease_seconds: int = 120) -> EpisodeTiming:
+    timing = EpisodeTiming()
+    timing.record_leases(leases(int(NOW) + lease_seconds), NOW)
+    timing.record_episodes(seconds, 1)
+    return timing
 
 
 def test_one_user_until_an_episode_was_measured() -> None:
-    assert Pace().most_users() == 1
+    assert EpisodeTiming().most_users() == 1
 
 
-def test_portions_take_a_quarter_of_a_lease() -> None:
-    assert paced(1.0).most_users() == 30
-    assert paced(1.0, 60).most_users() == 15
-    assert paced(100.0).most_users() == 1
-    assert paced(0.0).most_users() > 1_000
+def test_the_users_of_a_request_take_a_quarter_of_a_lease() -> None:
+    assert timed(1.0).most_users() == 30
+    assert timed(1.0, 60).most_users() == 15
+    assert timed(100.0).most_users() == 1
+    assert timed(0.0).most_users() > 1_000
 
 
 def test_a_lease_that_ended_is_dropped_before_any_measurement() -> None:
     ended, now, later = leases(999, 1_000, 1_001)
-    assert Pace().in_time([ended, now, later], NOW) == [later]
+    assert EpisodeTiming().in_time([ended, now, later], NOW) == [later]
 
 
 def test_only_users_whose_episodes_end_in_time_are_kept() -> None:
     held = leases(1_002, 1_002, 1_015, 1_020, 1_025)
     # one after another, 5 seconds each: the kept ones end at 1005, 1010 and 1015
-    assert paced(5.0).in_time(held, NOW) == held[2:]
+    assert timed(5.0).in_time(held, NOW) == held[2:]
 
 
 def test_a_measurement_that_stops_everything_is_forgotten() -> None:
-    pace = paced(5_000.0)
+    timing = timed(5_000.0)
     held = leases(1_120, 1_120)
-    assert pace.in_time(held, NOW) == []
-    assert pace.most_users() == 1
-    assert pace.in_time(held, NOW) == held
+    assert timing.in_time(held, NOW) == []
+    assert timing.most_users() == 1
+    assert timing.in_time(held, NOW) == held
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=20))
 def test_the_mean_stays_within_what_was_measured(seconds: list[float]) -> None:
-    pace = Pace()
+    timing = EpisodeTiming()
     for value in seconds:
-        pace.took(3 * value, 3)
-    assert pace.episode_seconds == pytest.approx(pace.episode_seconds)
-    assert min(seconds) * 0.999 <= (pace.episode_seconds or 0) <= max(seconds) * 1.001
+        timing.record_episodes(3 * value, 3)
+    assert timing.episode_seconds == pytest.approx(timing.episode_seconds)
+    assert min(seconds) * 0.999 <= (timing.episode_seconds or 0) <= max(seconds) * 1.001
