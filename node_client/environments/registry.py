@@ -155,11 +155,13 @@ def _fault(environment: Environment) -> str | None:
         return ": its reward_range must be (low, high), numbers and low < high"
     if absorbing is not None and absorbing != sizes.X - 1:
         return f": its absorbing must be None or the last state, {sizes.X - 1}, not {absorbing!r}"
-    if isinstance(environment, Modelled):
-        mdp: object = environment.mdp
-        if not isinstance(mdp, TabularMDP) or mdp.sizes != sizes:
-            return f": its mdp must be a TabularMDP of {sizes}"
+    if isinstance(environment, Modelled) and not _is_mdp(environment.mdp, sizes):
+        return f": its mdp must be a TabularMDP of {sizes}"
     return None
+
+
+def _is_mdp(mdp: object, sizes: Sizes) -> bool:
+    return isinstance(mdp, TabularMDP) and mdp.sizes == sizes
 
 
 def _is_range(ends: object) -> bool:
