@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict, ValidationError, validate_call
@@ -142,7 +143,7 @@ def make_external(name: str, maker: Constructor, values: Mapping[str, object]) -
     return environment
 
 
-def _fault(environment: Environment) -> str | None:
+def _fault(environment: Any) -> str | None:  # noqa: ANN401
     """Returns why an object is no `Environment`, or None."""
     missing = [member for member in MEMBERS if not hasattr(environment, member)]
     if missing:
@@ -155,13 +156,11 @@ def _fault(environment: Environment) -> str | None:
         return ": its reward_range must be (low, high), numbers and low < high"
     if absorbing is not None and absorbing != sizes.X - 1:
         return f": its absorbing must be None or the last state, {sizes.X - 1}, not {absorbing!r}"
-    if isinstance(environment, Modelled) and not _is_mdp(environment.mdp, sizes):
-        return f": its mdp must be a TabularMDP of {sizes}"
+    if isinstance(environment, Modelled):
+        mdp: Any = environment.mdp
+        if not isinstance(mdp, TabularMDP) or mdp.sizes != sizes:
+            return f": its mdp must be a TabularMDP of {sizes}"
     return None
-
-
-def _is_mdp(mdp: object, sizes: Sizes) -> bool:
-    return isinstance(mdp, TabularMDP) and mdp.sizes == sizes
 
 
 def _is_range(ends: object) -> bool:
