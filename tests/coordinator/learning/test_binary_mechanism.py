@@ -1,4 +1,4 @@
-"""The Binary Mechanism against brute force, its tree_levels, its noise and its sensitivity."""
+"""The Binary Mechanism against brute force, its levels, its noise and its sensitivity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNIT = AdditiveNoise("gaussian", 1.0)
 
 
 class Tape(np.random.Generator):
-    """A generator whose draws are 1, 2, 4, ...: sums of them tell which blocks are in."""
+    """A generator whose draws are 1, 2, 4, ..., so that a sum of them tells which it holds."""
 
     def __init__(self) -> None:
         super().__init__(np.random.PCG64(0))
@@ -84,13 +84,13 @@ def test_replacing_a_contribution_moves_at_most_that_many_noisy_blocks(T: int) -
 
 
 def _blocks_with(T: int, i: int) -> int:
-    """Number of distinct noises that ever stand beside contribution i."""
+    """Counts the distinct noises that are ever added to a sum with contribution i."""
     tape = Tape()
     mechanism = BinaryMechanism(T, (1,), UNIT, tape)
     beside: set[int] = set()
     for t in range(1, T + 1):
         mechanism.add(np.zeros(1))
-        # The newest block that covers i is the one that is in this sum.
+        # The sum holds one block a level; at most one of them covers i.
         covering = [j for j in range(tree_levels(T)) if t >> j & 1 and _covers(t, j, i)]
         for j in covering:
             beside.add(int(mechanism._blocks[j, 0]))

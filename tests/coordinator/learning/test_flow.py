@@ -43,7 +43,7 @@ def test_true_counts_satisfy_the_equations_and_stay_as_they_are() -> None:
 @given(
     seed=st.integers(0, 2**32 - 1), X=st.integers(1, 4), A=st.integers(1, 3), H=st.integers(1, 4)
 )
-def test_adjoint_is_the_adjoint_of_divergence(seed: int, X: int, A: int, H: int) -> None:
+def test_adjoint_is_that_of_divergence(seed: int, X: int, A: int, H: int) -> None:
     generator = np.random.default_rng(seed)
     N = generator.normal(size=(H, X, A, X))
     multipliers = generator.normal(size=1 + (H - 1) * X)
@@ -62,13 +62,13 @@ def test_the_projection_carries_its_certificate(
     seed: int, X: int, A: int, H: int, scale: float
 ) -> None:
     c = np.random.default_rng(seed).normal(5, scale, size=(H, X, A, X))
-    found = project_flow(c, 50.0)
-    assert found.transitions.min() >= 0
-    assert np.abs(divergence(found.transitions) - _equations(50, 1 + (H - 1) * X)).max() < 1e-6
-    assert found.gap < 1e-6
+    projection = project_flow(c, 50.0)
+    assert projection.transitions.min() >= 0
+    assert np.abs(divergence(projection.transitions) - _equations(50, 1 + (H - 1) * X)).max() < 1e-6
+    assert projection.gap < 1e-6
 
 
-def test_the_projection_equals_a_general_solvers() -> None:
+def test_the_projection_equals_that_of_a_general_solver() -> None:
     c = np.random.default_rng(3).normal(2, 6, size=(3, 2, 2, 2))
     B = divergence(np.eye(24).reshape(24, 3, 2, 2, 2)).T
     b = _equations(10, len(B))
@@ -114,7 +114,7 @@ def test_variance_reduction_is_as_stated() -> None:
     assert states < 0.6
 
 
-def test_a_batch_a_step_knows_its_totals_only() -> None:
+def test_counts_of_a_batch_a_step_get_their_totals() -> None:
     c = np.random.default_rng(1).normal(3, 2, size=(2, 3, 2, 2, 2))
     assert np.allclose(conserve_totals(c, 30).sum(axis=(-3, -2, -1)), 30)
 

@@ -23,9 +23,9 @@ def test_plan_is_the_best_of_all_policies() -> None:
     model, d1 = random_model(sizes, 1, mass=0.9)
     policies = np.array(list(itertools.product(range(2), repeat=6))).reshape(-1, 3, 2)
     values = value(model.P, model.r, d1, policies)
-    found = plan(model.P, model.r, d1)
-    assert float(found.value) == pytest.approx(values.max())
-    assert float(value(model.P, model.r, d1, found.policy)) == pytest.approx(values.max())
+    best = plan(model.P, model.r, d1)
+    assert float(best.value) == pytest.approx(values.max())
+    assert float(value(model.P, model.r, d1, best.policy)) == pytest.approx(values.max())
 
 
 def test_value_is_occupancy_times_reward() -> None:

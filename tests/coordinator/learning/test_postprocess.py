@@ -83,7 +83,7 @@ def test_consistent_counts_are_left_alone(counts: list[int]) -> None:
     assert np.array_equal(project(c, c.sum(), 0.0), c)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="tolerance"):
         project(np.zeros((2, 3)), np.zeros(2), -1.0)
     with pytest.raises(ValueError, match="totals of shape"):

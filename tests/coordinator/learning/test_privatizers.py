@@ -66,7 +66,7 @@ def test_sensitivities_of_families_add_up() -> None:
 
 
 @pytest.mark.parametrize(("kind", "law"), [("laplace", stats.laplace), ("gaussian", stats.norm)])
-def test_draws_have_the_law_they_say(kind: NoiseKind, law: stats.rv_continuous) -> None:
+def test_draws_have_the_stated_law(kind: NoiseKind, law: stats.rv_continuous) -> None:
     noise = AdditiveNoise(kind, 3.0)
     drawn = noise.draw(np.random.default_rng(1), (20_000,))
     # One test at level 1e-3 a kind, with a fixed seed.
@@ -99,7 +99,7 @@ def test_sums_stay_within_their_deviation(kind: NoiseKind, terms: int) -> None:
     assert outside <= stats.binom.ppf(1 - 1e-6, runs, 2 * math.exp(-log_term))
 
 
-def test_no_noise_is_nothing_at_all() -> None:
+def test_no_noise_is_zero() -> None:
     generator = np.random.default_rng(0)
     assert not NO_NOISE.draw(generator, (3,)).any()
     assert (NO_NOISE.variance, NO_NOISE.deviation(5, 9.0)) == (0.0, 0.0)

@@ -37,7 +37,7 @@ def test_estimates_are_ratios_of_counts() -> None:
     assert not model.P[0, 1].any()
 
 
-def test_what_was_never_tried_is_worth_as_much_as_anything_can_be() -> None:
+def test_an_untried_action_has_the_largest_possible_value() -> None:
     learner = UCBVI(SIZES, K=10, bonus=Bonus(bonus_scale=0.0))
     for _ in range(3):
         learner.observe(episode([0, 0, 0], [0, 0], [1, 1]))

@@ -18,8 +18,8 @@ def random_model(sizes: Sizes, seed: int, mass: float = 1.0) -> tuple[Model, Flo
     return Model(P, generator.uniform(size=(H, X, A))), d1
 
 
-def near(model: Model, share: float, seed: int) -> Model:
-    """A model like another: `share` of every row, and of rewards, is somebody else's."""
+def perturb(model: Model, share: float, seed: int) -> Model:
+    """Replaces `share` of every row of a model at random, and adds as much noise to its rewards."""
     generator = np.random.default_rng(seed)
     rows = generator.dirichlet(np.full(model.P.shape[-1], 0.5), model.r.shape)
     noise = share * generator.normal(size=model.r.shape)

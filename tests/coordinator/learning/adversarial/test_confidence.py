@@ -85,7 +85,7 @@ def test_the_width_is_eq_3_1() -> None:
     np.testing.assert_allclose(half.upper[0, 0, 0], [0.3 + beta / 2, 0.7 + beta / 2])
 
 
-def test_nothing_known_is_everything() -> None:
+def test_without_counts_the_set_holds_all_transitions() -> None:
     zero = post_process(LAYERS, np.zeros(LAYERS.cells.shape), np.zeros(LAYERS.pairs.shape), 0.0)
     known = confidence_set(LAYERS, zero, 10.0)
     np.testing.assert_array_equal(known.lower[LAYERS.cells], 0.0)
@@ -123,7 +123,7 @@ def test_lower_bounds_above_one_give_the_projection_on_the_simplex() -> None:
 
 
 @given(st.sampled_from(SHAPES), st.floats(0.01, 1.0), st.integers(0, 10**6))
-def test_upper_occupancy_bounds_what_it_should(
+def test_upper_occupancy_bounds_every_member_of_the_set(
     shape: tuple[int, ...], width: float, seed: int
 ) -> None:
     """u >= q of any member of the set, and of the step's own q; on a single P it is q."""

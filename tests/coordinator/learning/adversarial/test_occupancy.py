@@ -24,7 +24,7 @@ from tests.coordinator.learning.adversarial.worlds import SHAPES, random_policy,
 
 
 @given(st.sampled_from(SHAPES), st.integers(1, 3), st.integers(0, 10**6))
-def test_occupancy_measures_satisfy_the_polytope_and_induce_what_made_them(
+def test_occupancy_measures_are_in_the_polytope_and_induce_their_policy(
     shape: tuple[int, ...], A: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -64,13 +64,13 @@ def test_the_best_fixed_policy_is_the_best_of_all_policies(seed: int) -> None:
         for (h, x), a in zip(states, actions, strict=True):
             policy[h, x, a] = 1.0
         values.append((state_action(P, policy) * loss).sum())
-    found, value = best_policy(layers, P, loss)
+    best, value = best_policy(layers, P, loss)
     assert value == pytest.approx(min(values), abs=1e-12)
-    chosen = np.eye(layers.A)[found] * layers.pairs
+    chosen = np.eye(layers.A)[best] * layers.pairs
     assert (state_action(P, chosen) * loss).sum() == pytest.approx(value)
 
 
 @pytest.mark.parametrize("widths", [(1,), (2, 1), (1, 0, 1), (1, 3)])
-def test_shapes_that_are_no_layers_are_refused(widths: tuple[int, ...]) -> None:
+def test_invalid_layers_are_refused(widths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="layer"):
         Layers(widths, 2)

@@ -43,7 +43,7 @@ def entropic(q: FloatArray, cost: FloatArray) -> float:
 
 
 @pytest.mark.parametrize("case", range(12))
-def test_ftrl_step_is_cvxpys(cp: Any, case: int) -> None:
+def test_the_ftrl_step_equals_cvxpys(cp: Any, case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
@@ -56,7 +56,7 @@ def test_ftrl_step_is_cvxpys(cp: Any, case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(12))
-def test_log_barrier_step_is_cvxpys(cp: Any, case: int) -> None:
+def test_the_log_barrier_step_equals_cvxpys(cp: Any, case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
@@ -116,7 +116,7 @@ def test_without_costs_the_ftrl_step_on_everything_is_uniform() -> None:
     np.testing.assert_allclose(step.q, uniform_occupancy(layers), atol=1e-9)
 
 
-def test_without_costs_the_log_barrier_step_stays_where_it_may() -> None:
+def test_without_costs_the_log_barrier_step_stays_at_q() -> None:
     layers = Layers((1, 3, 2, 1), 2)
     generator = np.random.default_rng(5)
     q = occupancy(transitions(layers, generator), random_policy(layers, generator))

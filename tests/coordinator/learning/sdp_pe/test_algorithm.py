@@ -1,4 +1,4 @@
-"""SDP-PE against itself (replay, accounting), against the truth (no noise), and at stated rates."""
+"""SDP-PE: replay and accounting, its answer without noise, and its stated rates with noise."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_the_literal_preset_runs_and_eliminates_nothing() -> None:
 
 def test_replaying_the_observations_reproduces_the_run() -> None:
     mdp = riverswim(4, 4)
-    told = problem(mdp, 3000, light, seed=5)
-    first, again = SDPPE(told), SDPPE(told)
+    same_problem = problem(mdp, 3000, light, seed=5)
+    first, again = SDPPE(same_problem), SDPPE(same_problem)
     generator = np.random.default_rng(4)
     while (deployment := first.next_deployment()) is not None:
         replayed = again.next_deployment()
@@ -216,7 +216,7 @@ def test_forgetting_needs_crude_batches_in_every_stage() -> None:
         SDPPE(problem(riverswim(), 20_000, light), replace(PRACTICAL, memory=False))
 
 
-def test_K_too_small_says_so() -> None:
+def test_a_K_that_is_too_small_is_refused() -> None:
     with pytest.raises(LearnerError, match="Raise K"):
         SDPPE(problem(riverswim(), 50, light))
 
@@ -237,11 +237,11 @@ def test_the_demo_learns() -> None:
     assert good >= 19
 
 
-@pytest.mark.parametrize("kept", ["enumerated", "implicit"])
-def test_every_policy_deployed_is_active(kept: str) -> None:
-    """Also those likely to be best, though what draws find may be eliminated a moment later."""
+@pytest.mark.parametrize("representation", ["enumerated", "implicit"])
+def test_every_policy_deployed_is_active(representation: str) -> None:
+    """Policies likely to be best are deployed only while they are active."""
     mdp = riverswim(3, 4)
-    constants = replace(PRACTICAL, active_set=kept, radius_scale=0.1)  # type: ignore[arg-type]
+    constants = replace(PRACTICAL, active_set=representation, radius_scale=0.1)  # type: ignore[arg-type]
     learner = SDPPE(problem(mdp, 6000, light), constants)
     generator = np.random.default_rng(1)
     eliminated = 0
@@ -255,7 +255,7 @@ def test_every_policy_deployed_is_active(kept: str) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches are kept, the newest; without the bound there are as many as stages, and one."""
+    """Only the two newest batches are kept; without the bound, every stage would add one."""
     mdp = riverswim(3, 3)
     size = mdp.P.size
     monkeypatch.setattr(algorithm, "MOST_REMEMBERED", 2 * size)
@@ -271,7 +271,7 @@ def test_precision_grows_with_the_terms_of_the_noise(levels: str) -> None:
     """E, the literal radius and the levels of W: terms are large under trust local and central."""
     mdp = riverswim(3, 3)
     constants = replace(PRACTICAL, levels=levels, radius="paper", likely_share=0.0)  # type: ignore[arg-type]
-    found: list[tuple[float, float, float]] = []
+    observed: list[tuple[float, float, float]] = []
     for term in (1.0, 100.0):
         learner = SDPPE(problem(mdp, 2000, light), constants)
         generator, stage = np.random.default_rng(1), None
@@ -282,8 +282,8 @@ def test_precision_grows_with_the_terms_of_the_noise(levels: str) -> None:
             noise = light(deployment.n, deployment.layer)
             counts = private_counts(mdp, deployment, layout, noise, generator)
             stage = learner.observe(replace(counts, term=term))
-        found.append((stage.E, stage.radius, learner._tolerance(1.0)))
-    few, many = found
+        observed.append((stage.E, stage.radius, learner._tolerance(1.0)))
+    few, many = observed
     assert many[0] > few[0] + 4 * 98 * 2 / 3
     assert many[1] > few[1]
     assert (many[2] > few[2]) == (levels == "paper")

@@ -88,6 +88,6 @@ def test_without_noise_it_finds_the_optimum() -> None:
     assert policy_value(mdp, done.summary.policy) == pytest.approx(optimal_value(mdp), rel=0.02)
 
 
-def test_K_too_small_says_so() -> None:
+def test_a_K_that_is_too_small_is_refused() -> None:
     with pytest.raises(LearnerError, match="Raise K"):
         ConferenceSDPPE(silent(riverswim(), 20), PRACTICAL)

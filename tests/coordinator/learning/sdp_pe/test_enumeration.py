@@ -18,7 +18,7 @@ from tests.coordinator.learning.worlds import random_model
 TINY = [Sizes(2, 2, 3), Sizes(3, 2, 2), Sizes(1, 5, 1), Sizes(2, 3, 2), Sizes(2, 2, 1)]
 
 
-def _all(active: EnumeratedPolicies) -> np.ndarray:
+def _every_policy(active: EnumeratedPolicies) -> np.ndarray:
     total = active.shape[0] * active.shape[1]
     return np.stack([active.policy(i) for i in range(total)])
 
@@ -33,18 +33,18 @@ def test_one_action_makes_one_policy_of_any_number_of_states() -> None:
 def test_values_are_those_of_every_policy(sizes: Sizes) -> None:
     model, d1 = random_model(sizes, 11, mass=0.9)
     active = EnumeratedPolicies.all_policies(sizes, d1)
-    policies = _all(active)
+    policies = _every_policy(active)
     assert len(np.unique(policies, axis=0)) == active.size == sizes.A ** (sizes.X * sizes.H)
     assert np.allclose(active.values(model).ravel(), value(model.P, model.r, d1, policies))
     assert [active.index(policy) for policy in policies] == list(range(len(policies)))
 
 
-def test_only_what_differs_from_the_start_is_enumerated() -> None:
+def test_policies_that_agree_from_the_start_are_enumerated_once() -> None:
     d1 = np.array([0.0, 1.0, 0.0, 0.0])
     assert classes(Sizes(4, 2, 6), d1) == 2**21
     active = EnumeratedPolicies.all_policies(Sizes(4, 2, 3), d1)
     assert active.size == 2**9
-    assert len(np.unique(_all(active), axis=0)) == 2**9
+    assert len(np.unique(_every_policy(active), axis=0)) == 2**9
 
 
 def test_one_step_takes_any_number_of_states() -> None:
@@ -75,12 +75,12 @@ def test_elimination_keeps_exactly_the_close_policies(radius: float) -> None:
     sizes = Sizes(2, 2, 3)
     model, d1 = random_model(sizes, 4)
     active = EnumeratedPolicies.all_policies(sizes, d1)
-    values = value(model.P, model.r, d1, _all(active))
+    values = value(model.P, model.r, d1, _every_policy(active))
     smaller, best = active.eliminate(model, radius)
     kept = (values > best - radius) | (values >= best - 1e-15)
     assert best == pytest.approx(values.max())
     assert smaller.size == kept.sum() >= 1
-    assert [smaller.contains(policy) for policy in _all(active)] == kept.tolist()
+    assert [smaller.contains(policy) for policy in _every_policy(active)] == kept.tolist()
     assert smaller.contains(plan(model.P, model.r, d1).policy)
 
 
@@ -88,16 +88,16 @@ def test_elimination_keeps_exactly_the_close_policies(radius: float) -> None:
 def test_best_visits_within_an_active_set_against_brute_force(sizes: Sizes) -> None:
     model, d1 = random_model(sizes, 21, mass=0.9)
     active, _ = EnumeratedPolicies.all_policies(sizes, d1).eliminate(model, 0.2)
-    policies = np.stack([p for p in _all(active) if active.contains(p)])
+    policies = np.stack([p for p in _every_policy(active) if active.contains(p)])
     d = occupancy(model.P, d1, policies)
     for h in range(sizes.H):
-        found = active.best_visits(model.P, h, model)
-        assert np.allclose(found.value, d[:, h].max(axis=0))
+        visits_plan = active.best_visits(model.P, h, model)
+        assert np.allclose(visits_plan.value, d[:, h].max(axis=0))
         for x, a in np.ndindex(sizes.X, sizes.A):
-            policy = found.policy[x, a]
+            policy = visits_plan.policy[x, a]
             assert active.contains(policy)
             visits = occupancy(model.P, d1, policy)[h, x, a]
-            assert visits == pytest.approx(found.value[x, a])
+            assert visits == pytest.approx(visits_plan.value[x, a])
 
 
 def test_best_continuation_after_the_visit() -> None:
@@ -108,8 +108,8 @@ def test_best_continuation_after_the_visit() -> None:
     masked = EnumeratedPolicies(free.d1, free.step_actions, free.cut, mask)
     best = plan(model.P, model.r, d1).policy
     for active in (free, masked):
-        found = active.best_visits(model.P, 0, model)
-        assert np.array_equal(found.policy[0, 0, 1:], best[1:])
+        visits_plan = active.best_visits(model.P, 0, model)
+        assert np.array_equal(visits_plan.policy[0, 0, 1:], best[1:])
 
 
 def test_riverswim_takes_a_tenth_of_a_second() -> None:

@@ -124,10 +124,10 @@ def test_an_uncertain_policy_keeps_its_place() -> None:
     counts = np.array([[40.0, 360.0], [3.0, 3.0]])
     active = EnumeratedPolicies.all_policies(Sizes(1, 2, 1), np.ones(1))
     part, generator = _bandit(counts, 30.0), np.random.default_rng(1)
-    found = bootstrap(generator, (part,), _arms(2), active, level=0.99, families="joint")
+    resampled = bootstrap(generator, (part,), _arms(2), active, level=0.99, families="joint")
     model = _arms(2).model([part])
-    assert found.radius >= float(np.ptp(model.r)) > 0.3
-    assert 0 < (found.likely == 1).mean() < 0.6
+    assert resampled.radius >= float(np.ptp(model.r)) > 0.3
+    assert 0 < (resampled.likely == 1).mean() < 0.6
 
 
 def test_weights_favour_the_batch_with_more_signal() -> None:
@@ -144,7 +144,7 @@ def test_weights_favour_the_batch_with_more_signal() -> None:
 
 
 def test_a_batch_that_never_goes_there_adds_no_noise_there() -> None:
-    """One policy leaves the pairs it does not take to the other batch alone."""
+    """Pairs that the narrow batch does not take are estimated from the other batch alone."""
     model, d1 = random_model(SIZES, 1)
     one = Mixture.single(np.zeros((2, 2), dtype=np.int64))
     everywhere = _evidence(1000, 50.0, 1)
@@ -183,9 +183,9 @@ def test_draws_one_by_one_have_the_law_of_draws_together(monkeypatch: pytest.Mon
 
     def radius(seed: int) -> float:
         generator = np.random.default_rng(seed)
-        found = bootstrap(generator, parts, _estimator(), active, level=0.9, families="joint")
-        assert found.likely.shape == (LIKELY, SIZES.H, SIZES.X)
-        return found.radius
+        resampled = bootstrap(generator, parts, _estimator(), active, level=0.9, families="joint")
+        assert resampled.likely.shape == (LIKELY, SIZES.H, SIZES.X)
+        return resampled.radius
 
     together = radius(1)
     monkeypatch.setattr("riffle.coordinator.learning.sdp_pe.estimation.LARGEST_STACK", 1)

@@ -56,7 +56,7 @@ WORLDS = {
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_runs_agree_with_enumeration(world: str) -> None:
-    """The same seeds, hence the same first stage; later the two may deploy something else.
+    """Equal seeds give an equal first stage; later the two may deploy different mixtures.
 
     Tolerances: no learned policy is worse by more than 2 % of V*, and the mean regrets of three
     runs are within a quarter of each other (they differ by that much between seeds).
@@ -64,15 +64,15 @@ def test_runs_agree_with_enumeration(world: str) -> None:
     mdp, K = WORLDS[world]
     regrets, eliminated = [], 0
     for seed in range(3):
-        listed = run(mdp, K, seed, PRACTICAL)
-        kept = run(mdp, K, seed, replace(PRACTICAL, active_set="implicit"))
-        assert kept.stages[0].radius == listed.stages[0].radius
-        assert all(stage.active_after is stage.eliminated is None for stage in kept.stages)
-        assert kept.summary.active is None
-        eliminated += kept.stages[-1].decisions_eliminated
-        losses = [suboptimality(mdp, each.summary.policy) for each in (listed, kept)]
+        enumerated = run(mdp, K, seed, PRACTICAL)
+        implicit = run(mdp, K, seed, replace(PRACTICAL, active_set="implicit"))
+        assert implicit.stages[0].radius == enumerated.stages[0].radius
+        assert all(stage.active_after is stage.eliminated is None for stage in implicit.stages)
+        assert implicit.summary.active is None
+        eliminated += implicit.stages[-1].decisions_eliminated
+        losses = [suboptimality(mdp, each.summary.policy) for each in (enumerated, implicit)]
         assert losses[1] <= losses[0] + 0.02 * optimal_value(mdp)
-        regrets.append((listed.regret.total, kept.regret.total))
+        regrets.append((enumerated.regret.total, implicit.regret.total))
     assert eliminated > 0
     listed_mean, kept_mean = np.mean(regrets, axis=0)
     assert kept_mean == pytest.approx(listed_mean, rel=0.25)
@@ -84,7 +84,7 @@ class Beside(SDPPE):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, PRACTICAL)
         self.implicit = ImplicitPolicies.all_policies(problem.sizes, problem.d1)
-        self.kept: list[int] = []
+        self.sizes: list[int] = []
 
     def _eliminate(self, stage: Stage, crude: Crude, fine: Fine) -> None:
         super()._eliminate(stage, crude, fine)
@@ -93,23 +93,23 @@ class Beside(SDPPE):
         member = np.ones(self.phi.shape, dtype=np.bool_)
         for constraint in self.implicit.stages:
             member &= self.phi.values(constraint.model) >= constraint.least
-        listed = np.ones_like(member) if self.phi.active is None else self.phi.active
-        assert not (listed & ~member).any()
+        enumerated = np.ones_like(member) if self.phi.active is None else self.phi.active
+        assert not (enumerated & ~member).any()
         assert not (self.phi.actions & ~self.implicit.actions).any()
         assert self.implicit.contains(self.phi.best(fine.model).policy)
         if self.implicit.exact:
-            assert np.array_equal(listed, member)
-        self.kept.append(int(listed.sum()))
+            assert np.array_equal(enumerated, member)
+        self.sizes.append(int(enumerated.sum()))
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_in_every_stage_all_that_enumeration_keeps_is_kept(world: str) -> None:
-    """On the same models and radii; every class of policies is asked for, so nothing is sampled."""
+def test_every_stage_keeps_all_that_enumeration_keeps(world: str) -> None:
+    """Compares all classes of policies, on the same models and radii."""
     mdp, K = WORLDS[world]
     learner = Beside(problem(mdp, K, 0))
     simulate(mdp, learner, "joint", honest, 0)
-    assert len(learner.kept) > 3
-    assert learner.kept[-1] < learner.kept[0] / 2
+    assert len(learner.sizes) > 3
+    assert learner.sizes[-1] < learner.sizes[0] / 2
 
 
 def test_beyond_enumeration_the_optimum_is_found_and_kept() -> None:
@@ -126,7 +126,7 @@ def test_beyond_enumeration_the_optimum_is_found_and_kept() -> None:
     assert min(gaps) >= -1e-9
 
 
-def test_what_a_descriptor_cannot_hold_is_thinned() -> None:
+def test_mixtures_too_large_for_a_descriptor_are_thinned() -> None:
     """X=20, A=3, H=12 has 720 tuples (h, x, a), so as many policies in pi_0."""
     mdp = random(20, 3, 12, 1)
     learner = SDPPE(problem(mdp, 60_000, 1))
@@ -136,7 +136,7 @@ def test_what_a_descriptor_cannot_hold_is_thinned() -> None:
     assert all(MOST_AUXILIARY / 2 < count <= 2 * MOST_AUXILIARY for count in fine)
 
 
-def test_the_conference_variant_takes_them_too() -> None:
+def test_the_conference_variant_runs_with_implicit_sets() -> None:
     mdp = random(8, 3, 4, 3)
     finished = simulate(mdp, ConferenceSDPPE(problem(mdp, 100_000, 1)), "joint", honest, 1)
     assert finished.summary.active is None

@@ -66,7 +66,7 @@ def test_small_crude_batches_are_rounded_up() -> None:
     assert (first.L_b, first.crude, first.fine) == (2, (1,) * 6, 4)
 
 
-def test_a_rest_too_small_for_a_stage_joins_the_stage_before() -> None:
+def test_too_few_remaining_episodes_join_the_stage_before() -> None:
     constants = replace(PAPER, smallest_n=10)
     plan = schedule(3 * 100 + 15, 4, constants, 100)
     assert len(plan.stages) == 1
@@ -79,7 +79,7 @@ def test_filling_stretches_whole_stages() -> None:
     assert plan.exploit == 8000
 
 
-def test_only_the_first_stage_explores_crudely_when_told_so() -> None:
+def test_only_the_first_stage_explores_crudely_when_configured() -> None:
     constants = replace(PRACTICAL, exploit_share=0.4, growth=2.0)
     first, *later = schedule(20_000, 6, constants, 500).stages
     assert sum(first.crude) == int(first.episodes * constants.crude_share)
