@@ -27,10 +27,9 @@ from riffle.common.protocol.messages import (
     split_frames,
 )
 from riffle.common.protocol.verification import read_pins
-from riffle.common.server.database import writer
+from riffle.common.server.database import listen, writer
 from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
-from riffle.common.server.statements import listen
 from riffle.shuffler.admission import IDLE_RECHECK_SECONDS, Admission, Budget, ChangeSignal
 from riffle.shuffler.batches import Batches
 from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, add_latencies, census, note

@@ -4,7 +4,7 @@ Here belongs what is a function of noise, padding and n alone: no clock, no rand
 wire format. `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
 guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 
-Read in this order: `binomial` (one counter's losses, and what padding costs), `composition` (all
+Read in this order: `binomial` (one counter's losses, and what padding costs), `bounds` (all
 counters, both directions, rigorous bounds), `account`, `calibrate`.
 """
 

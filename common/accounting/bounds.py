@@ -1,4 +1,29 @@
-"""Bounds on epsilon and delta for users whose data moves counters with binomial noise."""
+"""Bounds on epsilon and delta of one user's moves, by composing the losses of all of them.
+
+Replacing one user moves at most `cells` counters up by one and at most `cells` down by one, and all
+counters carry independent noise. With the others' data fixed, the two outputs are product
+distributions, and the loss is a sum of independent losses, `cells` of them up and `cells` down
+(`binomial`). Fewer moves are a post-processing of that many, hence covered.
+
+Both directions. delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] and the same with D and
+D' exchanged. The exchange turns every up into a down and every down into an up; `cells` of each
+remain, so the two directions have the same loss distribution, and one delta covers both. (A
+counter's up and down alone differ: composing 2 cells ups, as some libraries do by default, gives a
+different and wrong number.)
+
+The losses are put on a grid, tilted, and multiplied as powers of discrete Fourier transforms of
+length M (`convolution`). Every inexactness goes to the safe side:
+
+* Aliases: transforms add indices modulo M. Mass below the window reappears above it, which only
+  raises the upper bound; mass above the window is lost and is added to delta. Chernoff's bound on
+  the grid bounds both, and both are subtracted from the lower bound.
+* Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. Upper
+  masses are raised by e, lower masses lowered by e.
+* Other rounding: relative errors of masses and tilts, and absolute errors of losses, times the
+  number of moves.
+* Masses that `binomial` leaves out are infinite losses in the upper bound and absent from the
+  lower.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +31,56 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
-from riffle.common.accounting.binomial import Losses, binomial_losses, step_losses, trim
-from riffle.common.accounting.composition import Bound, Composition, composition
+from riffle.common.accounting.binomial import (
+    LOSS_ERROR,
+    UNIT_ROUNDOFF,
+    Losses,
+    binomial_losses,
+    step_losses,
+    trim,
+)
 from riffle.common.accounting.convolution import (
+    Convolved,
+    GridPart,
     Part,
+    Window,
     choose_tilt,
     choose_window,
+    connect_the_dots,
+    convolve,
     cumulants,
+    log_mgf,
+    round_down,
     tilt_at,
 )
 from riffle.common.accounting.curve import Curve
 
+Bound = Literal["lower", "estimate", "upper"]
+
+SIGNS: dict[Bound, float] = {"lower": -1.0, "estimate": 0.0, "upper": 1.0}
+"""The side on which a bound puts errors."""
+
 TRIM_SHARE = 1e-5
-"""Share of delta that cut tails may cost in all."""
+"""Share of delta that all cut tails together may cost."""
 
 VARIANCE_CAP = 1e8
-"""Noise of more variance is accounted as if it had this much: true, since adding noise to a
-counter is post-processing, and enough for epsilon = 0.003 at 18 cells and beta = 1e-5."""
+"""Noise of more variance is accounted as if it had this much. That is valid, since adding noise to
+a counter is post-processing, and enough for epsilon = 0.003 at 18 cells and beta = 1e-5."""
 
 SMALLEST_DELTA = 1e-15
 
 AMPLIFICATION, RETRIES = 14.0, 4
-"""Errors may be exp(14) times what they are at a perfect tilt; else the tilt is chosen anew."""
+"""A tilt is replaced if errors exceed exp(14) times those at a perfect tilt, at most 4 times."""
+
+DOTS = 2**14
+"""Grid length M where connecting the dots costs the square of Delta."""
+
+DOWN_PER_MOVE, DOWN_MOST = 2**10, 2**19
+"""Grid length a move, and the longest, where rounding down costs moves * Delta / 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +100,11 @@ class Moves:
 
     @property
     def capped(self) -> bool:
-        """Whether it is accounted as if it had less noise."""
+        """Whether VARIANCE_CAP applies."""
         return _most_bits(self.p) < self.N
 
     def losses(self) -> tuple[Losses, Losses]:
-        """Losses of one move up and of one down."""
+        """Returns the losses of one move up and of one down."""
         return binomial_losses(min(self.N, _most_bits(self.p)), self.p)
 
 
@@ -67,7 +117,7 @@ class Steps:
     capped = False
 
     def losses(self) -> tuple[Losses, Losses]:
-        """Losses of one move up and of one down, which are the same."""
+        """Returns the losses of one move up and of one down, which are the same."""
         one = step_losses(self.q)
         return one, one
 
@@ -76,58 +126,57 @@ AnyMoves = Moves | Steps
 
 
 def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
-    """Composition of all moves, sharpest near this delta in (0, 1); valid for every delta."""
+    """Returns the curve of all moves: valid at every delta, sharpest near this one in (0, 1)."""
     if bound == "lower" and any(m.capped for m in moves):
         return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
     near = min(max(delta, SMALLEST_DELTA), 0.5)
     dots, upper = sharpest(moves, near)
     if bound == "lower":
-        return composition(dots.parts, dots.window, bound).curve(bound)
+        return compose(dots.parts, dots.window, bound).curve(bound)
     return upper if bound == "upper" else dots.curve(bound)
 
 
 @lru_cache(maxsize=32)
 def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
-    """Composition at a tilt where errors are small beside delta, and the upper curve that it gives.
+    """Returns a composition whose errors are small beside delta, and its upper curve.
 
-    Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right where
-    tails are like a Gaussian's; where counters that are almost empty make the loss's tail heavier,
-    the lambda of the epsilon found replaces it.
+    Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right if tails
+    are like a Gaussian's. Counters that are almost empty make the loss's tail heavier; then the
+    lambda of the resulting epsilon replaces it.
     """
     parts = _parts(moves, near)
     tilt = choose_tilt(parts, near)
-    dots, upper = _composed(parts, tilt)
+    dots, upper = _with_curve(parts, tilt)
     for _ in range(RETRIES):
         epsilon = upper.epsilon(near)
         if cumulants(parts, tilt)[0] - tilt * epsilon < math.log(near) + AMPLIFICATION:
             break
         tilt = tilt_at(parts, epsilon, tilt)
-        dots, upper = _composed(parts, tilt)
+        dots, upper = _with_curve(parts, tilt)
     return dots, upper
 
 
 def epsilon(
     moves: Sequence[AnyMoves], delta: float, bound: Bound = "upper", overflow: float = 0.0
 ) -> float:
-    """Bound on epsilon at this delta, of which (1 + e^epsilon) overflow goes to padding.
+    """Returns a bound on epsilon at this delta, of which (1 + e^epsilon) overflow goes to padding.
 
-    In a lower bound the same amount is taken off delta(epsilon): cut noise moves the true delta by
-    at most that much in either direction. The estimate ignores it. Infinity when no epsilon works.
+    A lower bound subtracts the same amount from delta(epsilon): dropped noise moves the true delta
+    by at most that much in either direction. The estimate ignores it. Infinity if no epsilon works.
     """
-    sign = {"lower": -1.0, "estimate": 0.0, "upper": 1.0}[bound]
-    return curve(tuple(moves), delta, bound).epsilon(delta, sign * overflow)
+    return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 
 
 def delta(moves: Sequence[AnyMoves], epsilon: float, bound: Bound = "upper") -> float:
-    """Bound on delta at this epsilon >= 0, padding left out."""
+    """Returns a bound on delta at this epsilon >= 0, without padding."""
     near = 1e-3
     for _ in range(3):
         near = min(max(curve(tuple(moves), near, "upper").delta(epsilon), SMALLEST_DELTA), 0.5)
     return curve(tuple(moves), near, bound).delta(epsilon)
 
 
-def _composed(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]:
-    dots = composition(parts, choose_window(parts, tilt), "upper")
+def _with_curve(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]:
+    dots = compose(parts, choose_window(parts, tilt), "upper")
     return dots, dots.curve("upper")
 
 
@@ -138,3 +187,95 @@ def _most_bits(p: float) -> int:
 def _parts(moves: Sequence[AnyMoves], near: float) -> list[Part]:
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     return [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Composition:
+    """Parts composed on one grid. The upper bound and the estimate share a composition."""
+
+    parts: Sequence[Part]
+    window: Window
+    gridded: Sequence[GridPart]
+    convolved: Convolved
+    first: int
+
+    def curve(self, bound: Bound) -> Curve:
+        """Returns the curve with every error on the side that the bound needs."""
+        end = self.first + len(self.convolved.mass)
+        above = _alias(self.gridded, self.convolved, self.window.step_high, end)
+        if bound != "lower":
+            return _curve(self.convolved, self.parts, bound, self.convolved.error, above)
+        # An alias may be in any cell. It only raises an upper bound; a lower bound subtracts it.
+        below = _alias(self.gridded, self.convolved, -self.window.step_low, self.first - 1)
+        error = self.convolved.error + below + above
+        return _curve(self.convolved, self.parts, bound, error, 0.0)
+
+
+def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
+    """Composes all parts on the grid of this bound."""
+    moves = sum(count for _, count in parts)
+    M = _length(moves, bound)
+    spread = max(float(np.ptp(part.loss)) for part, _ in parts)
+    span = max(window.high - window.low, spread / 4.0, 1e-6 * (1.0 + abs(window.low)))
+    delta = span / (M - 2 * moves - 4)
+    to_grid = round_down if bound == "lower" else connect_the_dots
+    gridded = [(to_grid(part, delta), count) for part, count in parts]
+    first = math.floor(window.low / delta) - moves - 1
+    return Composition(parts, window, gridded, convolve(gridded, window.tilt, first, M), first)
+
+
+def _length(moves: int, bound: Bound) -> int:
+    power = 1 << (moves - 1).bit_length()
+    down = min(DOWN_PER_MOVE * power, DOWN_MOST) if bound == "lower" else 0
+    return max(DOTS, down, 8 * power)
+
+
+def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:
+    """Returns Chernoff's bound on the tilted mass at or beyond the edge, on the step's side."""
+    if step > 0.0 and sum(count * part.last for part, count in parts) < edge:
+        return 0.0
+    if step < 0.0 and sum(count * part.first for part, count in parts) > edge:
+        return 0.0
+    moved = sum(
+        count * log_mgf(part.mass, part.loss, convolved.tilt + step) for part, count in parts
+    )
+    exponent = moved - convolved.log_scale - step * edge * parts[0][0].delta
+    return math.exp(min(0.0, exponent))
+
+
+def _curve(
+    convolved: Convolved, parts: Sequence[Part], bound: Bound, error: float, above: float
+) -> Curve:
+    """Undoes the tilt, and puts every error on the side that the bound needs."""
+    sign, loss = SIGNS[bound], convolved.loss
+    # A mass is at most one, and e^700 times the rounding error is far above one.
+    scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
+    relative = math.exp(sign * _relative_error(parts, convolved.tilt))
+    mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
+    beyond = float(scale[-1]) * above if bound == "upper" else 0.0
+    return Curve(
+        loss=loss + sign * LOSS_ERROR * sum(count for _, count in parts),
+        mass=np.minimum(mass, 1.0),
+        infinite=min(1.0, (_infinite(parts, bound) + beyond) * relative),
+        start=0.0 if bound == "lower" else max(0.0, float(loss[0])),
+    )
+
+
+def _relative_error(parts: Sequence[Part], tilt: float) -> float:
+    """Returns a composed mass's relative error: from the parts' masses, and from the tilt."""
+    total = 0.0
+    for part, count in parts:
+        exponent = abs(tilt) * float(np.abs(part.loss).max())
+        total += count * (part.mass_error + 16.0 * UNIT_ROUNDOFF * (1.0 + exponent))
+    return total
+
+
+def _infinite(parts: Sequence[Part], bound: Bound) -> float:
+    """Returns the mass of impossible outcomes; upper bounds add the dropped mass."""
+    log_finite = 0.0  # of the product of (1 - infinite)
+    for part, count in parts:
+        share = part.infinite + (part.dropped if bound == "upper" else 0.0)
+        if share >= 1.0:
+            return 1.0
+        log_finite += count * math.log1p(-share)
+    return -math.expm1(log_finite)

@@ -16,7 +16,7 @@ For S = sum of the finite losses under P, K(s) = log E[exp(s S)]. Convolving the
 exp(lambda l) P(l) / exp(K) instead of P(l) puts the far tail of S, which is what delta is made of,
 in the middle of the array: all errors of the discrete Fourier transform then are relative to delta
 and not to 1. lambda and the window decide only how tight the bounds are, never whether they hold:
-`composition` bounds afresh what falls outside.
+`bounds` accounts for what falls outside.
 
 Sums of products are written as np.sum, not np.dot, throughout this package: at these lengths a BLAS
 starts threads that spin when cores are busy, and np.sum adds pairwise, with a smaller error.

@@ -1,11 +1,11 @@
-"""The batch descriptor: what a batch is, in one immutable signed document.
+"""The batch descriptor: one immutable signed document that defines a batch.
 
-The coordinator writes it, signs its bytes (Ed25519) and deposits it at the shuffler, which checks
-it, adds a fresh per-batch public key and countersigns. Nodes take it from the shuffler. The digest
-is SHA-256 over a protocol label and the descriptor's bytes as received; every seal of the batch is
-bound to it, so that a report made under another descriptor does not open.
+The coordinator writes it, signs its bytes (Ed25519) and deposits it at the shuffler. The shuffler
+checks it, adds a fresh per-batch public key and countersigns. Nodes fetch it from the shuffler. The
+digest is SHA-256 over a protocol label and the descriptor's bytes as received. Every seal of the
+batch is bound to the digest, so a report made under another descriptor does not open.
 
-Parsing is strict: unknown fields, wrong types and sizes that disagree are refused.
+Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ MAX_COUNTERS = 1 << 24
 MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_EXACT = (1 << 53) - 1
-"""Largest integer that every reader of JSON takes as it is; it fits a column of 64 bits too."""
+"""Largest integer that every JSON reader represents exactly; it fits a 64-bit column too."""
 
 HEX16 = "[0-9a-f]{32}"
 Hex16 = Annotated[str, StringConstraints(pattern=f"^{HEX16}$")]
@@ -61,7 +61,7 @@ Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 Weight = Annotated[int, Field(ge=-TOTAL_WEIGHT, le=TOTAL_WEIGHT)]
 Action = Annotated[int, Field(ge=-MAX_ACTIONS, le=MAX_ACTIONS)]
-"""Bounds that keep arrays and sums from overflowing; `Mixture` says what is right."""
+"""Bounds that keep arrays and sums from overflowing; `Mixture` checks the values."""
 Policy = tuple[tuple[Action, ...], ...]
 
 
@@ -72,7 +72,7 @@ class Document(BaseModel):
 
 
 def key_id(public: bytes) -> str:
-    """Id of a public key, hex: 16 bytes of SHA-256 over a label and the key."""
+    """Returns a public key's id: 16 bytes of SHA-256 over a label and the key, hex."""
     return hashlib.sha256(LABEL_KEY_ID + public).hexdigest()[:32]
 
 
@@ -83,13 +83,13 @@ KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
     "local": ("flips",),
     "central": ("laplace", "binomial"),
 }
-"""Which noise each workflow has."""
+"""Kinds of noise that each trust model admits."""
 
 
 class NoiseDocument(Document):
-    """Noise on the wire: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
+    """Noise in a document: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
 
-    For `Flips` and `Laplace` p_numerator / 2**32 is f and q, and bits is 1.
+    For `Flips` and `Laplace`, bits is 1 and p_numerator / 2**32 is f or q.
     """
 
     kind: NoiseKind = "bernoulli"
@@ -99,7 +99,7 @@ class NoiseDocument(Document):
 
     @classmethod
     def of(cls, noise: BatchNoise) -> "NoiseDocument":
-        """The document of a noise."""
+        """Returns the document of a noise."""
         match noise:
             case Noise(bits, p_numerator, p_log2):
                 return cls(bits=bits, p_numerator=p_numerator, p_log2=p_log2)
@@ -111,12 +111,12 @@ class NoiseDocument(Document):
                 return cls(kind="laplace", bits=1, p_numerator=numerator, p_log2=32)
 
     def noise(self) -> BatchNoise:
-        """The noise; ValueError when the numbers are not what its kind takes."""
-        found = self._of_kind()
-        # One noise has one document, so that nothing in it is without a meaning.
-        if NoiseDocument.of(found) != self:
+        """Returns the noise; raises ValueError if its kind takes other numbers."""
+        noise = self._of_kind()
+        # One noise has one document, so no field is without a meaning.
+        if NoiseDocument.of(noise) != self:
             raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
-        return found
+        return noise
 
     def _of_kind(self) -> BatchNoise:
         match self.kind:
@@ -131,7 +131,7 @@ class NoiseDocument(Document):
 
 
 class GuaranteeDocument(Document):
-    """`Guarantee` on the wire."""
+    """`Guarantee` in a document."""
 
     epsilon: float = Field(gt=0, le=100)
     beta: float = Field(gt=0, lt=1)
@@ -139,7 +139,7 @@ class GuaranteeDocument(Document):
 
 
 class BatchDescriptor(Document):
-    """One batch. ``test_seed`` is set by the test entry point only: it seeds noise and draws."""
+    """A batch. Only the test entry point sets ``test_seed``, which seeds noise and draws."""
 
     version: Literal[1] = 1
     run_id: Hex16
@@ -190,7 +190,7 @@ class BatchDescriptor(Document):
 
     @property
     def analyzer_key_id(self) -> str:
-        """Id of the analyzer's key that messages are sealed to."""
+        """Id of the analyzer's public key, to which messages are sealed."""
         return key_id(bytes.fromhex(self.analyzer_key))
 
     @property
@@ -200,12 +200,12 @@ class BatchDescriptor(Document):
 
     @property
     def layout(self) -> CounterLayout:
-        """Counters that the batch feeds."""
+        """The counters that the batch feeds."""
         return CounterLayout(self.sizes, self.families, self.layer)
 
     @property
     def mixture(self) -> Mixture:
-        """Policies and weights."""
+        """The policies with their weights."""
         shape = (len(self.policies), self.horizon, self.states)
         flat = [a for policy in self.policies for row in policy for a in row]
         if len(flat) != int(np.prod(shape)) or any(
@@ -218,36 +218,36 @@ class BatchDescriptor(Document):
 
     @property
     def padding(self) -> Padding:
-        """Slots of a report."""
+        """The slots of a report."""
         return Padding(self.data_slots, self.noise_slots)
 
     @property
     def symbols(self) -> Symbols:
-        """What a message's plaintext is made of."""
+        """The format of a message's plaintext."""
         return Symbols.of(self.trust, self.layout)
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of a sealed message."""
+        """Size of a sealed message in bytes."""
         return OVERHEAD + self.symbols.size
 
     @property
     def report_bytes(self) -> int:
-        """Bytes of a report under its outer seal, as uploaded."""
+        """Size of a report in bytes, as uploaded under its outer seal."""
         return self.padding.messages * self.message_bytes + OVERHEAD
 
     def to_noise(self) -> BatchNoise:
-        """The noise every user adds, or the coordinator (trust ``central``)."""
+        """Returns the noise that every user adds, or the coordinator under trust ``central``."""
         return self.noise.noise()
 
     def to_guarantee(self) -> Guarantee:
-        """The promise."""
+        """Returns the guarantee that the descriptor promises."""
         g = self.guarantee
         return Guarantee(g.epsilon, g.beta, g.dishonest_fraction)
 
 
 class SignedDescriptor(Document):
-    """What the shuffler serves to nodes: the descriptor's exact bytes with both signatures."""
+    """What the shuffler serves to nodes: the descriptor's exact bytes and both signatures."""
 
     descriptor: str = Field(description="the descriptor's bytes, UTF-8 JSON, as deposited")
     coordinator_signature: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
@@ -257,7 +257,7 @@ class SignedDescriptor(Document):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A descriptor with the digest of the bytes it came in, and the seals' ``info`` strings."""
+    """A descriptor, the digest of its bytes as received, and the ``info`` strings of its seals."""
 
     descriptor: BatchDescriptor
     digest: bytes
@@ -274,21 +274,21 @@ class Context:
 
 
 def batch_id(run_id: str, deployment: int) -> str:
-    """The batch id of a run's deployment: deterministic, so that a retry cannot make a second."""
+    """Returns a deployment's batch id, deterministic so that a retry cannot make a second batch."""
     data = LABEL_BATCH_ID + bytes.fromhex(run_id) + deployment.to_bytes(8, "big")
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def serialize(descriptor: BatchDescriptor) -> bytes:
-    """The descriptor's bytes, as signed and deposited."""
+    """Returns the descriptor's bytes, as signed and deposited."""
     return descriptor.model_dump_json().encode()
 
 
 def parse(data: bytes) -> Context:
-    """Read a descriptor's bytes.
+    """Parses a descriptor's bytes.
 
     Raises:
-        RemoteError: ``malformed``, naming the first field that is wrong.
+        RemoteError: ``malformed``, naming the first wrong field; ``too-large``.
     """
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
@@ -300,45 +300,43 @@ def parse(data: bytes) -> Context:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first fault of a pydantic error in one line: field, what is wrong."""
+    """Returns a pydantic error's first fault in one line: the field and what is wrong with it."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "document"
     return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def sign_deposit(private_key: bytes, data: bytes) -> str:
-    """The coordinator's signature over a descriptor's bytes, hex."""
+    """Returns the coordinator's signature over a descriptor's bytes, hex."""
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(LABEL_DEPOSIT + data).hex()
 
 
 def countersign(private_key: bytes, digest: bytes, batch_key: bytes) -> str:
-    """The shuffler's signature over digest and per-batch key, hex."""
+    """Returns the shuffler's signature over digest and per-batch key, hex."""
     message = LABEL_COUNTERSIGN + digest + batch_key
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
 
 
 def verify_deposit(public_key: bytes, data: bytes, signature: str) -> None:
-    """Raise RemoteError ``bad-signature`` unless the coordinator signed ``data``."""
-    _verify(public_key, LABEL_DEPOSIT + data, signature, "the coordinator's")
+    """Raises RemoteError ``bad-signature`` unless the coordinator signed ``data``."""
+    _verify(public_key, LABEL_DEPOSIT + data, signature, "coordinator")
 
 
 def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signature: str) -> None:
-    """Raise RemoteError ``bad-signature`` unless the shuffler signed digest and batch key."""
-    _verify(public_key, LABEL_COUNTERSIGN + digest + batch_key, signature, "the shuffler's")
+    """Raises RemoteError ``bad-signature`` unless the shuffler signed digest and batch key."""
+    _verify(public_key, LABEL_COUNTERSIGN + digest + batch_key, signature, "shuffler")
 
 
-def _verify(public_key: bytes, message: bytes, signature: str, whose: str) -> None:
+def _verify(public_key: bytes, message: bytes, signature: str, role: str) -> None:
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(_digits(signature), message)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(_from_hex(signature), message)
     except (InvalidSignature, ValueError) as error:
-        raise RemoteError(
-            "bad-signature", f"{whose} signature of the descriptor does not verify"
-        ) from error
+        detail = f"the {role}'s signature of the descriptor does not verify"
+        raise RemoteError("bad-signature", detail) from error
 
 
-def _digits(signature: str) -> bytes:
-    """Of lower-case digits only, as in `SignedDescriptor`; `bytes.fromhex` takes blanks as well."""
+def _from_hex(signature: str) -> bytes:
     data = bytes.fromhex(signature)
-    if data.hex() != signature:
+    if data.hex() != signature:  # `bytes.fromhex` takes blanks and capitals too
         raise ValueError(signature)
     return data

@@ -1,10 +1,10 @@
-"""Two kinds of error, and the one table that turns both into HTTP problem documents (RFC 9457).
+"""Two kinds of error, and the table that maps both to HTTP problem documents (RFC 9457).
 
 `LocalError`: this process was configured or used wrongly, or cannot do its work now.
 `RemoteError`: what a peer sent is wrong or not allowed.
 
-Every error has a problem slug; a slug has one title and one status. The type of a problem is
-``urn:riffle:problem:<slug>`` and never changes its meaning.
+Every error has a problem slug, and every slug one title and one status. A problem's type is
+``urn:riffle:problem:<slug>``, whose meaning never changes.
 """
 
 import json
@@ -73,43 +73,39 @@ class RiffleError(Exception):
 
     @property
     def status(self) -> HTTPStatus:
-        """HTTP status of the slug."""
+        """The slug's HTTP status."""
         return PROBLEMS[self.slug][0]
 
     def document(self) -> dict[str, Any]:
-        """The problem document (RFC 9457)."""
+        """Returns the problem document (RFC 9457)."""
         status, title = PROBLEMS[self.slug]
-        return {
-            "type": URN + self.slug,
-            "title": title,
-            "status": int(status),
-            "detail": self.detail,
-        }
+        kind, detail = URN + self.slug, self.detail
+        return {"type": kind, "title": title, "status": int(status), "detail": detail}
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """A stranger's text, for a log or an answer: printable, one line, so that it forges none."""
+    """Returns a stranger's text as one printable line, so that it cannot forge lines of a log."""
     line = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class LocalError(RiffleError):
-    """Our mistake: configuration, use, or a store or peer of ours that does not answer."""
+    """This process's fault: its configuration, its use, or a store or peer that does not answer."""
 
 
 class RemoteError(RiffleError):
-    """The peer's mistake: what it sent is malformed, unsigned, late, repeated or not allowed."""
+    """The peer's fault: what it sent is malformed, unsigned, late, repeated or not allowed."""
 
 
 def is_temporary(status: int) -> bool:
-    """Whether an answer's status means that the same request may be answered otherwise later."""
-    asked = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
-    return status in asked or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    """Whether the same request may succeed later, by an answer's status."""
+    temporary = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+    return status in temporary or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float:
-    """Seconds that a ``Retry-After`` header asks for (0 without one), at most five minutes."""
+    """Returns the seconds of a ``Retry-After`` header (0 without one), at most five minutes."""
     if value is None:
         return 0.0
     try:
@@ -123,7 +119,7 @@ def parse_retry_after(value: str | None, now: datetime) -> float:
 
 
 def problem_document(body: bytes) -> dict[str, Any]:
-    """A peer's problem document; empty when the body is no JSON object."""
+    """Returns a peer's problem document; empty if the body is not a JSON object."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -132,7 +128,7 @@ def problem_document(body: bytes) -> dict[str, Any]:
 
 
 def problem_slug(document: dict[str, Any]) -> str:
-    """The slug of a peer's problem document; ``internal`` when it is not one of ours."""
+    """Returns the slug of a peer's problem document; ``internal`` if Riffle has no such slug."""
     kind = document.get("type")
     slug = kind.removeprefix(URN) if isinstance(kind, str) else ""
     return slug if slug in PROBLEMS else "internal"

@@ -1,8 +1,8 @@
 """HPKE (RFC 9180, Base mode) with X25519, HKDF-SHA256 and AES-128-GCM, many messages at a time.
 
 A sealed message is enc (32 bytes) || ciphertext (w bytes) || tag (16 bytes): w + 48 bytes. ``info``
-binds it to one protocol step and one descriptor, so a ciphertext made for one batch does not open
-in another.
+binds it to one protocol step and one descriptor, so a ciphertext of one batch does not open in
+another.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,33 +27,33 @@ class OpenError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """An X25519 key pair as raw 32-byte strings; the private half stays out of any repr."""
+    """An X25519 key pair as raw 32-byte strings; no repr shows the private half."""
 
     private: bytes = field(repr=False)
     public: bytes
 
     @classmethod
     def generate(cls) -> "KeyPair":
-        """A fresh pair from the system's CSPRNG."""
+        """Returns a new pair from the system's CSPRNG."""
         return cls.from_private(X25519PrivateKey.generate().private_bytes_raw())
 
     @classmethod
     def from_private(cls, private: bytes) -> "KeyPair":
-        """The pair of a raw private key."""
+        """Returns the pair of a raw private key."""
         key = X25519PrivateKey.from_private_bytes(private)
         return cls(private=private, public=key.public_key().public_bytes_raw())
 
 
 def seal(public_key: bytes, info: bytes, plaintext: bytes) -> bytes:
-    """Seal one plaintext: len(plaintext) + 48 bytes."""
+    """Seals one plaintext; returns len(plaintext) + 48 bytes."""
     return _SUITE.encrypt(plaintext, X25519PublicKey.from_public_bytes(public_key), info)
 
 
 def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
-    """Open one ciphertext.
+    """Opens one ciphertext.
 
     Raises:
-        SealBroken: it was not made for this key and ``info``, or was changed.
+        OpenError: the ciphertext was made for another key or ``info``, or was changed.
     """
     try:
         return _SUITE.decrypt(ciphertext, X25519PrivateKey.from_private_bytes(private_key), info)
@@ -64,7 +64,7 @@ def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
 def open_each(
     private_key: bytes, info: bytes, ciphertexts: Iterable[bytes | memoryview]
 ) -> Iterator[bytes | None]:
-    """Open every ciphertext; None for one that does not open. The key is parsed once."""
+    """Opens every ciphertext; yields None for one that does not open. Parses the key once."""
     key = X25519PrivateKey.from_private_bytes(private_key)
     for ciphertext in ciphertexts:
         try:
@@ -78,15 +78,15 @@ def seal_indices(
     info: bytes,
     indices: npt.NDArray[np.integer],
     width: int,
-    together: int = 1,
+    per_message: int = 1,
 ) -> bytes:
-    """Seal indices (N together,) as ``width`` big-endian bytes each, ``together`` in a message.
+    """Seals indices (N * per_message,), each as ``width`` big-endian bytes.
 
     Returns:
-        N sealed messages end to end, of 48 + together * width bytes each.
+        N sealed messages end to end, of 48 + per_message * width bytes each.
     """
     key = X25519PublicKey.from_public_bytes(public_key)
-    encrypt, size = _SUITE.encrypt, width * together
+    encrypt, size = _SUITE.encrypt, width * per_message
     words = indices.astype(">u8").view(np.uint8).reshape(-1, 8)
     plain = words[:, 8 - width :].tobytes()
     return b"".join(encrypt(plain[i : i + size], key, info) for i in range(0, len(plain), size))
@@ -95,11 +95,12 @@ def seal_indices(
 def open_histogram(
     private_key: bytes, info: bytes, sealed: bytes | memoryview, width: int, counters: int
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Open N concatenated messages and count them.
+    """Opens N concatenated messages and counts them.
 
     Returns:
-        Messages an index (counters + 1,), dummies last, and how many did not open or did not name
-        a counter. The two sum to N. Which message failed is not said: it must not be.
+        The messages of each index (counters + 1,), dummies last, and the number of messages that
+        did not open or named no counter. The two sum to N. The result does not show which message
+        failed, and must not.
 
     Raises:
         ValueError: the length is not a whole number of messages.

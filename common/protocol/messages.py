@@ -1,7 +1,7 @@
-"""Documents and frames between node, shuffler and coordinator: types only, no storage.
+"""Documents and frames that node, shuffler and coordinator exchange: types only, no storage.
 
-Bulk data is raw bytes of fixed-size frames; pydantic never sees it. An upload is k frames of
-lease id (16 bytes) || sealed report. A batch is handed over as n * L sealed messages end to end.
+Reports and messages are raw bytes of fixed size, which pydantic never sees. An upload is k frames
+of lease id (16 bytes) || sealed report. A batch is handed over as n * L sealed messages end to end.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,17 @@ MAX_USERS_A_LEASE = 2_048
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
-"""With an upload: `common.protocol.descriptor.key_id` of the batch key that its reports are sealed
-to.
-"""
+"""Header of an upload: the `key_id` of the batch key that its reports are sealed to."""
 DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
 
 
 class _Item:
-    """Base of what documents hold by the thousand: strict where it is read, as a `Document`.
+    """Base of items that a document holds by the thousand.
 
-    Who writes it makes it unchecked, and not frozen: either would cost more than all else it goes
-    through.
+    Reading one is as strict as reading a `Document`. Making one is unchecked, and items are not
+    frozen: either would cost more than all the rest of their processing.
     """
 
     __slots__ = ()
@@ -37,7 +35,7 @@ class _Item:
 
 
 class ShufflerIdentity(Document):
-    """Answer of ``GET /v1/identity``: to be compared with what was pinned, never to pin from."""
+    """Answer of ``GET /v1/identity``. Compare it with a pinned identity; never pin it."""
 
     shuffler_id: Name
     public_key: Hex32
@@ -57,14 +55,14 @@ class OpenBatches(Document):
 
 
 class LeaseRequest(Document):
-    """Ask for a slot for each of these users."""
+    """Request for a slot for each of these users."""
 
     users: tuple[Hex16, ...] = Field(min_length=1, max_length=MAX_USERS_A_LEASE)
 
 
 @dataclass(slots=True)
 class Lease(_Item):
-    """A slot in a batch, one user's until ``expires_at`` (seconds since 1970, UTC)."""
+    """One user's right to a slot until ``expires_at`` (seconds since 1970, UTC)."""
 
     user: Hex16
     slot: Annotated[int, Field(ge=0)]
@@ -74,14 +72,14 @@ class Lease(_Item):
 
 @dataclass(slots=True)
 class Refusal(_Item):
-    """Why a user got no slot: a problem slug."""
+    """The reason that a user got no slot: a problem slug."""
 
     user: Hex16
     problem: str
 
 
 class LeaseReply(Document):
-    """Granted and refused, together every user asked for."""
+    """Leases and refusals, together one for each requested user."""
 
     leases: tuple[Lease, ...]
     refused: tuple[Refusal, ...]
@@ -89,23 +87,23 @@ class LeaseReply(Document):
 
 @dataclass(slots=True)
 class UploadResult(_Item):
-    """What became of one frame: ``accepted``, ``replayed`` (the same report again), or a slug."""
+    """Outcome of one frame: ``accepted``, ``replayed`` (the same report again), or a slug."""
 
     lease: Hex16
     outcome: str
 
 
 class UploadReply(Document):
-    """One result a frame, in the order of the frames."""
+    """One result for each frame, in their order."""
 
     results: tuple[UploadResult, ...]
 
 
 class BatchStatus(Document):
-    """What is known of a batch: all of it to the shuffler's operator, less to the coordinator.
+    """State of a batch: all of it for the shuffler's operator, part of it for the coordinator.
 
-    To the coordinator everything but ``state`` and ``n`` is null while the batch is open, since
-    numbers that grow are a clock of single reports; later it gets ``episodes`` too.
+    While the batch is open, the coordinator gets nulls except for ``state`` and ``n``, because a
+    growing number would show when single reports arrive. Later it gets ``episodes`` too.
     """
 
     batch_id: Hex16
@@ -124,7 +122,7 @@ class BatchStatus(Document):
 
 
 class Latencies(Document):
-    """How long uploads took, in seconds; quantiles are upper edges of buckets 19 % wide."""
+    """Durations of uploads in seconds; quantiles are upper edges of buckets 19 % wide."""
 
     uploads: int
     p50: float
@@ -142,9 +140,9 @@ class MessageFlow(Document):
 
 
 class Conservation(Document):
-    """What became of everything that was sent to a batch. Counts are reports, but for `messages`.
+    """Account of everything sent to a batch, in reports except for `messages`.
 
-    While the batch is open the coordinator gets nulls and at most ``fill_tenths``.
+    While the batch is open, the coordinator gets nulls and at most ``fill_tenths``.
     """
 
     batch_id: Hex16
@@ -167,13 +165,13 @@ class Conservation(Document):
 
 
 class Acknowledgement(Document):
-    """The analyzer has these messages durably counted; the shuffler may erase."""
+    """The analyzer has durably counted these messages, so the shuffler may erase them."""
 
     messages_sha256: Hex32
 
 
 class EnrolRequest(Document):
-    """Enrol a node that may report for at most ``users`` users, over all batches and runs."""
+    """Enrolment of a node for at most ``users`` users, over all batches and runs."""
 
     name: str = Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     users: int = Field(ge=1, le=1 << 40)
@@ -187,16 +185,17 @@ class Enrolment(Document):
 
 
 def frame(lease: str, sealed_report: bytes) -> bytes:
-    """One frame of an upload."""
+    """Returns one frame of an upload."""
     return bytes.fromhex(lease) + sealed_report
 
 
 def split_frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memoryview]]:
-    """Lease ids and sealed reports of all frames, in their order. The reports are parts of ``body``
-    itself: megabytes that need not be copied.
+    """Returns the lease ids and the sealed reports of all frames, in their order.
+
+    The reports are views of ``body``, which saves copying megabytes.
 
     Raises:
-        RemoteError: ``wrong-size``, when the body is empty or not a whole number of frames.
+        RemoteError: ``wrong-size`` if the body is empty or not a whole number of frames.
     """
     size = LEASE_BYTES + report_bytes
     if not body or len(body) % size:
@@ -205,6 +204,6 @@ def split_frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memory
             f"an upload to this batch is a whole number of frames of {size} bytes, "
             f"not {len(body)} bytes",
         )
-    whole, starts = memoryview(body), range(0, len(body), size)
+    view, starts = memoryview(body), range(0, len(body), size)
     leases = [body[start : start + LEASE_BYTES].hex() for start in starts]
-    return leases, [whole[start + LEASE_BYTES : start + size] for start in starts]
+    return leases, [view[start + LEASE_BYTES : start + size] for start in starts]

@@ -1,28 +1,33 @@
-"""Schemas of stores as Alembic revisions: a store is brought to the program's revision when it is
-opened, inside the transaction that opens it.
+"""Databases of services: opening, migration, locks between replicas, notifications.
 
-The writer's lock is held meanwhile (`common.server.database`), so that of replicas that start
-together one migrates and the others find it done. A store of a revision that the program does not
-have is refused: no program writes into a store it does not understand.
+SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both:
 
-How a service opens its database: durable, checked, and of a schema that it knows.
-
-SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both
-
-- a commit has returned only once it is on the disk, so nobody is answered before;
-- transactions that write follow one another: each takes the store's one writing lock when it
-  begins, so what it checks holds until it commits, whatever replica it runs on, and no two can
-  deadlock. Group commits (`shuffler.store.committer`) share the lock's and the disk's cost;
-- a transaction that reads sees one state of the store.
+- A commit returns only once it is on disk, and nobody is answered before.
+- Writing transactions run one after another. Each takes the store's single writing lock when it
+  begins, so what it checks holds until it commits, on whatever replica it runs, and no two can
+  deadlock. Group commits (`shuffler.store.committer`) share the cost of lock and disk.
+- A reading transaction sees one state of the store.
 
 A replica that stops in the middle of a write loses its lock, and its transaction, after
-`IDLE_SECONDS`. The schema is brought up to date at opening (`common.server.database`).
+`IDLE_SECONDS`.
+
+Schemas are Alembic revisions. A store is migrated to the program's revision in the transaction that
+opens it, under the writing lock: of replicas that start together, one migrates and the others find
+it done. A store of an unknown revision is refused, since no program writes to a store that it does
+not understand.
+
+Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit delivers. A
+notification only wakes waiters; the facts are in the store. A lost notification costs a moment,
+because waiters also check again by themselves. SQLite has one process and no notifications.
 """
 
+import asyncio
 import hashlib
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +54,28 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from riffle.common.protocol.errors import LocalError
 
-_ONE_AT_A_TIME = threading.Lock()  # Alembic keeps what it works on in globals of the process
+BUSY_SECONDS = 10
+LOCK_SECONDS = 20
+IDLE_SECONDS = 10
+CLAIM_SECONDS = 600
+"""How long a claim may be held without a word to the server: permuting a large batch takes long."""
+RECONNECT_SECONDS = 1.0
+
+CHANNEL = "riffle"
+
+_WRITES = "riffle_writes"
+_WRITING_LOCK = "SELECT pg_advisory_xact_lock(0, 0)"
+_POSTGRES_OPTIONS = {
+    "synchronous_commit": "on",
+    "lock_timeout": f"{LOCK_SECONDS}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_SECONDS}s",
+    # A replica whose network is cut must not hold the lock until TCP gives up.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+}
+
+_ALEMBIC_LOCK = threading.Lock()  # Alembic keeps its state in globals of the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,63 +87,44 @@ class Schema:
 
 
 def migrate(connection: Connection, schema: Schema) -> None:
-    """Bring a store to ``schema.head``; nothing happens when it is there.
+    """Migrates a store to ``schema.head``, if it is not there already.
 
     Raises:
-        LocalError: ``unavailable``: it has a revision that this program does not know.
+        LocalError: ``unavailable`` if this program does not know the store's revision.
     """
-    found = revision(connection)
-    if found == schema.head:
+    current = revision(connection)
+    if current == schema.head:
         return
     known = {script.revision for script in ScriptDirectory(str(schema.folder)).walk_revisions()}
-    if found is not None and found not in known:
+    if current is not None and current not in known:
         raise LocalError(
             "unavailable",
-            f"it has schema version {found}, this program knows {schema.head}; run the program "
+            f"it has schema version {current}, this program knows {schema.head}; run the program "
             "that wrote it, or use another data directory or database",
         )
     config = Config()
     config.set_main_option("script_location", str(schema.folder).replace("%", "%%"))
     config.attributes["connection"] = connection
-    with _ONE_AT_A_TIME:
+    with _ALEMBIC_LOCK:
         command.upgrade(config, schema.head)
 
 
 def revision(connection: Connection) -> str | None:
-    """The revision a store has; None for a new one."""
+    """Returns a store's revision; None for a new store."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return str(connection.scalar(text("SELECT version_num FROM alembic_version")))
 
 
 def run_migrations() -> None:
-    """What every ``env.py`` does: the steps, on the connection that `migrate` was given."""
+    """Runs the steps on the connection given to `migrate`. Every ``env.py`` calls this."""
     context.configure(connection=context.config.attributes["connection"])
     with context.begin_transaction():
         context.run_migrations()
 
 
-BUSY_SECONDS = 10
-LOCK_SECONDS = 20
-IDLE_SECONDS = 10
-CLAIM_SECONDS = 600
-"""How long a claim may be held without a word to the server: permuting a large batch takes long."""
-
-_WRITES = "riffle_writes"
-_WRITING_LOCK = "SELECT pg_advisory_xact_lock(0, 0)"
-_POSTGRES_OPTIONS = {
-    "synchronous_commit": "on",
-    "lock_timeout": f"{LOCK_SECONDS}s",
-    "idle_in_transaction_session_timeout": f"{IDLE_SECONDS}s",
-    # A replica whose network is cut must not hold the lock until TCP gives up by itself.
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "4",
-}
-
-
 def meta_table(metadata: MetaData) -> Table:
-    """The table of named numbers that every store has."""
+    """Returns the table of named numbers that every store has."""
     return Table(
         "meta",
         metadata,
@@ -127,24 +134,24 @@ def meta_table(metadata: MetaData) -> Table:
 
 
 def writer(engine: Engine) -> Engine:
-    """The same engine for transactions that write: each takes its lock when it begins."""
+    """Returns the engine for writing transactions: each takes its lock when it begins."""
     if engine.dialect.name == "postgresql":
-        # What is read after the wait for the lock must be what the last writer left.
+        # A read after the wait for the lock must see what the last writer wrote.
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     return engine.execution_options(**{_WRITES: True})
 
 
 def is_shared(engine: Engine) -> bool:
-    """Whether other processes may write to the same database: a file of SQLite's has one."""
+    """Whether other processes may write to the same database. A SQLite file has one process."""
     return engine.dialect.name != "sqlite"
 
 
 def open_database(url: str, schema: Schema) -> Engine:
-    """Engine of the database at ``url``, its tables made or migrated as ``schema`` says.
+    """Returns an engine of the database at ``url``, after creating or migrating its tables.
 
     Raises:
-        LocalError: ``unavailable``: it is damaged, of another version, or out of reach;
-            ``invalid-spec``: the URL is none, or names a driver that is not installed.
+        LocalError: ``unavailable`` if the database is damaged, of another version, or out of reach;
+            ``invalid-spec`` if the URL is malformed or its driver is not installed.
     """
     engine = _connectable(url)
     try:
@@ -153,30 +160,54 @@ def open_database(url: str, schema: Schema) -> Engine:
             migrate(connection, schema)
     except (SQLAlchemyError, sqlite3.Error, LocalError) as error:
         engine.dispose()
-        raise _explained(error, engine) from error
+        raise _store_error(error, engine) from error
     return engine
 
 
 def try_claim(connection: Connection, name: str) -> bool:
-    """Whether work of this name is this transaction's until it ends, and no other replica's.
+    """Claims work of this name for this transaction; returns False if another replica has it.
 
-    The claim of a replica that dies ends with its connection.
+    The claim ends with the transaction, or with the connection of a replica that dies.
     """
     if connection.dialect.name != "postgresql":
         return True
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-    mine = bool(connection.scalar(select(func.pg_try_advisory_xact_lock(number))))
+    claimed = bool(connection.scalar(select(func.pg_try_advisory_xact_lock(number))))
     limit = f"SET LOCAL idle_in_transaction_session_timeout = '{CLAIM_SECONDS}s'"
     connection.exec_driver_sql(limit)
-    return mine
+    return claimed
+
+
+def notify(connection: Connection, message: str) -> None:
+    """Notifies all replicas when this transaction commits."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_notify(CHANNEL, message)))
+
+
+async def listen(engine: Engine, receive: Callable[[str], None]) -> None:
+    """Calls ``receive`` with every notification, and with "" when some may have been missed."""
+    if engine.dialect.name != "postgresql":
+        return
+    from psycopg import AsyncConnection, Error  # noqa: PLC0415 -- loaded where it is needed
+
+    _, parameters = engine.dialect.create_connect_args(engine.url)
+    while True:
+        with suppress(Error):
+            connection = await AsyncConnection.connect(**parameters, autocommit=True)
+            async with connection:
+                await connection.execute(f"LISTEN {CHANNEL}")
+                receive("")
+                async for notification in connection.notifies():
+                    receive(notification.payload)
+        await asyncio.sleep(RECONNECT_SECONDS)
 
 
 def _connectable(url: str) -> Engine:
     try:
-        # Parameters stay out of error texts: they hold the ids of nodes, users and leases.
+        # Error texts must not show parameters: they hold ids of nodes, users and leases.
         engine = create_engine(url, hide_parameters=True)
     except (SQLAlchemyError, ImportError, ValueError) as error:
-        # The URL is not repeated: one that cannot be read may show its password.
+        # The message does not repeat the URL: a malformed one may show its password.
         reason = f"the store's URL cannot be used ({type(error).__name__}); say dialect://address"
         raise LocalError("invalid-spec", reason) from error
     if engine.dialect.name == "sqlite":
@@ -187,20 +218,19 @@ def _connectable(url: str) -> Engine:
 
 
 def _prepare_sqlite(engine: Engine) -> None:
-    """SQLite's own words, but for its check of integrity below."""
+    """Sets SQLite's pragmas and transaction mode on every connection."""
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say so, below
+        connection.isolation_level = None  # `begin` below begins transactions
         connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")  # NORMAL would not sync each commit
-        # 16 MiB of log: pages that many commits change go into the file once for all of them.
+        # 16 MiB of log: a page that many commits change is written to the file only once.
         connection.execute("PRAGMA wal_autocheckpoint=4000")
         connection.execute("PRAGMA foreign_keys=ON")
-        # Some builds write zeros over what is deleted, page by page, before the log has even left
-        # the disk. What must be unreadable is under a key that is destroyed
-        # (`shuffler.store.vault`).
+        # Some builds overwrite deleted data with zeros, page by page, while the log still has it.
+        # What must become unreadable is under a key that is destroyed (`shuffler.store.vault`).
         connection.execute("PRAGMA secure_delete=OFF")
 
     @event.listens_for(engine, "begin")
@@ -211,7 +241,7 @@ def _prepare_sqlite(engine: Engine) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """WAL mode. Of two that open a new file at once SQLite refuses one without waiting."""
+    """Sets WAL mode. If two processes open a new file at once, SQLite refuses one immediately."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -225,13 +255,13 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _prepared_postgres(url: URL) -> Engine:
-    """PostgreSQL's own words."""
+    """Returns an engine with PostgreSQL's timeouts, isolation and writing lock."""
     options = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_OPTIONS.items())
     engine = create_engine(
         url,
         hide_parameters=True,
         isolation_level="REPEATABLE READ",
-        pool_pre_ping=True,  # a server that was started again is found at once
+        pool_pre_ping=True,  # finds a restarted server at once
         connect_args={"connect_timeout": 5, "options": options},
     )
 
@@ -246,12 +276,12 @@ def _prepared_postgres(url: URL) -> Engine:
 def _check_integrity(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
-    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if found != "ok":
-        raise LocalError("unavailable", f"it is damaged ({found}); restore it from a copy")
+    result = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    if result != "ok":
+        raise LocalError("unavailable", f"it is damaged ({result}); restore it from a copy")
 
 
-def _explained(error: Exception, engine: Engine) -> LocalError:
+def _store_error(error: Exception, engine: Engine) -> LocalError:
     where = engine.url.render_as_string(hide_password=True)
     cause = getattr(error, "orig", None) or error
     if isinstance(error, DatabaseError) and "file is not a database" in str(cause):

@@ -1,4 +1,4 @@
-"""What every service does the same way: problem documents, bounded bodies, tokens, serving."""
+"""What both services do alike over HTTP: problem documents, bounded bodies, tokens, serving."""
 
 import asyncio
 import gc
@@ -37,17 +37,16 @@ from riffle.common.protocol.errors import (
 from riffle.common.server.monitoring import note_problem
 
 FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""What the web framework may tell of its own accord: nothing. Where a process has a global provider
-(``FASTAPI_OTEL_AUTO_CONFIGURE`` makes one) it would give it paths with their ids, callers'
-addresses and the text of exceptions, and go on with a caller's trace."""
-
+"""Turns off the web framework's own telemetry. With a global provider, which
+``FASTAPI_OTEL_AUTO_CONFIGURE`` makes, it would export paths with ids, callers' addresses and
+exceptions' texts, and continue a caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 BODY_SECONDS = 60
 KEEP_ALIVE_SECONDS = 30
-"""A silent connection is kept longer than by any client of ours (5 s): one that both sides close at
-the same time breaks a request that was just being sent."""
+"""A server keeps an idle connection longer than Riffle's clients do (5 s): if both sides close it
+at once, a request that is just being sent breaks."""
 
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -70,13 +69,13 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-"""What OpenAPI says of every answer that is no success."""
+"""OpenAPI's description of every unsuccessful answer."""
 
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
 
 def problem_response(error: RiffleError) -> JSONResponse:
-    """An error as its problem document."""
+    """Returns an error's problem document as a response."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -86,32 +85,30 @@ def problem_response(error: RiffleError) -> JSONResponse:
 
 
 def problem_answer(request: Request, error: RiffleError) -> JSONResponse:
-    """An error as the answer to a request, noted among its problems."""
+    """Returns an error's response and counts the problem in the metrics."""
     note_problem(request, error.slug)
     return problem_response(error)
 
 
 def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
-    """Answer every error with a problem document; nothing of ours leaks a traceback."""
+    """Answers every error with a problem document, so that no answer shows a traceback."""
 
     async def riffle(request: Request, error: Exception) -> JSONResponse:
-        known = error if isinstance(error, RiffleError) else LocalError("internal", "see the log")
-        return problem_answer(request, known)
+        assert isinstance(error, RiffleError)  # noqa: S101 -- narrows what the handler is for
+        return problem_answer(request, error)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
-        faults = error.errors() if isinstance(error, RequestValidationError) else []
-        where = ".".join(str(part) for part in faults[0]["loc"]) if faults else "request"
-        what = faults[0]["msg"] if faults else "not understood"
-        return problem_answer(request, RemoteError("malformed", f"{where}: {what}"))
+        assert isinstance(error, RequestValidationError)  # noqa: S101
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        return problem_answer(request, RemoteError("malformed", f"{where}: {fault['msg']}"))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        slug = _STATUS_SLUGS.get(status, "malformed")
-        detail = str(error.detail) if isinstance(error, HTTPException) else "not understood"
-        answered = problem_answer(request, RemoteError(slug, detail))
-        if isinstance(error, HTTPException) and error.headers:  # as Allow, of a 405
-            answered.headers.update(error.headers)
-        return answered
+        assert isinstance(error, HTTPException)  # noqa: S101
+        slug = _STATUS_SLUGS.get(error.status_code, "malformed")
+        response = problem_answer(request, RemoteError(slug, str(error.detail)))
+        response.headers.update(error.headers or {})  # such as Allow, of a 405
+        return response
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         method, route = matched_route(request.scope) or ("none", "none")
@@ -125,16 +122,17 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """OpenAPI of a JSON body that a route reads by hand, because it is bounded."""
+    """Returns the OpenAPI of a JSON body that a route reads itself, to bound its size."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, refused as soon as it exceeds ``limit`` bytes or takes BODY_SECONDS.
+    """Returns the whole body.
 
     Raises:
-        RemoteError: ``too-large``; ``too-slow``, which is to be tried again.
+        RemoteError: ``too-large`` as soon as the body exceeds ``limit`` bytes; ``too-slow`` after
+            BODY_SECONDS, in which case the caller should try again.
     """
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -157,14 +155,14 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 _BEARER = Security(HTTPBearer(auto_error=False))
-"""Tells OpenAPI that a token is needed; `require_token` is what asks for it."""
+"""Tells OpenAPI that a token is needed. `require_token` demands it."""
 
 
 def bearer_token(request: Request) -> str:
-    """The request's bearer token.
+    """Returns the request's bearer token.
 
     Raises:
-        RemoteError: ``unauthorized``, when there is none.
+        RemoteError: ``unauthorized`` if there is none.
     """
     scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
@@ -175,10 +173,10 @@ def bearer_token(request: Request) -> str:
 async def require_token(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
 ) -> str:
-    """See `bearer_token`.
+    """Returns `bearer_token`, as a dependency of a route.
 
-    A coroutine that waits for nothing, as every dependency of a route that has nothing to wait for:
-    FastAPI runs a plain function in a thread, which costs more than all that it does.
+    It is a coroutine although it awaits nothing, because FastAPI runs plain functions in a thread,
+    which costs more than the function.
     """
     return bearer_token(request)
 
@@ -187,48 +185,48 @@ Token = Annotated[str, Depends(require_token)]
 
 
 class _Protocol(HttpToolsProtocol):
-    """Hands a body on in the pieces that the parser made of it.
+    """Passes on the pieces of a body as the parser delivers them.
 
-    uvicorn copies each into a buffer and out of it again, a seventh of what it takes to read 2 MB
-    of reports. Now a buffer is made only where a piece comes before the last one was taken.
+    uvicorn copies each piece into a buffer and out again, a seventh of the time to read 2 MB of
+    reports. This class uses a buffer only if a piece arrives before the last one was taken.
     """
 
     def on_body(self, body: bytes) -> None:
         if self.cycle is not None:
-            self.cycle.body = _room(self.cycle.body)  # type: ignore[assignment]
+            self.cycle.body = _appendable(self.cycle.body)  # type: ignore[assignment]
         super().on_body(body)
 
 
-def _room(held: bytes | bytearray) -> bytes | bytearray:
-    """What to add a piece to. An empty `bytes` and a piece add up to the piece itself, uncopied."""
-    if not held:
+def _appendable(body: bytes | bytearray) -> bytes | bytearray:
+    """Returns what to add a piece to. Empty `bytes` plus a piece is the piece itself, uncopied."""
+    if not body:
         return b""
-    return held if isinstance(held, bytearray) else bytearray(held)
+    return body if isinstance(body, bytearray) else bytearray(body)
 
 
 class _Server(uvicorn.Server):
-    """Says that it stops before it waits for answers that are still to be given.
+    """Calls ``on_stop`` before it waits for unfinished answers, and sleeps until a signal.
 
-    It sleeps until a signal comes; `_Dated` says the date. uvicorn's own loop looks ten times a
-    second, which is most of what an idle service takes.
+    uvicorn's own loop wakes ten times a second to refresh the date, which is most of an idle
+    service's work; `_DateHeader` sets the date instead.
     """
 
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_stop = on_stop
-        self._told = asyncio.Event()
+        self._signal = asyncio.Event()
         self._sleeping: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
         self._sleeping = asyncio.get_running_loop()
         if not self.should_exit:
-            await self._told.wait()
+            await self._signal.wait()
         self._sleeping = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         if self._sleeping is not None:
-            self._sleeping.call_soon_threadsafe(self._told.set)
+            self._sleeping.call_soon_threadsafe(self._signal.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
@@ -244,71 +242,71 @@ def serve(
     on_start: Callable[[], None] = lambda: None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run an app under uvicorn until SIGTERM or SIGINT, also as PID 1; drain before leaving.
+    """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1, and drains before leaving.
 
-    ``on_start`` is called once the port is ours. ``on_stop`` is called in the event loop when the
-    drain begins: it must end what would wait for news (long polls, streams); the rest gets
+    ``on_start`` is called when the port is bound. ``on_stop`` is called in the event loop when the
+    drain begins: it must end requests that wait for changes (long polls, streams). The others have
     GRACE_SECONDS to finish.
 
     Raises:
-        LocalError: ``unavailable``, when the port is in use; ``invalid-spec``, when the address is
-            not loopback and there is no TLS, or its files cannot be used; what the app raises when
-            it cannot start.
+        LocalError: ``unavailable`` if the port is in use; ``invalid-spec`` if the address is not
+            loopback and there is no TLS, or if the TLS files cannot be used.
+        Exception: what the app raises when it cannot start.
     """
     if tls is None and not is_loopback(host):
         raise LocalError(
             "invalid-spec",
             f"TLS is mandatory off loopback: give a certificate and key to listen on {host}",
         )
-    lifespan = _Lifespan(app)
-    config = _config(_Dated(lifespan), tls)
+    lifespan = _StartupErrors(app)
+    config = _config(_DateHeader(lifespan), tls)
     with _listen(host, port, config.backlog) as listener:
         server = _Server(config, on_stop)
-        # uvicorn drains on both signals and then raises them again; the drain is all we want. One
-        # that comes before uvicorn listens to them is not lost either.
+        # uvicorn drains on both signals and then raises them again; only the drain is wanted. These
+        # handlers also catch a signal that arrives before uvicorn installs its own.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         on_start()
-        # What is loaded by now stays until the end. Were it not set aside, every full collection
-        # would walk through all of it, and a request that leases for a hundred people pays for one.
+        # What is loaded by now stays until the end. Without freezing, every full collection would
+        # visit all of it, at the cost of the request that triggers it.
         gc.collect()
         gc.freeze()
         try:
             server.run(sockets=[listener])
-        except SystemExit:  # how uvicorn says that the app did not start
+        except SystemExit:  # uvicorn exits so if the app did not start
             if lifespan.error is None:
                 raise
     if lifespan.error is not None:
         raise lifespan.error
 
 
-class _Dated:
-    """Says in every answer when it began.
+class _DateHeader:
+    """Dates every answer with the time at which it began.
 
-    uvicorn's own date, made once a second, is that of the request: after a long poll a peer would
-    take the time it waited for a clock that is wrong.
+    uvicorn's own date is that of the request. After a long poll, a peer would take its waiting time
+    for a wrong clock.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def dated(message: Message) -> None:
+        async def send_dated(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [(b"date", _date(int(time.time()))), *message["headers"]]
             await send(message)
 
-        await self._app(scope, receive, dated)
+        await self._app(scope, receive, send_dated)
 
 
 @lru_cache(maxsize=1)
 def _date(seconds: int) -> bytes:
-    """Seconds since 1970 as a header says them."""
+    """Returns seconds since 1970 in the format of the header."""
     return formatdate(seconds, usegmt=True).encode()
 
 
-class _Lifespan:
-    """An app and why it could not start: uvicorn logs that as text and then leaves with code 0."""
+class _StartupErrors:
+    """Keeps the error of an app that cannot start; uvicorn only logs its text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -327,13 +325,13 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         http=_Protocol,
-        log_config=None,  # it would replace the handlers of the whole process
+        log_config=None,  # would replace the handlers of the whole process
         log_level="warning",
-        access_log=False,  # an access log would tell who sent when
+        access_log=False,  # would reveal who sent when
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
-        proxy_headers=False,  # nothing asks where a request came from
+        proxy_headers=False,  # nothing uses a request's origin
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
     )
@@ -349,7 +347,7 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:
-    """A listening socket. Listening at once makes a second one fail here and nowhere later."""
+    """Returns a listening socket. Listening at once makes a second process fail here."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.statements import announce
+from riffle.common.server.database import notify
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.batches.ledger import refuse_beyond
 from riffle.coordinator.learning.learner import json_float, to_json
@@ -55,7 +55,7 @@ def tell(connection: Connection, run_id: str, now: float, event: Event) -> None:
     last = connection.scalar(schema.LAST_EVENT, {"run_id": run_id})
     values = {"run_id": run_id, "id": (last or 0) + 1, "kind": kind, "at": now}
     connection.execute(insert(table), values | {"data": json.dumps(data)})
-    announce(connection, run_id)
+    notify(connection, run_id)
 
 
 def check_key(issued: Issue, active: str) -> None:

@@ -17,8 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.mechanism.counters import Ints
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.database import is_shared, writer
-from riffle.common.server.statements import announce, listen
+from riffle.common.server.database import is_shared, listen, notify, writer
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.learning.true_values import TrueRow
 from riffle.coordinator.metrics import Census
@@ -246,7 +245,7 @@ class Store:
         """
         with self._writer.begin() as connection:
             changes.end(connection, run_id, "stopped", "", now)
-            announce(connection, STOPPED + run_id)
+            notify(connection, STOPPED + run_id)
 
     # -- an operator's annotation ----------------------------------------------------------------
 

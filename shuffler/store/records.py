@@ -27,7 +27,7 @@ from riffle.common.protocol.descriptor import Context, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
 from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
-from riffle.common.server.statements import announce
+from riffle.common.server.database import notify
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
 from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, reports
@@ -152,7 +152,7 @@ def insert_batch(
             state="open",
         )
     )
-    announce(connection, d.batch_id)
+    notify(connection, d.batch_id)
 
 
 def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
@@ -189,7 +189,7 @@ def transition(connection: Connection, batch: Batch, event: Event) -> BatchState
     """
     target = after(batch.state, event)
     if target != batch.state:
-        announce(connection, batch.batch_id)
+        notify(connection, batch.batch_id)
         changes: dict[str, object] = {"state": target}
         if target == "abandoned":  # an end before the hand-over drops what the store has now
             changes |= {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}

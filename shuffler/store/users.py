@@ -17,7 +17,8 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.messages import Enrolment, EnrolRequest
-from riffle.common.server.statements import announce, execute_rows, is_one_of
+from riffle.common.server.database import notify
+from riffle.common.server.statements import execute_rows, is_one_of
 from riffle.shuffler.store.leases import LeaseGroup, group_of, groups_of_leases
 from riffle.shuffler.store.schema import nodes, users
 
@@ -133,7 +134,7 @@ def revoke(connection: Connection, node_id: str) -> None:
     row = nodes.c.node_id == node_id
     if connection.execute(update(nodes).where(row).values(revoked=True)).rowcount == 0:
         raise RemoteError("not-found", "no node has this id")
-    announce(connection, node_id)
+    notify(connection, node_id)
 
 
 def authenticate(connection: Connection, token: str) -> str:

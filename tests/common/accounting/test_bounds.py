@@ -8,8 +8,7 @@ import pytest
 
 from riffle.common.accounting import bounds
 from riffle.common.accounting.binomial import binomial_losses
-from riffle.common.accounting.bounds import Moves
-from riffle.common.accounting.composition import Bound, composition
+from riffle.common.accounting.bounds import Bound, Moves, compose
 from riffle.common.accounting.convolution import Part, choose_window
 from riffle.common.accounting.curve import Curve
 from riffle.common.accounting.search import needed_bits
@@ -19,8 +18,8 @@ CASES = [(12, 0.5, 2), (40, 0.25, 2), (300, 0.5, 1), (700, 1 / 64, 1), (9, 0.5, 
 EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.0, 3.5)
 
 
-def compose(parts: Sequence[Part], tilt: float, bound: Bound) -> Curve:
-    return composition(parts, choose_window(parts, tilt), bound).curve(bound)
+def composed_curve(parts: Sequence[Part], tilt: float, bound: Bound) -> Curve:
+    return compose(parts, choose_window(parts, tilt), bound).curve(bound)
 
 
 def enumerated(N: int, p: float, cells: int, epsilon: float) -> tuple[float, float]:
@@ -72,10 +71,10 @@ def test_the_fair_binomial_mechanism_of_one_counter_in_closed_form(N: int) -> No
         other = sum(math.comb(N, y) for y in range(first, N + 1)) / 2**N
         exact = above - math.exp(epsilon) * other
         for tilt in (0.0, 2.0):
-            assert compose([(up, 1)], tilt, "upper").delta(epsilon) >= exact - 1e-15
-            assert compose([(up, 1)], tilt, "lower").delta(epsilon) <= exact + 1e-15
+            assert composed_curve([(up, 1)], tilt, "upper").delta(epsilon) >= exact - 1e-15
+            assert composed_curve([(up, 1)], tilt, "lower").delta(epsilon) <= exact + 1e-15
             if exact > 1e-6:
-                close = compose([(up, 1)], 0.0, "upper").delta(epsilon)
+                close = composed_curve([(up, 1)], 0.0, "upper").delta(epsilon)
                 assert close == pytest.approx(exact, rel=1e-2)
 
 
@@ -84,7 +83,7 @@ def test_every_tilt_gives_valid_bounds(tilt: float) -> None:
     """The tilt is a matter of sharpness: bounds hold far from where it is sharp."""
     N, p, cells = 30, 0.25, 2
     parts = [(part, cells) for part in binomial_losses(N, p)]
-    upper, lower = compose(parts, tilt, "upper"), compose(parts, tilt, "lower")
+    upper, lower = composed_curve(parts, tilt, "upper"), composed_curve(parts, tilt, "lower")
     for epsilon in np.linspace(0.0, 8.0, 9):
         exact, _ = enumerated(N, p, cells, float(epsilon))
         assert lower.delta(float(epsilon)) <= exact + 1e-13
