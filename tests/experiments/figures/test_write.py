@@ -10,7 +10,7 @@ import pytest
 
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind
-from riffle.experiments.figures.draw import beside, draw
+from riffle.experiments.figures.draw import draw, legend_label
 from riffle.experiments.figures.series import Row, Rows, Series, gather, merged
 from riffle.experiments.figures.write import make, table
 from tests.experiments.figures.worlds import LINE, SHOWN, again, order, run_of, small_figure
@@ -63,7 +63,7 @@ def test_what_could_not_be_computed_is_in_table_manifest_and_picture(folder: Pat
     assert not curves["PE, not private"]["missing"]
 
 
-def test_every_curve_has_its_constants_beside_it(folder: Path) -> None:
+def test_the_legend_names_curves_and_the_caption_has_their_constants(folder: Path) -> None:
     said = (folder / "small.md").read_text().partition("## Constants")[2]
     assert "bonus_scale=0.1" in said
     assert "noise=gaussian" in said
@@ -143,7 +143,7 @@ def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
     figure, series = made_up(tmp_path, kind)
     draw(figure, series, 2, tmp_path / "drawn")
     first = (tmp_path / "drawn.svg").read_bytes()
-    assert all(beside(curve).splitlines()[0].encode() in first for curve in series)
+    assert all(legend_label(curve).encode() in first for curve in series)
     draw(figure, series, 2, tmp_path / "drawn")
     assert (tmp_path / "drawn.svg").read_bytes() == first
 
