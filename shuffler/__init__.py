@@ -4,10 +4,20 @@ It takes reports of a batch until it holds exactly n distinct ones, removes thei
 permutes all their messages and hands them to the analyzer. It never sees a plaintext message, and
 the analyzer never sees who sent which message or when.
 
-``states`` and ``rules`` decide and do nothing else; ``schema``, ``store``, ``leasing``, ``uploads``
-and ``nodes`` keep the durable state, reached through ``access``, all writes of which go through
-``committer``; ``vault`` holds what is destroyed at erasure and ``endings`` destroys it; ``permute``
-is the shuffle itself; ``core`` joins them and ``app`` translates HTTP.
+The path of a report:
+
+    node -> app.upload -> admission (node and batch, cached) -> core.Shuffler.upload
+         -> core._open_reports (outer seals, key from store.vault)
+         -> store.committer -> store.slots.store_reports (rules decide; one transaction: rows of
+            store.leases and users, the reports encrypted by store.vault, the seal)
+    coordinator -> app.messages -> batches.Batches.release -> permutation.shuffle
+         -> store.records.mark_forwarded (the digest of the bytes) -> the permuted messages
+    coordinator -> app.acknowledge -> batches.Batches.tidy -> secret destroyed, reports deleted
+
+``rules`` and ``states`` decide and do nothing else. ``store`` keeps the durable state; all writes
+go through ``store.committer``. ``batches`` is the life of a batch and the order of its steps.
+``metrics`` counts, and says who may see the counts. ``core`` joins the parts, ``callers`` tells
+callers apart, ``app`` translates HTTP.
 """
 
 if not __name__.startswith("riffle."):

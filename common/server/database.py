@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from alembic import command, context
+from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
@@ -103,7 +103,9 @@ def migrate(connection: Connection, schema: Schema) -> None:
             "that wrote it, or use another data directory or database",
         )
     config = Config()
-    config.set_main_option("script_location", str(schema.folder).replace("%", "%%"))
+    config.set_main_option("script_location", _option(Path(__file__).with_name("migrations")))
+    config.set_main_option("version_locations", _option(schema.folder / "versions"))
+    config.set_main_option("path_separator", "newline")  # the default one splits at blanks
     config.attributes["connection"] = connection
     with _ALEMBIC_LOCK:
         command.upgrade(config, schema.head)
@@ -116,11 +118,9 @@ def revision(connection: Connection) -> str | None:
     return str(connection.scalar(text("SELECT version_num FROM alembic_version")))
 
 
-def run_migrations() -> None:
-    """Runs the steps on the connection given to `migrate`. Every ``env.py`` calls this."""
-    context.configure(connection=context.config.attributes["connection"])
-    with context.begin_transaction():
-        context.run_migrations()
+def _option(path: Path) -> str:
+    """Returns a path as Alembic's configuration takes it."""
+    return str(path).replace("%", "%%")
 
 
 def meta_table(metadata: MetaData) -> Table:

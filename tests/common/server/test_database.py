@@ -26,7 +26,6 @@ metadata = MetaData()
 meta = meta_table(metadata)
 things = Table("things", metadata, Column("thing", Integer, primary_key=True))
 
-ENV = "from riffle.common.server.database import run_migrations\nrun_migrations()\n"
 REVISION = """
 from alembic import op
 from tests.common.server.test_database import metadata
@@ -40,7 +39,6 @@ def upgrade():
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
     folder = tmp_path_factory.mktemp("migrations")
     (folder / "versions").mkdir()
-    (folder / "env.py").write_text(ENV)
     (folder / "versions" / "first.py").write_text(REVISION)
     return Schema(folder, "things_1")
 
