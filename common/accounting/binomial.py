@@ -1,31 +1,31 @@
-"""Privacy losses of binomial noise on one counter that one user moves by one.
+"""Privacy losses of the noise on one counter, and what padding costs.
 
-A counter leaves the shuffler as c + Z, Z ~ Binomial(N, p), with b(z) = Pr[Z = z]. Let P be the
-output on one input, Q on its neighbour, and L(y) = log P(y) / Q(y) the loss of outcome y, drawn
-from P. Delta of the pair is E_P[(1 - exp(epsilon - L))_+], an impossible outcome under Q having
-L = +infinity. With r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
+**Losses.** A counter leaves the shuffler as c + Z, Z ~ Binomial(N, p), with b(z) = Pr[Z = z]. One
+user moves c by one. Let P be the output on one input, Q on its neighbour, and
+L(y) = log P(y) / Q(y) the loss of outcome y, drawn from P. Delta of the pair is
+E_P[(1 - exp(epsilon - L))_+], where an outcome that is impossible under Q has L = +infinity. With
+r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
 
 * up (P is one higher, P = 1 + Z, Q = Z): at y = z + 1 the mass is b(z), the loss is -r(z + 1) for
   z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
 * down (Q is one higher, P = Z, Q = 1 + Z): at y the mass is b(y), the loss is r(y) for y > 0;
   y = 0 cannot happen under Q: infinite loss with mass b(0) = (1 - p)^N.
 
-b is built from the r(y) alone (b(y) / b(y - 1) = exp r(y), then normalised), so that no gamma
-function of N is ever subtracted from another. Each of at most K sums of logarithms is rounded once:
-the relative error of a mass is at most `mass_error`. Outcomes farther than
+b is built from the r(y) alone (b(y) / b(y - 1) = exp r(y), then normalised), so no gamma function
+of N is subtracted from another. Each of at most K sums of logarithms is rounded once: the relative
+error of a mass is at most `mass_error`. Outcomes farther than
 w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) from N p are left out; by Bernstein's inequality each
-side has at most exp(-D) of mass, which upper bounds count as infinite loss and lower bounds drop.
+side has at most exp(-D) of mass. Upper bounds count it as infinite loss, lower bounds drop it.
 
-This is the protocol of paper 000, section V and appendix D, with the Chernoff bounds and the
-constant 96 replaced by the distribution itself.
+This is the protocol of paper 000, section V and appendix D, with the distribution itself in place
+of the Chernoff bounds and the constant 96.
 
-What padding costs: the noise that finds no slot.
-
-A report has `noise_slots` slots for its 1-bits of noise, S ~ Binomial(bits * counters, p) of them
-before any is cut. Let M be the mechanism without a limit, (epsilon, beta_c)-DP, and M' the real
-one, which drops what does not fit. Draw both from the same noise: they give the same output unless
-some user's S exceeds noise_slots. That event depends on noise alone, so on *every* input its
-probability is at most eta = n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
+**Padding.** A report has `noise_slots` slots for its 1-bits of noise; before any is cut there are
+S ~ Binomial(bits * counters, p) of them. Let M be the mechanism without a limit,
+(epsilon, beta_c)-DP, and M' the real one, which drops what does not fit. Draw both from the same
+noise: they give the same output unless some user's S exceeds noise_slots. That event depends on
+noise alone, so on *every* input its probability is at most eta = n Pr[S > noise_slots]. Hence for
+neighbours D, D' and any set E
 
     Pr[M'(D) in E] <= Pr[M(D) in E] + eta
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta
@@ -48,7 +48,7 @@ from scipy import special
 FloatArray = NDArray[np.float64]
 
 TAIL_EXPONENT = 60.0
-"""D: outcomes left out have probability at most exp(-60), about 9e-27, on each side."""
+"""D: on each side, the outcomes left out have probability at most exp(-60), about 9e-27."""
 
 UNIT_ROUNDOFF = 2.0**-53
 
@@ -60,15 +60,24 @@ EXACT = 2**53
 """Counts are exact in doubles up to here."""
 
 SMALLEST_MASS = 1e-300
-"""Masses below this may have underflowed, and are nothing beside any mass dropped."""
+"""Masses below this may have underflowed, and are negligible beside any dropped mass."""
+
+TAIL_SAFETY = 1.0 + 1e-6
+"""Binomial tails are raised by this factor, far above the incomplete beta's rounding error."""
+
+SMALLEST_TAIL = 2.0**-1022
+"""Smaller tails are accounted as this: they underflow, and e^epsilon may be as large."""
+
+LARGEST_EPSILON = 700.0
+"""Near the largest e^epsilon of a double. Beyond it, every eta costs all of beta."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """Losses of one move: `mass[i]` (probability under P) at the finite loss `loss[i]`.
+    """Losses of one move: probability `mass[i]` under P at the finite loss `loss[i]`.
 
-    `infinite` is mass at infinite loss, `dropped` bounds the mass left out, `mass_error` bounds the
-    relative error of `mass` and `infinite`. Arrays have shape (atoms,).
+    `infinite` is the mass at infinite loss, `dropped` bounds the mass left out, and `mass_error`
+    bounds the relative error of `mass` and `infinite`. Arrays have shape (atoms,).
     """
 
     mass: FloatArray
@@ -79,7 +88,7 @@ class Losses:
 
 
 def support(N: int, p: float) -> tuple[int, int]:
-    """First and last outcome of Binomial(N, p) that is kept (inclusive)."""
+    """Returns the first and last outcome of Binomial(N, p) that is not left out."""
     D, mean = TAIL_EXPONENT, N * p
     width = D / 3.0 + math.sqrt(D * D / 9.0 + 2.0 * mean * (1.0 - p) * D)
     return max(0, math.floor(mean - width)), min(N, math.ceil(mean + width))
@@ -87,10 +96,10 @@ def support(N: int, p: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
-    """Losses (up, down) of a counter with Binomial(N, p) noise that moves by one."""
+    """Returns the losses (up, down) of a counter with Binomial(N, p) noise that moves by one."""
     if N < 1 or not 0.0 < p < 1.0:
         raise ValueError(f"binomial noise needs N >= 1 and 0 < p < 1, got N={N}, p={p}")
-    if N > EXACT and p > 0.5:  # The counter's zeros have the numbers that are exact: up is down.
+    if N > EXACT and p > 0.5:  # N minus the outcome is exact: up is down
         up, down = binomial_losses(N, 1.0 - p)
         return down, up
     first, last = support(N, p)
@@ -115,11 +124,11 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 
 @lru_cache(maxsize=16)
 def step_losses(q: float) -> Losses:
-    """Losses of a counter with Pr[Z = z] ~ q**|z| that moves by one, up or down alike.
+    """Returns the losses of a counter with Pr[Z = z] ~ q**|z| that moves by one, up or down.
 
     With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
     is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped
-    with probability f has the same two losses at q = f / (1 - f): `local` and `central` share them.
+    with probability f has the same two losses at q = f / (1 - f).
     """
     if not 0.0 < q < 1.0:
         raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
@@ -129,15 +138,15 @@ def step_losses(q: float) -> Losses:
 
 
 def trim(losses: Losses, budget: float) -> Losses:
-    """The same losses without the tails, on each side the longest of mass at most `budget`.
+    """Cuts on each side the longest tail of mass at most `budget`, and adds it to `dropped`.
 
-    A tail of tiny mass at huge loss adds nothing to delta, but would rule the moment generating
-    function by which errors are bounded. What is cut is added to `dropped`.
+    A tail of tiny mass at huge loss adds nothing to delta, but would dominate the moment generating
+    function that bounds the errors.
     """
     below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])
     start = int(np.searchsorted(below, budget, side="right"))
     stop = len(losses.mass) - int(np.searchsorted(above, budget, side="right"))
-    if start >= stop:  # Nothing would be left: only outcomes whose mass underflowed go.
+    if start >= stop:  # cut only outcomes whose mass underflowed
         return losses if budget <= SMALLEST_MASS else trim(losses, SMALLEST_MASS)
     if stop - start == len(losses.mass):
         return losses
@@ -155,7 +164,7 @@ def _ratio(N: int, p: float, y: int) -> float:
 
 
 def _masses(r: FloatArray) -> tuple[FloatArray, float]:
-    """Probabilities from their log ratios r(first + 1) ... r(last), and their relative error."""
+    """Returns probabilities from log ratios r(first + 1) ... r(last), and their relative error."""
     log_mass = np.concatenate(([0.0], np.cumsum(r)))
     spread = float(np.abs(log_mass).max()) + 16.0
     log_mass -= log_mass.max()
@@ -164,38 +173,28 @@ def _masses(r: FloatArray) -> tuple[FloatArray, float]:
     return mass / mass.sum(), error
 
 
-TAIL_SAFETY = 1.0 + 1e-6
-"""Binomial tails are raised by this, far above the rounding error of the incomplete beta."""
-
-SMALLEST_TAIL = 2.0**-1022
-"""Tails below this are accounted as this: they underflow, and e^epsilon may be as large."""
-
-LARGEST_EPSILON = 700.0
-"""Where e^epsilon nears a double's end: beyond, every eta costs all of beta."""
-
-
 def tail(trials: int, p: float, slots: int) -> float:
-    """Upper bound on Pr[Binomial(trials, p) > slots]."""
+    """Returns an upper bound on Pr[Binomial(trials, p) > slots]."""
     if slots >= trials:
         return 0.0
-    found = float(special.betainc(slots + 1.0, float(trials - slots), p))
-    return min(1.0, TAIL_SAFETY * max(found, SMALLEST_TAIL))
+    probability = float(special.betainc(slots + 1.0, float(trials - slots), p))
+    return min(1.0, TAIL_SAFETY * max(probability, SMALLEST_TAIL))
 
 
 def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
-    """eta = n Pr[S > slots], capped at one, for S ~ Binomial(trials, p)."""
+    """Returns eta = n Pr[S > slots], capped at one, for S ~ Binomial(trials, p)."""
     return min(1.0, n * tail(trials, p, slots))
 
 
 def charge(epsilon: float, eta: float) -> float:
-    """(1 + e^epsilon) eta, what overflow adds to beta; beyond LARGEST_EPSILON infinity."""
+    """Returns (1 + e^epsilon) eta, the overflow's share of beta; infinity past LARGEST_EPSILON."""
     if eta == 0.0:
         return eta
     return (1.0 + math.exp(epsilon) if epsilon <= LARGEST_EPSILON else math.inf) * eta
 
 
 def fewest_slots(n: int, trials: int, p: float, epsilon: float, beta: float) -> int:
-    """Smallest noise_slots whose charge at epsilon is at most beta (> 0)."""
+    """Returns the smallest noise_slots whose charge at epsilon is at most beta (> 0)."""
     low, high = -1, math.ceil(trials * p) + 16
     while high < trials and charge(epsilon, overflow_probability(n, trials, p, high)) > beta:
         low, high = high, 2 * high

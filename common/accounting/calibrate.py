@@ -1,39 +1,37 @@
-"""The papers' own calibration, kept as an option (paper 000, section V and proof of Lemma 10).
+"""Calibration: the least noise for an (epsilon, beta), and the padding that goes with it.
 
+**Shuffle, exact.** A batch's cost is its ciphertexts, and one 1-bit is one ciphertext, so `exact`
+looks for the fewest expected 1-bits. It tries p = 2^-j, j = 1..10, each with the bits a user that
+its N needs. Where whole bits a user waste more than WASTE of the ones, it also tries p = k / 2^32
+with the bits that the best 2^-j needs (one bit a user in large batches). Small p cost half the
+messages of fair bits at the same variance. At large epsilon fair bits win, because a counter at
+zero gives the user away.
+
+beta is split: OVERFLOW_SHARE pays for noise without a slot, the rest for composition. At H = 6,
+epsilon = 1, n = 4096, halving the overflow share adds about one slot of 100, while the 1/100 that
+composition lacks costs 0.06 % of epsilon, a tenth of a percent of the noise.
+
+**Shuffle, paper.** The papers' own calibration (000, section V and proof of Lemma 10):
 epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2, the
 smallest tau for which the proof's sqrt(6 log(2 / beta') / tau) is epsilon' / 4. With n <= tau each
-user adds m = ceil(tau / n) fair bits to every counter, else one bit of p = tau / (2 n).
+user adds m = ceil(tau / n) fair bits to every counter, else one bit of p = tau / (2 n). The split
+undercounts: replacing one user moves two cells a layer and family, not one, so by its own
+composition this calibration would give 2 epsilon. The constant 96 overcounts by so much that the
+exact guarantee, which `account` computes, is nevertheless far below epsilon.
 
-The split undercounts: replacing one user moves two cells a layer and family, not one, so by its
-own composition this calibration would give 2 epsilon. The constant 96 overcounts by so much that
-the exact guarantee, which `account` computes, is far below epsilon all the same.
+**Local** (000, Fig. 2). Every user flips each bit of their own report with probability f
+(randomised response). The alternative of 004, discrete Laplace noise on each counter, has exactly
+the same losses at ratio q = f / (1 - f), so it gives the same (epsilon, beta), at a variance of
+2 q / (1 - q)**2 a user. Flips have f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2: half of it, since a
+user's counter is a bit, and flips need only hide a bit. So flips are always chosen. (Flipping ones
+and zeros with different probabilities would save 6 % at epsilon = 1 and one pair of cells, more at
+larger epsilon, but the variance would depend on the data.)
 
-The least noise that gives an (epsilon, beta), and the padding that goes with it.
-
-Ciphertexts are what a batch costs, and one 1-bit is one ciphertext, so `exact` looks for the fewest
-expected 1-bits: over p = 2^-j, j = 1..10, with the bits a user that its N takes, and where whole
-bits a user waste more than WASTE of the ones, over p = k / 2^32 with the bits that the best 2^-j
-takes (one bit a user in large batches). Small p cost half the messages of fair bits at the same
-variance; at large epsilon fair bits win, because a counter at zero gives the user away.
-
-beta is split: OVERFLOW_SHARE goes to noise without a slot, the rest to composition. At H = 6,
-epsilon = 1, n = 4096 halving the overflow share adds about one slot of 100, while what composition
-lacks at 1/100 costs 0.06 % of epsilon, a tenth of a percent of the noise.
-
-The least noise for batches of the local and of the central workflow (000, Fig. 2).
-
-Local. Every user flips every bit of the own report with probability f (randomised response). The
-alternative of 004, discrete Laplace noise on each counter, has at ratio q = f / (1 - f) exactly the
-same losses, so it gives the same (epsilon, beta), and the variance 2 q / (1 - q)**2 a user where
-flips have f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2: one half, since a user's counter is a bit and
-a bit is all that flips need to hide. So flips are always chosen. (Flipping ones and zeros with
-different probabilities would save 6 % at epsilon = 1 and one pair of cells, more at larger epsilon,
-at the price of a variance that depends on the data.)
-
-Central. Of discrete Laplace noise and of Binomial(N, 1/2) noise the one of less variance is chosen.
-Laplace wins while few cells move (epsilon is then spent without beta), the binomial, which is the
-Gaussian mechanism's discrete form with exact accounting and exact draws, for many: at epsilon = 1,
-beta = 1e-5 variances are 7.8 and 28.8 for one pair of cells, 276 and 167 for six.
+**Central** (000, Fig. 2). Of discrete Laplace noise and Binomial(N, 1/2) noise, the one of less
+variance is chosen. Laplace wins while few cells move, since it spends epsilon without beta. The
+binomial, the Gaussian mechanism's discrete form with exact accounting and exact draws, wins for
+many: at epsilon = 1, beta = 1e-5 the variances are 7.8 and 28.8 for one pair of cells, 276 and 167
+for six.
 """
 
 from __future__ import annotations
@@ -71,53 +69,32 @@ from riffle.common.mechanism.noise import (
     honest_reports,
 )
 
-
-def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
-    """tau rounded up: twice the expected 1-bits of a counter.
-
-    Raises:
-        CalibrationError: it is above 2^53, so that no report could draw it.
-    """
-    per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square is a double
-    log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
-    if 96.0 * log >= MAX_BITS * per_counter**2:
-        raise CalibrationError(
-            f"epsilon={epsilon:.6g} at beta={beta:g} takes the papers' tau above 2^53, more than "
-            "is drawn; ask for more epsilon"
-        )
-    return math.ceil(96.0 * log / per_counter**2)
-
-
-def paper_noise(n: int, tau: int) -> Noise:
-    """The papers' noise of one user in a batch of n, p rounded up to a multiple of 2^-32."""
-    if n <= tau:
-        return Noise(bits=-(-tau // n), p_numerator=1, p_log2=1)
-    numerator = -(-(tau << MAX_P_LOG2) // (2 * n))
-    return Noise(bits=1, p_numerator=numerator, p_log2=MAX_P_LOG2)
-
-
 N_co = TypeVar("N_co", bound=BatchNoise, covariant=True)
 
 CalibrationName = Literal["exact", "paper"]
 
 OVERFLOW_SHARE = 0.01
-"""Share of beta that padding may take."""
+"""Share of beta that padding may spend."""
 
 MARGIN = 1e-6
-"""Noise aims at epsilon (1 - MARGIN), so that no other machine's rounding refuses it."""
+"""Noise aims at epsilon (1 - MARGIN), so that another machine's rounding does not refuse it."""
 
 LARGEST_LOG2 = 10
-"""Dyadic p are searched from 1/2 down to 2^-10."""
+"""The smallest dyadic p to try is 2^-10."""
 
 WASTE = 1e-3
-"""Share of the 1-bits above which p off the dyadic grid is tried."""
+"""Share of wasted 1-bits above which p off the dyadic grid is tried."""
 
 LARGEST_BATCH = 10**12
+
+SCALE: int = 2**MAX_P_LOG2
+UNIT, LARGEST_SCALE = 2**16, 2**20
+"""Laplace scales b are searched in units of 2^-16, up to 2^20."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Generic[N_co]):
-    """Noise and padding of every report, and the guarantee that they give."""
+    """The noise and padding of a batch, and the guarantee that they give."""
 
     noise: N_co
     padding: Padding
@@ -126,7 +103,7 @@ class Calibration(Generic[N_co]):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is asked of a batch; `tau` is the papers' tau, or None for exact calibration."""
+    """A request for a batch's noise. `tau` is the papers' tau, or None for exact calibration."""
 
     n: int
     dishonest_fraction: float
@@ -159,13 +136,16 @@ def calibrate(
     max_messages: int | None = None,
     sizes: Sizes | None = None,
 ) -> Calibration[Noise]:
-    """Noise and padding for a batch of n reports; `sizes` is needed for "paper" alone.
+    """Returns noise and padding for a batch of n reports in the shuffle model.
 
     "exact" gives (epsilon, beta)-DP with the fewest expected 1-bits. "paper" gives the papers'
-    noise, whatever its exact guarantee (`account.epsilon_upper`) turns out to be.
+    noise, whatever its exact guarantee (`account.epsilon_upper`) is; it needs `sizes`. Replacing
+    one user moves at most `cells` of the `counters` up by one and `cells` down.
 
-    Raises ValueError for impossible arguments, and CalibrationError when a report would need more
-    than max_messages messages or MAX_DRAWS noise bits, or epsilon is too small to be accounted for.
+    Raises:
+        ValueError: an argument is impossible.
+        CalibrationError: a report would need more than `max_messages` messages or MAX_DRAWS noise
+            bits, or epsilon is too small to be accounted for.
     """
     check_guarantee(epsilon, beta)
     check_batch(cells, counters, beta)
@@ -176,7 +156,7 @@ def calibrate(
         raise _too_long(request, padding, max_messages)
     if not _drawable(request, noise):
         raise _too_slow(request, noise.bits * counters)
-    return Calibration(noise, padding, _achieved(request, noise, padding))
+    return Calibration(noise, padding, _account_of(request, noise, padding))
 
 
 def _tau(calibration: str, epsilon: float, beta: float, sizes: Sizes | None) -> int | None:
@@ -203,19 +183,19 @@ def _plan(request: _Request) -> tuple[Noise, Padding]:
 
 
 def _exact(request: _Request, honest: int) -> Noise:
-    """Noise with the fewest expected 1-bits; of equals, the one with the fewest bits to draw."""
+    """Returns the noise with the fewest expected 1-bits; of equals, the fewest bits to draw."""
     needed = {
         j: needed_bits(2.0**-j, request.cells, request.target, request.beta_composition)
         for j in range(1, LARGEST_LOG2 + 1)
     }
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
-    # Small p takes more bits for the same ones; what no node may draw is no candidate.
+    # Small p needs more bits for the same ones. Noise that no node may draw is no candidate.
     best = min([noise for noise in dyadic if _drawable(request, noise)] or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
     bits = -(-N // honest)
-    # The ones needed at the nearest 2^-j are nearly those needed at the p that is sought.
+    # The p that is sought needs nearly as many ones as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
     k = needed_numerator(
@@ -233,17 +213,17 @@ def _ones(noise: Noise) -> tuple[float, int]:
     return noise.bits * noise.p, noise.bits
 
 
-def _achieved(request: _Request, noise: Noise, padding: Padding) -> Account:
-    """The account of what is about to be promised; exact calibration must meet it."""
+def _account_of(request: _Request, noise: Noise, padding: Padding) -> Account:
+    """Returns the account of the result. Raises CalibrationError if exact calibration misses."""
     r = request
     event = BatchEvent(noise, padding, r.n, r.dishonest_fraction, r.cells, r.counters)
-    achieved = account(event, request.beta)
-    if request.tau is None and not achieved.meets(request.epsilon, request.beta):
+    result = account(event, r.beta)
+    if r.tau is None and not result.meets(r.epsilon, r.beta):
         raise CalibrationError(
-            f"the noise found gives epsilon={achieved.epsilon_upper:.9g} at beta={request.beta:g}, "
-            f"not the {request.epsilon:.9g} asked for; please report these arguments as a bug"
+            f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={r.beta:g}, "
+            f"not the requested {r.epsilon:.9g}; please report these arguments as a bug"
         )
-    return achieved
+    return result
 
 
 def _too_long(request: _Request, padding: Padding, max_messages: int) -> CalibrationError:
@@ -270,10 +250,10 @@ def _too_slow(request: _Request, draws: int) -> CalibrationError:
 
 
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
-    """Smallest n whose reports need at most max_messages messages; None above 10^12.
+    """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
 
-    A report's length falls with n except for jumps of a slot or so where a whole bit a user is
-    saved; the answer works, and no smaller n that bisection tried does.
+    A report's length falls with n, except for jumps of about a slot where n saves a whole bit a
+    user. The answer works, and no smaller n that bisection tried does.
     """
     low, high = request.n, 2 * request.n
     while not _fits(request, high, max_messages):
@@ -291,13 +271,32 @@ def _fits(request: _Request, n: int, max_messages: int) -> bool:
     return _plan(replace(request, n=n))[1].messages <= max_messages
 
 
-SCALE: int = 2**MAX_P_LOG2
-UNIT, LARGEST_SCALE = 2**16, 2**20
-"""Scales b are searched in units of 2^-16, up to 2^20."""
+def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
+    """Returns the papers' tau, rounded up: twice the expected 1-bits of a counter.
+
+    Raises:
+        CalibrationError: tau is above 2^53, more than a report could draw.
+    """
+    per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square is a double
+    log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
+    if 96.0 * log >= MAX_BITS * per_counter**2:
+        raise CalibrationError(
+            f"epsilon={epsilon:.6g} at beta={beta:g} takes the papers' tau above 2^53, more than "
+            "is drawn; ask for more epsilon"
+        )
+    return math.ceil(96.0 * log / per_counter**2)
+
+
+def paper_noise(n: int, tau: int) -> Noise:
+    """Returns the papers' noise of one user in a batch of n; p is rounded up to k / 2^32."""
+    if n <= tau:
+        return Noise(bits=-(-tau // n), p_numerator=1, p_log2=1)
+    numerator = -(-(tau << MAX_P_LOG2) // (2 * n))
+    return Noise(bits=1, p_numerator=numerator, p_log2=MAX_P_LOG2)
 
 
 def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
-    """Fewest flips that make a report (epsilon, beta)-DP against everyone who reads it.
+    """Returns the smallest f that makes a report (epsilon, beta)-DP against all its readers.
 
     Raises:
         CalibrationError: epsilon is too small.
@@ -307,10 +306,10 @@ def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
 
 
 def calibrate_central(*, cells: int, counters: int, epsilon: float, beta: float) -> CentralNoise:
-    """Noise of least variance on every counter that makes them (epsilon, beta)-DP.
+    """Returns the noise of least variance that makes all counters (epsilon, beta)-DP.
 
     Raises:
-        CalibrationError: it takes more than MAX_DRAWS draws.
+        CalibrationError: the noise needs more than MAX_DRAWS draws.
     """
     check_guarantee(epsilon, beta)
     candidates: list[CentralNoise] = []
@@ -334,7 +333,7 @@ def _fewest_flips(cells: int, epsilon: float, beta: float) -> Flips:
     least = _least_ratio(cells, epsilon, beta)
     # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
-    # The bound at beta below `bounds.SMALLEST_DELTA` is loose, not alike for the nearest ratios.
+    # For beta below `bounds.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
     while bounds.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
         flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
     return flips
@@ -342,23 +341,23 @@ def _fewest_flips(cells: int, epsilon: float, beta: float) -> Flips:
 
 @lru_cache(maxsize=4096)
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
-    """Smallest q 2^32 found at which `cells` pairs of steps are (epsilon, beta)-DP.
+    """Returns the smallest q 2^32 at which `cells` pairs of steps are (epsilon, beta)-DP.
 
-    Searched over the scale b = x / UNIT, q = exp(-1 / b), of which epsilon is nearly a power.
+    The search is over the scale b = x / UNIT, q = exp(-1 / b): epsilon is nearly a power of b.
     """
-    found = smallest(
+    scale = smallest(
         lambda x: bounds.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),
         epsilon * (1.0 - MARGIN),
         math.ceil(min(2 * cells / epsilon, LARGEST_SCALE) * UNIT),
         LARGEST_SCALE * UNIT,
         FINE,
     )
-    if found is None:
+    if scale is None:
         raise CalibrationError(
             f"epsilon={epsilon:.6g} with {cells} cells takes noise of a scale above "
             f"{LARGEST_SCALE}, more than is drawn; ask for more epsilon"
         )
-    return _numerator(found)
+    return _numerator(scale)
 
 
 def _numerator(x: int) -> int:

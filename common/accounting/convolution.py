@@ -1,33 +1,30 @@
-"""Losses moved to a grid of multiples of Delta, so that they can be convolved.
+"""Losses on a grid, and their tilted convolution by discrete Fourier transforms.
 
-Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): an atom (p, q) of
-P and Q at loss l in [k Delta, (k + 1) Delta] is replaced by two atoms, at k Delta and at
-(k + 1) Delta, with the same sum of P and the same sum of Q. Merging the two gives the atom back,
-and merging is post-processing, so the pair on the grid is at least as easy to tell apart as the
-true one, also after composition. With f = l - k Delta, the upper atom gets the share
-(1 - exp(-f)) / (1 - exp(-Delta)) of p. The error is of second order in Delta.
+**Grid.** Losses are moved to multiples of Delta.
 
-Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with L, and a sum
-of smaller losses is smaller, so delta of the composition is never above the true one.
+* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): an atom (p, q) of P
+  and Q at loss l in [k Delta, (k + 1) Delta] is replaced by two atoms, at k Delta and at
+  (k + 1) Delta, with the same sum of P and the same sum of Q. Merging the two gives the atom back,
+  and merging is post-processing, so the pair on the grid is at least as easy to tell apart as the
+  true one, also after composition. With f = l - k Delta, the upper atom gets the share
+  (1 - exp(-f)) / (1 - exp(-Delta)) of p. The error is of second order in Delta.
+* Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with L, and a sum
+  of smaller losses is smaller, so delta of the composition is never above the true one.
 
-Where to look: the exponential tilt and the window in which losses are convolved.
-
-For S = sum of the finite losses under P, K(s) = log E[exp(s S)]. Convolving the tilted masses
-exp(lambda l) P(l) / exp(K) instead of P(l) puts the far tail of S, which is what delta is made of,
-in the middle of the array: all errors of the discrete Fourier transform then are relative to delta
-and not to 1. lambda and the window decide only how tight the bounds are, never whether they hold:
+**Tilt and window.** For S = sum of the finite losses under P, K(s) = log E[exp(s S)]. The tilted
+masses exp(lambda l) P(l) / exp(K) are convolved instead of P(l). That puts the far tail of S, which
+makes up delta, in the middle of the array, so all errors of the transform are relative to delta and
+not to 1. lambda and the window decide only how tight the bounds are, never whether they hold:
 `bounds` accounts for what falls outside.
 
-Sums of products are written as np.sum, not np.dot, throughout this package: at these lengths a BLAS
-starts threads that spin when cores are busy, and np.sum adds pairwise, with a smaller error.
+**Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
+computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
+its norm, eta = mu + gamma_4 (sqrt(2) + mu), mu the error of the twiddle factors. With mu <= u that
+is below 8 u log2(M); the same bound serves the inverse transform. Carried through powers and
+products of spectra and through the inverse, it gives one number that no cell's error exceeds.
 
-Tilted convolution by discrete Fourier transforms, with a bound on its rounding errors.
-
-Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the computed
-transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times its norm,
-eta = mu + gamma_4 (sqrt(2) + mu), mu the error of the twiddle factors. With mu <= u that is below
-8 u log2(M); the same bound serves the inverse transform. Carried through powers and products of
-spectra and through the inverse, it gives one number that no cell's error exceeds.
+This package writes sums of products as np.sum, not np.dot. At these lengths a BLAS starts threads
+that spin when cores are busy, and np.sum adds pairwise, with a smaller error.
 """
 
 from __future__ import annotations
@@ -42,10 +39,29 @@ from scipy import fft
 
 from riffle.common.accounting.binomial import UNIT_ROUNDOFF, FloatArray, Losses
 
+WINDOW_TAIL = 1e-13
+"""Tilted mass that may lie outside the window on each side."""
+
+STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
+"""Chernoff exponents to try, in units of 1 / standard deviation."""
+
+LARGEST_EXPONENT = 2.0**30
+"""Largest tilt times the largest sum of losses; rounding moves it by less than a millionth.
+
+The bound matters if the variance is only rounding: the tilt that it suggests is unbounded."""
+
+SMALLEST_WEIGHT = 1e-250
+"""Sums of smaller weights may be remnants of underflow."""
+
+ComplexArray = NDArray[np.complex128]
+
+Part = tuple[Losses, int]
+"""The losses of one move, and the number of such moves."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridLosses:
-    """Mass `mass[i]` at loss (first + i) delta, finite losses only."""
+    """Mass `mass[i]` at the finite loss (first + i) delta."""
 
     first: int
     mass: FloatArray
@@ -67,8 +83,37 @@ class GridLosses:
         return self.index.astype(np.float64) * self.delta
 
 
+GridPart = tuple[GridLosses, int]
+"""The grid losses of one move, and the number of such moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Losses from `low` to `high`, their tilt, and the exponents that bound what is outside."""
+
+    tilt: float
+    low: float
+    high: float
+    step_low: float
+    step_high: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolved:
+    """A composition on M cells: probability mass[i] exp(log_scale - tilt loss[i]) at loss[i].
+
+    Every mass is exact to within `error`.
+    """
+
+    loss: FloatArray
+    mass: FloatArray
+    tilt: float
+    log_scale: float
+    error: float
+
+
 def connect_the_dots(losses: Losses, delta: float) -> GridLosses:
-    """Grid losses that dominate the given ones, with mass split between two neighbours."""
+    """Returns grid losses that dominate the given ones: mass is split between two neighbours."""
     k = np.floor(losses.loss / delta)
     share = np.expm1(-np.clip(losses.loss - k * delta, 0.0, delta)) / np.expm1(-delta)
     first = int(k.min()) if len(k) else 0
@@ -79,7 +124,7 @@ def connect_the_dots(losses: Losses, delta: float) -> GridLosses:
 
 
 def round_down(losses: Losses, delta: float) -> GridLosses:
-    """Grid losses that are dominated by the given ones: every loss rounded down."""
+    """Returns grid losses that the given ones dominate: every loss is rounded down."""
     k = np.floor(losses.loss / delta)
     first = int(k.min()) if len(k) else 0
     index = (k - first).astype(np.int64)
@@ -87,42 +132,12 @@ def round_down(losses: Losses, delta: float) -> GridLosses:
 
 
 def binned(index: NDArray[np.int64], weight: FloatArray, size: int) -> FloatArray:
-    """Sums of weight by index, as an array of this size."""
+    """Returns the sums of weight by index, as an array of this size."""
     return np.bincount(index, weight, size).astype(np.float64)
 
 
-Part = tuple[Losses, int]
-"""Losses of one move, and how many such moves there are."""
-
-WINDOW_TAIL = 1e-13
-"""Tilted mass that may lie outside the window on each side."""
-
-STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
-"""Chernoff exponents that are tried, in units of 1 / standard deviation."""
-
-
-LARGEST_EXPONENT = 2.0**30
-"""Largest tilt times the largest sum of losses, which rounding moves by less than a millionth.
-
-Where the variance is nothing but rounding, the tilt that it suggests knows no bounds."""
-
-SMALLEST_WEIGHT = 1e-250
-"""Below, what is added up may be what underflow has left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Losses from `low` to `high`, tilted by `tilt`; the exponents that bound what is outside."""
-
-    tilt: float
-    low: float
-    high: float
-    step_low: float
-    step_high: float
-
-
 def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
-    """log sum of mass exp(s loss); minus infinity when there is no mass."""
+    """Returns the log of sum mass exp(s loss); minus infinity if there is no mass."""
     if not len(mass):
         return -math.inf
     weight, peak = tilted(mass, s * loss)
@@ -131,9 +146,9 @@ def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
 
 
 def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
-    """mass exp(exponent - peak), and the peak: the largest exponent.
+    """Returns mass exp(exponent - peak), and the peak: the largest exponent.
 
-    If it has no mass, and all other mass would underflow beside it, the largest that has mass.
+    If that one has no mass and the rest would underflow beside it, the largest exponent with mass.
     """
     peak = float(exponent.max())
     weight = mass * np.exp(exponent - peak)
@@ -144,7 +159,7 @@ def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
 
 
 def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
-    """K(s), K'(s) and K''(s) of the composed finite loss."""
+    """Returns K(s), K'(s) and K''(s) of the composed finite loss."""
     K = mean = variance = 0.0
     for part, count in parts:
         exponent = s * part.loss
@@ -158,7 +173,7 @@ def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
 
 
 def choose_tilt(parts: Sequence[Part], delta: float) -> float:
-    """lambda >= 0 near which Chernoff's bound on Pr[S >= K'(lambda)] equals delta."""
+    """Returns lambda >= 0 near which Chernoff's bound on Pr[S >= K'(lambda)] equals delta."""
     target = math.log(1.0 / delta)
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:
@@ -173,12 +188,12 @@ def choose_tilt(parts: Sequence[Part], delta: float) -> float:
 
 
 def _steepest(parts: Sequence[Part]) -> float:
-    """The largest tilt; some loss must not be zero."""
+    """Returns the largest tilt. Some loss must not be zero."""
     return LARGEST_EXPONENT / sum(count * float(np.abs(part.loss).max()) for part, count in parts)
 
 
 def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:
-    """lambda in [0, most] with K'(lambda) = epsilon, to a thousandth of `most`."""
+    """Returns lambda in [0, most] with K'(lambda) = epsilon, to a thousandth of `most`."""
     low, high = 0.0, most
     for _ in range(10):
         middle = 0.5 * (low + high)
@@ -188,7 +203,7 @@ def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:
 
 
 def choose_window(parts: Sequence[Part], tilt: float) -> Window:
-    """The shortest window with Chernoff bounds of WINDOW_TAIL outside, within the support of S."""
+    """Returns the shortest window outside which Chernoff's bounds are WINDOW_TAIL on each side."""
     K, _, variance = cumulants(parts, tilt)
     lowest = sum(count * float(part.loss.min()) for part, count in parts)
     highest = sum(count * float(part.loss.max()) for part, count in parts)
@@ -202,28 +217,8 @@ def choose_window(parts: Sequence[Part], tilt: float) -> Window:
     return Window(tilt, max(low, lowest), min(high, highest), z_low * unit, z_high * unit)
 
 
-ComplexArray = NDArray[np.complex128]
-
-GridPart = tuple[GridLosses, int]
-"""Grid losses of one move, and how many such moves there are."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Convolved:
-    """Composition on M cells: probability mass[i] exp(log_scale - tilt loss[i]) at loss[i].
-
-    Every mass is known to within `error`.
-    """
-
-    loss: FloatArray
-    mass: FloatArray
-    tilt: float
-    log_scale: float
-    error: float
-
-
 def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Convolved:
-    """Circular convolution of the tilted parts on the M grid losses from first * delta on."""
+    """Convolves the tilted parts circularly on the M grid losses from first * delta on."""
     spectrum: ComplexArray = np.ones(M // 2 + 1, dtype=np.complex128)
     error: FloatArray = np.zeros(M // 2 + 1)
     for part, count in parts:
@@ -241,7 +236,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
 
 
 def _tilted(part: GridLosses, tilt: float, M: int) -> FloatArray:
-    """mass exp(tilt loss), folded onto M cells and normalised to one."""
+    """Returns mass exp(tilt loss), folded onto M cells and normalised to one."""
     weight, _ = tilted(part.mass, tilt * part.loss)
     return binned(part.index % M, weight / weight.sum(), M)
 
@@ -249,7 +244,7 @@ def _tilted(part: GridLosses, tilt: float, M: int) -> FloatArray:
 def _times(
     spectrum: ComplexArray, error: FloatArray, mass: FloatArray, count: int
 ) -> tuple[ComplexArray, FloatArray]:
-    """The spectrum times the mass's transform to the power count, and the new error bound."""
+    """Returns spectrum times the mass's transform to the power count, and the new error bound."""
     M = len(mass)
     factor = fft.rfft(mass).astype(np.complex128)
     # A coefficient's error is at most the 2-norm of all coefficients' errors.

@@ -1,8 +1,8 @@
-"""delta as a function of epsilon, from a finite loss distribution.
+"""delta as a function of epsilon, for a finite loss distribution.
 
 delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the hockey-stick
 divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear between two
-neighbouring losses, so its inverse is exact: find the two neighbours, then solve a line.
+neighbouring losses. So its inverse is exact: find the two neighbours, then solve a line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FAR = 600.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Masses `mass` (cells,) at ascending losses `loss` (cells,); `infinite` is never finite loss.
+    """Masses `mass` (cells,) at ascending losses `loss` (cells,), and `infinite` at infinite loss.
 
-    The curve says nothing below `start`: delta there is 1, and epsilon is never less than `start`.
+    The curve holds from `start` on: delta is 1 below it, and epsilon is never less.
     """
 
     loss: FloatArray
@@ -31,15 +31,15 @@ class Curve:
     start: float
 
     def delta(self, epsilon: float) -> float:
-        """delta at this epsilon >= 0."""
+        """Returns delta at this epsilon >= 0."""
         if not epsilon >= 0.0:
             raise ValueError(f"epsilon must not be negative, got {epsilon}")
         return 1.0 if epsilon < self.start else min(1.0, self._total(epsilon, 0.0))
 
     def epsilon(self, delta: float, overflow: float = 0.0) -> float:
-        """Smallest epsilon >= start with delta(epsilon) + (1 + e^epsilon) overflow <= delta.
+        """Returns the least epsilon >= start at which delta(epsilon) + charge(overflow) <= delta.
 
-        Infinity when there is none. A negative overflow (lower bounds) is taken off delta(epsilon).
+        Infinity if there is none. Lower bounds pass a negative overflow.
         """
         if not 0.0 <= delta <= 1.0:
             raise ValueError(f"delta must lie in [0, 1], got {delta}")
@@ -56,7 +56,7 @@ class Curve:
         return self.infinite + finite + charge(epsilon, overflow)
 
     def _slope(self, epsilon: float, overflow: float) -> float:
-        """exp(epsilon) times the derivative of the total by t, to the right of epsilon."""
+        """Returns exp(epsilon) times the total's derivative by t, to the right of epsilon."""
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
         if epsilon > LARGEST_EPSILON:
@@ -64,11 +64,11 @@ class Curve:
         return overflow * math.exp(epsilon) - finite
 
     def _first_past(self, delta: float, overflow: float) -> int:
-        """Index of the first loss where the total is small enough or has stopped falling.
+        """Returns the index of the first loss where the total is low enough or no longer falls.
 
-        The total is convex in t: on ascending losses this is false, then true, so bisection finds
-        it. The last loss always counts: no finite loss lies beyond it. A guess that is right, as
-        nearly always, leaves bisection nothing to do.
+        The total is convex in t, so on ascending losses this is false, then true, and bisection
+        finds it. The last loss always counts, since no finite loss is beyond it. The guess is
+        nearly always right and then leaves bisection nothing to do.
         """
         low, high = int(np.searchsorted(self.loss, self.start, side="right")), len(self.loss) - 1
         guess = self._guess(low, delta, overflow) if low < high else low
@@ -90,9 +90,9 @@ class Curve:
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _guess(self, low: int, delta: float, overflow: float) -> int:
-        """First index from ``low`` on that is past by sums of one pass; rounding may move it."""
+        """Returns about the same index from ``low`` on, by cumulative sums, which round more."""
         loss, mass = self.loss[low:], self.mass[low:]
-        with np.errstate(over="ignore", invalid="ignore"):  # then it is a bad guess
+        with np.errstate(over="ignore", invalid="ignore"):  # the guess is bad then
             t = np.exp(loss - loss[0])
             tail, weighted = _sums_after(mass), _sums_after(mass / t) * t
             level = overflow * np.exp(np.minimum(loss, LARGEST_EPSILON))
@@ -103,7 +103,7 @@ class Curve:
         return low + int(past.argmax())
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
-        """Where the line between loss[after] and the point before it reaches delta."""
+        """Returns where the line between loss[after] and the point before it reaches delta."""
         end = float(self.loss[min(after, len(self.loss) - 1)])
         if end <= self.start or self._total(end, overflow) > delta:
             return math.inf
@@ -117,9 +117,9 @@ class Curve:
         return min(end, before + math.log1p(excess / fall)) if fall > 0.0 else end
 
     def _solve_back(self, end: float, delta: float) -> float:
-        """The same without overflow, on the line's other end.
+        """Solves the line from its far end, without overflow.
 
-        Seen from far before, e^(before - loss) underflows and the line has no slope.
+        From the near end, e^(before - loss) would underflow and the line would have no slope.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
@@ -128,5 +128,5 @@ class Curve:
 
 
 def _sums_after(values: FloatArray) -> FloatArray:
-    """Of each value the sum of those after it."""
+    """Returns for each value the sum of those after it."""
     return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)

@@ -1,15 +1,13 @@
-"""The analytic Gaussian mechanism, the yardstick for the binomial one.
+"""Searches over the accountant: how much noise an (epsilon, beta) needs.
 
-Balle and Wang 2018, Theorem 8: noise of variance sigma^2 on a vector whose L2 sensitivity is S is
-(epsilon, delta)-DP if and only if Phi(S / (2 sigma) - epsilon sigma / S)
-- e^epsilon Phi(-S / (2 sigma) - epsilon sigma / S) <= delta. Here `cells` counters move up by one
-and `cells` down by one, so S = sqrt(2 cells).
+Epsilon falls like 1 / sqrt(variance), and faster where counters are almost empty. The last two
+trials predict the next; a bracket of one failing and one sufficient value corrects a bad
+prediction. The search checks the value that it returns.
 
-Searches over the accountant: how much noise an (epsilon, beta) takes.
-
-Epsilon falls like 1 / sqrt(variance), faster where counters are almost empty. The last two trials
-predict the next; a bracket of one failing and one sufficient value keeps the search honest where
-the prediction is not, and what is returned has been checked itself.
+The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem
+8): noise of variance sigma^2 on a vector of L2 sensitivity S is (epsilon, delta)-DP if and only if
+Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) - epsilon sigma / S) <= delta.
+Here `cells` counters move up by one and `cells` down by one, so S = sqrt(2 cells).
 """
 
 from __future__ import annotations
@@ -23,11 +21,36 @@ from scipy import optimize, special
 from riffle.common.accounting.bounds import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.noise import MAX_P_LOG2
 
+FINE, COARSE = 20, 14
+"""Searches end at a bracket of one unit, or of 2^-FINE (bits) or 2^-COARSE (p) of the answer."""
+
+PREDICTIONS = 12
+"""Trials that follow the prediction before plain bisection takes over."""
+
+
+class CalibrationError(ValueError):
+    """No noise of the allowed size gives the requested guarantee.
+
+    A batch ``times`` as large would do, where that is known.
+    """
+
+    def __init__(self, text: str, times: float | None = None) -> None:
+        super().__init__(text)
+        self.times = times
+
+
+def check_guarantee(epsilon: float, beta: float) -> None:
+    """Raises ValueError unless epsilon is positive and finite and 0 < beta < 1."""
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0.0 < beta < 1.0:
+        raise ValueError(f"beta must lie strictly between 0 and 1, got {beta}")
+
 
 def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
-    """Smallest variance a counter that is (epsilon, beta)-DP with Gaussian noise.
+    """Returns the smallest variance of a counter's Gaussian noise that is (epsilon, beta)-DP.
 
-    Where it lies outside of 2 cells e^-40 to 2 cells e^80, the nearer of the two.
+    The answer is clipped to the range from 2 cells e^-40 to 2 cells e^80.
     """
     check_guarantee(epsilon, beta)
     if cells < 1:
@@ -45,16 +68,8 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
     return float(optimize.brentq(falling, low, high))
 
 
-def check_guarantee(epsilon: float, beta: float) -> None:
-    """Raise ValueError unless epsilon is positive and finite and 0 < beta < 1."""
-    if not 0.0 < epsilon < math.inf:
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    if not 0.0 < beta < 1.0:
-        raise ValueError(f"beta must lie strictly between 0 and 1, got {beta}")
-
-
 def _log_delta(sigma: float, epsilon: float) -> float:
-    """log delta at unit sensitivity."""
+    """Returns log delta at unit sensitivity."""
     near = float(special.log_ndtr(0.5 / sigma - epsilon * sigma))
     if near == -math.inf:
         return near
@@ -62,42 +77,24 @@ def _log_delta(sigma: float, epsilon: float) -> float:
     return near + math.log(max(-math.expm1(far - near), 1e-300))
 
 
-FINE, COARSE = 20, 14
-"""Searches end when the bracket is one unit or 2^-FINE (bits), 2^-COARSE (p) of the answer wide."""
-
-PREDICTIONS = 12
-"""Trials that follow the prediction before plain bisection takes over."""
-
-
-class CalibrationError(ValueError):
-    """No noise of the allowed size gives the guarantee asked for.
-
-    ``times``: a batch so many times larger would do, where that is known.
-    """
-
-    def __init__(self, text: str, times: float | None = None) -> None:
-        super().__init__(text)
-        self.times = times
-
-
 @lru_cache(maxsize=4096)
 def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
-    """Fewest bits N on a counter, from all users together, for (target, beta)-DP."""
+    """Returns the fewest bits N on a counter, from all users together, for (target, beta)-DP."""
     unit = p * (1.0 - p)
     guess = math.ceil(gaussian_variance(target, beta, cells) / unit)
     limit = math.floor(VARIANCE_CAP / unit)
-    found = smallest(lambda N: epsilon([Moves(N, p, cells)], beta), target, guess, limit, FINE)
-    if found is None:
+    bits = smallest(lambda N: epsilon([Moves(N, p, cells)], beta), target, guess, limit, FINE)
+    if bits is None:
         raise CalibrationError(
             f"epsilon={target:.6g} at beta={beta:g} with {cells} cells takes noise of variance "
             f"above {VARIANCE_CAP:g} a counter, more than is accounted for; ask for more epsilon"
         )
-    return found
+    return bits
 
 
 @lru_cache(maxsize=4096)
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
-    """Smallest k with (target, beta)-DP from N bits of p = k / 2^32; None if there is none."""
+    """Returns the smallest k with (target, beta)-DP from N bits of p = k / 2^32, or None."""
     scale = 2**MAX_P_LOG2
     start = min(max(1, math.ceil(guess * scale)), scale // 2)
     return smallest(
@@ -108,33 +105,31 @@ def needed_numerator(N: int, cells: int, target: float, beta: float, guess: floa
 def smallest(
     value: Callable[[int], float], target: float, guess: int, limit: int, resolution: int
 ) -> int | None:
-    """Smallest x in 1..limit with value(x) <= target, for a value that falls with x.
+    """Returns the smallest x in 1..limit with value(x) <= target, or None; value falls with x.
 
-    To within one or 2^-resolution of x, whichever is more; what is returned has been checked.
+    The answer is exact to one or to 2^-resolution of x, whichever is more, and it was checked.
     """
     low, high = 0, limit + 1
     x, points = min(max(guess, 1), limit), list[tuple[float, float]]()
     for trial in range(200):
-        found = value(x)
-        low, high = (low, x) if found <= target else (x, high)
+        y = value(x)
+        low, high = (low, x) if y <= target else (x, high)
         step = max(1, high >> resolution)
         if high - low <= step:
             break
-        if 0.0 < found < math.inf:
-            points.append((math.log(x), math.log(found / target)))
+        if 0.0 < y < math.inf:
+            points.append((math.log(x), math.log(y / target)))
         bisect = trial >= PREDICTIONS
-        x = (low + high) // 2 if bisect else _predict(points, found, low, high, step)
+        x = (low + high) // 2 if bisect else _predict(points, y, low, high, step)
     return high if high <= limit else None
 
 
-def _predict(
-    points: list[tuple[float, float]], found: float, low: int, high: int, step: int
-) -> int:
-    """Next trial strictly between low and high: the secant in logarithms through the last points.
+def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
+    """Returns the next trial between low and high: the secant of the last points, in logarithms.
 
     A prediction next to a known end is moved a step inside, so that the bracket closes.
     """
-    if not points or not math.isfinite(found):
+    if not points or not math.isfinite(y):
         return min(2 * low, (low + high) // 2) if low else high // 2
     (log_x, excess), power = points[-1], -0.5
     if len(points) > 1 and points[-2][1] != excess:
