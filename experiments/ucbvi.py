@@ -246,7 +246,7 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """Projects the columns of c (X, pairs) by Eq. 7, as `postprocess.nearest`, into n; sums into N.
+    """Projects the columns of c (X, pairs) by Eq. 7, as `postprocess.project`, into n; sums into N.
 
     Sorts c by odd-even transposition, whose order of comparisons does not depend on the data, so
     that pairs are sorted side by side.

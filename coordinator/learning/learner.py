@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -36,16 +37,10 @@ PolicyArray = NDArray[np.int64]
 
 Purpose = Literal["crude", "fine", "exploit", "manual"]
 
+NoiseModel = Callable[[int, int | None], float]
+"""Variance of the noise on one counter in a batch of n reports of one layer, or of all (None).
 
-class NoiseModel(Protocol):
-    """The variance of the noise on one counter, known before the batch runs.
-
-    A learner needs it to know the precision E of Assumption 4 when it chooses a batch's size.
-    """
-
-    def __call__(self, n: int, layer: int | None) -> float:
-        """Returns the variance in a batch of n reports of one layer, or of all (None)."""
-        ...
+It is known before the batch runs: a learner chooses n by it, and computes E of Assumption 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +151,15 @@ class Learner(Protocol):
 
         Idempotent: without an `observe` in between it returns an equal deployment.
         """
-        ...
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Takes the counts of the current deployment; returns the stage's result when it ends.
 
         Raises LearnerError when nothing is deployed or when the counts have another n or layer.
         """
-        ...
 
     def summary(self) -> LearnerSummary:
         """Returns the best policy known so far; available at any time."""
-        ...
 
 
 class LearnerError(ValueError):
@@ -221,7 +213,7 @@ def to_json(value: StageResult | LearnerSummary) -> str:
     """Returns a learner's answer as JSON, arrays as nested lists, numbers by `json_float`."""
     fields = asdict(value).items()
     plain = {k: json_float(v) if isinstance(v, float) else v for k, v in fields}
-    return json.dumps(plain, default=lambda array: array.tolist())
+    return json.dumps(plain, default=_to_list)
 
 
 def json_float(value: float) -> float | str:
@@ -229,3 +221,10 @@ def json_float(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _to_list(value: object) -> object:
+    """Returns an array as lists; raises TypeError for what JSON cannot hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -5,10 +5,11 @@ Privatizer releases S_t + noise. Learners rely on this and on nothing else:
 
 - Unbiased: the noise has mean zero and a variance that `variance(t)` tells beforehand.
 - Bounded (Assumption 4 of 000, Assumption 2.3 of 004): a counter's noise after t users exceeds
-  `deviation(t, l)` in absolute value with probability at most 2 exp(-l). A union bound gives E:
-  with probability 1 - delta all noises of a run are within E / 4, see `precision`. Eq. 7 and the
-  add-on (`postprocess.consistent`, 5.1-5.2 of 004) then make counts that satisfy the rest of the
-  assumption: N(x,a) = sum_x' N(x,a,x'), never below the true one, within E of it.
+  `deviation(t, l)` in absolute value with probability at most 2 exp(-l). With l = log(2 counters
+  times / delta), a union bound makes E = 4 deviation: all noises at these times are within E / 4
+  with probability 1 - delta. Eq. 7 and the add-on (`postprocess.consistent`, 5.1-5.2 of 004) then
+  make counts that satisfy the rest of the assumption: N(x,a) = sum_x' N(x,a,x'), never below the
+  true one, within E of it.
 - Private, as stated below. Neighbours are everywhere the same: one user is replaced by another.
 
 Two calibrations are offered by name: `paper` is the document's Laplace noise, literally, with the
@@ -194,24 +195,12 @@ class Privatizer(Protocol):
 
     def add(self, sigma: FloatArray) -> FloatArray:
         """Takes the next contribution; returns the private sum of all so far."""
-        ...
 
     def variance(self, t: int) -> float:
         """Returns the variance of the noise on one counter after t contributions."""
-        ...
 
     def deviation(self, t: int, log_term: float) -> float:
         """Returns a bound on that noise, exceeded with probability at most 2 exp(-log_term)."""
-        ...
-
-
-def precision(privatizer: Privatizer, t: int, *, counters: int, times: int, delta: float) -> float:
-    """Returns E of Assumption 4 after t contributions.
-
-    Used at each of `times` moments, it bounds all noises of all `counters` by E / 4 together with
-    probability 1 - delta.
-    """
-    return 4.0 * privatizer.deviation(t, math.log(2.0 * counters * times / delta))
 
 
 def tree_levels(T: int) -> int:

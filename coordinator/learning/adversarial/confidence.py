@@ -1,7 +1,7 @@
 """Private counts and the confidence set of Eq. 3.1 of 004.
 
 Counts: the noisy N(x,a,x'), N(x,a) of a Privatizer of precision E (every noise within E / 4) become
-N~ by Eq. 5.1 (closed form, `coordinator.learning.postprocess.nearest`) and the add-on Eq. 5.2. Then
+N~ by Eq. 5.1 (in closed form, as `postprocess.project`) and the add-on Eq. 5.2. Then
 
     P~(x'|x,a) = N~(x,a,x') / N~(x,a)  (uniform where N~(x,a) = 0),
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
@@ -67,11 +67,6 @@ class Box:
     upper: FloatArray
     widened: FloatArray
 
-    def holds(self, P: FloatArray, layers: Layers, slack: float = 1e-12) -> bool:
-        """Whether P (H, W, A, W) is in the set."""
-        inside = (self.lower - slack <= P) & (self.upper + slack >= P)
-        return bool(inside[layers.cells].all())
-
 
 def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
     """Applies Eq. 5.1 and 5.2 to noisy counts (H, W, A, W) and (H, W, A)."""
@@ -132,7 +127,7 @@ def make_consistent(
     widths: Ints, transitions: Floats, visits: Floats, E: float, n: Floats, N: Floats
 ) -> None:
     """Writes `Counts.transitions` and `Counts.visits` into n and N."""
-    order = np.zeros(n.shape[3])
+    order = np.zeros(n.shape[3], np.int64)
     for h in range(len(n)):
         size = widths[h + 1]
         for x in range(widths[h]):
@@ -145,12 +140,12 @@ def make_consistent(
 
 
 @compiled
-def project(size: int, c: Floats, total: float, tolerance: float, n: Floats, order: Floats) -> None:
+def project(size: int, c: Floats, total: float, tolerance: float, n: Floats, order: Ints) -> None:
     """Projects a row of `size` counts by Eq. 5.1 into n, as `postprocess`; `order` is scratch."""
-    descending(size, c, order)
+    rank(size, c, order)
     prefix, raised, lowered = 0.0, np.inf, np.inf
     for k in range(1, size + 1):
-        prefix += order[k - 1]
+        prefix += c[order[k - 1]]
         raised = min(raised, (total - tolerance - prefix) / k)
         lowered = min(lowered, (total + tolerance - prefix) / k)
     shift = max(0.0, raised) + min(0.0, lowered)
@@ -159,14 +154,14 @@ def project(size: int, c: Floats, total: float, tolerance: float, n: Floats, ord
 
 
 @compiled
-def descending(size: int, values: Floats, order: Floats) -> None:
-    """Writes the first `size` values into `order`, the largest first."""
+def rank(size: int, values: Floats, order: Ints) -> None:
+    """Writes the indices of the first `size` values into `order`, the largest value first."""
     for i in range(size):
         j = i
-        while j > 0 and order[j - 1] < values[i]:
+        while j > 0 and values[order[j - 1]] < values[i]:
             order[j] = order[j - 1]
             j -= 1
-        order[j] = values[i]
+        order[j] = i
 
 
 @compiled
@@ -199,7 +194,7 @@ def bounds(
     widths: Ints, centre: Floats, width: Floats, lower: Floats, upper: Floats, widened: Floats
 ) -> None:
     """Writes the rows of a box and by how much each was widened."""
-    order, bound = np.zeros(centre.shape[3]), 1 - MARGIN
+    order, bound = np.zeros(centre.shape[3], np.int64), 1 - MARGIN
     for h in range(len(centre)):
         size = widths[h + 1]
         upper[h, :, :, :size] = 1.0
@@ -221,21 +216,21 @@ def bounds(
 
 
 @compiled
-def least_shift(size: int, values: Floats, bound: float, order: Floats) -> float:
+def least_shift(size: int, values: Floats, bound: float, order: Ints) -> float:
     """Returns the least s >= 0 with sum (values - s)_+ <= bound > 0; `order` is scratch."""
     if values[:size].sum() <= bound:
         return 0.0
-    descending(size, values, order)
+    rank(size, values, order)
     s, prefix = 0.0, 0.0
     for k in range(1, size + 1):
-        prefix += order[k - 1]
+        prefix += values[order[k - 1]]
         s = max(s, (prefix - bound) / k)
     return s
 
 
 @compiled
 def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> Floats:
-    """The most that a state is visited, (H, W): backward induction for all of them at once."""
+    """Returns the most visits to every state (H, W), by backward induction for all at once."""
     H, W, A = policy.shape
     f, before, order = np.zeros((H * W, W)), np.zeros(W), np.zeros(W, np.int64)
     for h in range(H - 1, -1, -1):
@@ -244,7 +239,7 @@ def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> F
         if h == 0:
             break
         for target in range(h * W, H * W):
-            ranked(widths[h], f[target], order)
+            rank(widths[h], f[target], order)
             before[:] = 0.0
             for x in range(widths[h - 1]):
                 for a in range(A):
@@ -255,19 +250,8 @@ def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> F
 
 
 @compiled
-def ranked(size: int, f: Floats, order: Ints) -> None:
-    """Successors by f, the largest first."""
-    for i in range(size):
-        j = i
-        while j > 0 and f[order[j - 1]] < f[i]:
-            order[j] = order[j - 1]
-            j -= 1
-        order[j] = i
-
-
-@compiled
 def largest(size: int, row: tuple[Floats, Floats], f: Floats, order: Ints) -> float:
-    """`upper_occupancy.largest` of one row, lower and upper, and one target."""
+    """Returns max p . f over p in a row of the box, given the order of f (`rank`)."""
     (lower, upper), left, best = row, 1.0, 0.0
     for y in range(size):
         left -= lower[y]

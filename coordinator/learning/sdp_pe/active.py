@@ -68,43 +68,35 @@ class ActiveSet(Protocol):
     @property
     def d1(self) -> FloatArray:
         """Start distribution (X,)."""
-        ...
 
     @property
     def size(self) -> int | None:
         """Number of active policies, or None where it is not known."""
-        ...
 
     @property
     def actions(self) -> BoolArray:
         """Which actions an active policy may take at (h, x): (H, X, A); False is proved."""
-        ...
 
     def best(self, model: Model) -> Plan:
         """Returns a member of large value under a model, and that value."""
-        ...
 
     def bound(self, model: Model) -> float:
         """Returns an upper bound of every member's value under a model."""
-        ...
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
         After step h it does what is best under `then`. `value` (X, A) holds the visitation.
         """
-        ...
 
     def eliminate(self, model: Model, radius: float) -> tuple[Self, float]:
         """Drops members whose value is `radius` or more below the best (Algorithm 1, line 9).
 
         Returns the remaining set and the best value.
         """
-        ...
 
     def contains(self, policy: PolicyArray) -> bool:
         """Tells whether a policy (H, X) is active."""
-        ...
 
 
 def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -> ActiveSet:

@@ -17,7 +17,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Every number and choice that shapes a run of SDP-PE.
+    """Every number and choice that shapes a run of SDP-PE; the defaults are those of `paper`.
 
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can, each
         `growth` times the one before, and stretches them to use the exploring episodes exactly.
@@ -60,29 +60,29 @@ class Constants:
         1 - delta / B quantile of the apparent gaps under resampled counts (see `estimation`).
     """
 
-    name: str
-    schedule: Literal["paper", "fill"]
-    first_stage: int
-    visits_per_noise: float
-    growth: float
-    exploit_share: float
-    auxiliary_share: float
-    smallest_n: int
-    levels: Literal["paper", "noise"]
-    threshold_scale: float
-    least_visits: float
-    add_on: bool
-    crude_add_on: float
-    pool: bool
-    memory: bool
-    radius: Literal["paper", "bootstrap"]
-    radius_scale: float
-    weights: Literal["batch", "visits"]
-    flow: bool
-    crude_share: float
-    crude_every_stage: bool
-    best_share: float
-    likely_share: float
+    name: str = "paper"
+    schedule: Literal["paper", "fill"] = "paper"
+    first_stage: int = 2
+    visits_per_noise: float = 0.0
+    growth: float = 2.0
+    exploit_share: float = 0.0
+    auxiliary_share: float = 0.5
+    smallest_n: int = 1
+    levels: Literal["paper", "noise"] = "paper"
+    threshold_scale: float = 6.0
+    least_visits: float = 0.0
+    add_on: bool = True
+    crude_add_on: float = 0.0
+    pool: bool = False
+    memory: bool = False
+    radius: Literal["paper", "bootstrap"] = "paper"
+    radius_scale: float = 1.0
+    weights: Literal["batch", "visits"] = "batch"
+    flow: bool = False
+    crude_share: float = 1 / 3
+    crude_every_stage: bool = True
+    best_share: float = 0.0
+    likely_share: float = 0.0
     coverage_tolerance: float = 0.05
     active_set: Literal["auto", "enumerated", "implicit"] = "auto"
     homogeneous: bool = False
@@ -92,31 +92,7 @@ class Constants:
         return asdict(self)
 
 
-PAPER = Constants(
-    name="paper",
-    schedule="paper",
-    first_stage=2,
-    visits_per_noise=0.0,
-    growth=2.0,
-    exploit_share=0.0,
-    auxiliary_share=0.5,
-    smallest_n=1,
-    levels="paper",
-    threshold_scale=6.0,
-    least_visits=0.0,
-    add_on=True,
-    crude_add_on=0.0,
-    pool=False,
-    memory=False,
-    radius="paper",
-    radius_scale=1.0,
-    weights="batch",
-    flow=False,
-    crude_share=1 / 3,
-    crude_every_stage=True,
-    best_share=0.0,
-    likely_share=0.0,
-)
+PAPER = Constants()
 
 PRACTICAL = Constants(
     name="practical",

@@ -20,9 +20,8 @@ from riffle.coordinator.learning.privatizers import (
     gaussian_noise,
     laplace_noise,
     least_noise,
-    precision,
 )
-from tests.coordinator.learning.ucbvi_oracle import contribution
+from tests.coordinator.learning.ucbvi_oracle import contribution, precision
 
 SIZES = Sizes(X=3, A=2, H=4)
 

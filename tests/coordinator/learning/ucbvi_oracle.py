@@ -19,7 +19,6 @@ from riffle.coordinator.learning.privatizers import (
     BinaryMechanism,
     LocalPrivatizer,
     Privatizer,
-    precision,
 )
 from riffle.coordinator.learning.ucbvi import Bonus, Confidence, Trust
 
@@ -156,6 +155,15 @@ def privatizer_of(
     if trust == "local":
         return LocalPrivatizer(shape, noise, generator)
     return BinaryMechanism(K - 1, shape, noise, generator)
+
+
+def precision(privatizer: Privatizer, t: int, *, counters: int, times: int, delta: float) -> float:
+    """Returns E of Assumption 4 after t contributions.
+
+    Used at each of `times` moments, it bounds all noises of all `counters` by E / 4 together with
+    probability 1 - delta.
+    """
+    return 4.0 * privatizer.deviation(t, math.log(2.0 * counters * times / delta))
 
 
 class PrivateUCBVI(UCBVI):

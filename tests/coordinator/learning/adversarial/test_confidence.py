@@ -24,6 +24,7 @@ from riffle.coordinator.learning.adversarial.layered import Layers, occupancy
 from riffle.coordinator.learning.adversarial.omd import ftrl_step
 from tests.coordinator.learning.adversarial.worlds import (
     SHAPES,
+    holds,
     random_box,
     random_policy,
     transitions,
@@ -46,7 +47,7 @@ def test_the_set_holds_the_true_transitions_at_the_stated_rate(noise: float) -> 
         cells = N + generator.uniform(-noise / 4, noise / 4, N.shape)
         visits = N.sum(axis=-1) + generator.uniform(-noise / 4, noise / 4, n.shape)
         counts = post_process(LAYERS, cells, visits, noise)
-        held += confidence_set(LAYERS, counts, log_iota(LAYERS, K, delta)).holds(P, LAYERS)
+        held += holds(confidence_set(LAYERS, counts, log_iota(LAYERS, K, delta)), P, LAYERS)
     assert stats.binom.cdf(held, runs, 1 - 6 * delta) > 1e-6
 
 

@@ -24,6 +24,7 @@ from riffle.coordinator.learning.learner import FloatArray, LearnerError
 from tests.coordinator.learning.adversarial.convex import solve
 from tests.coordinator.learning.adversarial.worlds import (
     SHAPES,
+    holds,
     random_box,
     random_policy,
     transitions,
@@ -86,7 +87,7 @@ def test_an_ftrl_step_is_in_the_polytope_and_certified(
     cost = generator.uniform(-size, size, layers.pairs.shape) * layers.pairs
     step = ftrl_step(layers, box, cost)
     assert violation(layers, step.q) < 1e-12
-    assert box.holds(step.transitions, layers, 1e-9)
+    assert holds(box, step.transitions, layers, 1e-9)
     assert step.residual <= 1e-7
     assert -1e-11 * (1 + size) <= step.gap <= 1e-6 * (1 + size)
     # no other occupancy measure of the set is better than the gap allows
@@ -105,7 +106,7 @@ def test_a_log_barrier_step_is_in_the_polytope_and_certified(
     cost = generator.uniform(0, size, layers.pairs.shape) * layers.pairs
     step = log_barrier_step(layers, box, cost, uniform_occupancy(layers))
     assert violation(layers, step.q) < 1e-9
-    assert box.holds(step.transitions, layers, 1e-9)
+    assert holds(box, step.transitions, layers, 1e-9)
     assert abs(step.gap) < 1e-5
     assert (step.q[layers.cells] > 0).all()
 

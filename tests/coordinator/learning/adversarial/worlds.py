@@ -28,3 +28,9 @@ def random_policy(layers: Layers, generator: np.random.Generator) -> FloatArray:
     """A random pi (H, W, A)."""
     policy = generator.dirichlet(np.ones(layers.A), size=layers.states.shape)
     return np.asarray(policy * layers.pairs)
+
+
+def holds(box: Box, P: FloatArray, layers: Layers, slack: float = 1e-12) -> bool:
+    """Tells whether P (H, W, A, W) is in the set."""
+    inside = (box.lower - slack <= P) & (box.upper + slack >= P)
+    return bool(inside[layers.cells].all())
