@@ -62,21 +62,11 @@ class Budget:
         return self._taken
 
     @contextmanager
-    def hold(self, amount: int) -> Iterator[None]:
-        """Holds ``amount`` while the context lasts.
-
-        Raises:
-            LocalError: ``too-many-requests``, at once: waiting would only move the queue.
-        """
-        with self.meter() as take:
-            take(amount)
-            yield
-
-    @contextmanager
     def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
         """Yields a function that takes more at each call; all is returned when the context ends.
 
-        The function raises as `hold` does, and then has taken nothing.
+        At the limit the function takes nothing and raises LocalError ``too-many-requests`` at once,
+        since waiting would only move the queue.
         """
         held = 0
 
@@ -157,7 +147,8 @@ class ChangeSignal:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        with self._waiters.hold(1):
+        with self._waiters.meter() as take:
+            take(1)
             while True:
                 event = self._event  # taken before reading: a change meanwhile sets this one
                 answer = await read()

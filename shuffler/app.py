@@ -55,18 +55,18 @@ from riffle.common.server.service import (
 )
 from riffle.shuffler.admission import metered
 from riffle.shuffler.callers import (
+    COORDINATOR_OR_OPERATOR,
     CoordinatorOnly,
+    CoordinatorOrOperator,
     Core,
-    IsOperator,
     MetricsOnly,
     OperatorOnly,
-    ViewOfStatus,
     authenticator,
-    coordinator_only,
+    caller_of,
     failed_attempts_of,
     node_of,
     shuffler_of,
-    status_view,
+    visible_status,
 )
 from riffle.shuffler.core import Clock, Shuffler, preflight
 from riffle.shuffler.metrics import JOURNAL, ShufflerMetrics
@@ -147,7 +147,7 @@ def release_polls(app: FastAPI) -> None:
 async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Deposits a batch's descriptor; the same bytes again give the same answer."""
     core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
-    with coordinator_only(request, token):
+    with caller_of(request, token, "coordinator"):
         data = await read_body(request, MAX_DESCRIPTOR_BYTES)
         signed, created = await core.batches.deposit(batch_id, data, signature)
         return _as_json(signed, 201 if created else 200)
@@ -206,15 +206,15 @@ async def status(
 ) -> Response:
     """Returns a batch's status; with ``state`` waits until the batch has reached it."""
     core = shuffler_of(request)
-    with status_view(request, token) as view:
+    with caller_of(request, token, *COORDINATOR_OR_OPERATOR) as caller:
         status = await core.batches.status(batch_id, wait=query.wait, wanted=query.state)
-        return _as_json(view(status))
+        return _as_json(visible_status(status, caller))
 
 
 @router.get("/v1/batches/{batch_id}/conservation")
-async def conservation(batch_id: Hex16, core: Core, whole: IsOperator) -> Conservation:
+async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> Conservation:
     """Says what became of everything sent to a batch: accepted = held + forwarded + dropped."""
-    return await core.conservation(batch_id, whole=whole)
+    return await core.conservation(batch_id, whole=caller == "operator")
 
 
 @router.get(
@@ -237,16 +237,16 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
 )
 async def acknowledge(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Acknowledges the messages; the batch is erased."""
-    with coordinator_only(request, token):
+    with caller_of(request, token, "coordinator"):
         sha256 = (await _document(request, Acknowledgement)).messages_sha256
         status = await shuffler_of(request).batches.acknowledge(batch_id, sha256)
         return _as_json(for_coordinator(status))
 
 
 @router.post("/v1/batches/{batch_id}/abandon")
-async def abandon(batch_id: Hex16, core: Core, view: ViewOfStatus) -> BatchStatus:
+async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> BatchStatus:
     """Gives up a short batch; a complete one is refused."""
-    return view(await core.batches.abandon(batch_id))
+    return visible_status(await core.batches.abandon(batch_id), caller)
 
 
 @router.post(

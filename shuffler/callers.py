@@ -5,11 +5,11 @@ metrics are known by the hash of their token in the settings.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, params
 
 from riffle.common.protocol.messages import BatchStatus
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
@@ -22,8 +22,7 @@ COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
 """All coordinator replicas together; each run waits for its batch in a long poll."""
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
-StatusView = Callable[[BatchStatus], BatchStatus]
-"""What a caller may see of a batch's status."""
+T = TypeVar("T")
 
 
 def authenticator(settings: Settings, attempts: FailedAttempts) -> Authenticator:
@@ -41,23 +40,18 @@ def authenticator(settings: Settings, attempts: FailedAttempts) -> Authenticator
 
 def shuffler_of(request: Request) -> Shuffler:
     """Returns the shuffler of an app."""
-    core = request.app.state.shuffler
-    assert isinstance(core, Shuffler)  # noqa: S101 -- narrows starlette's untyped state
-    return core
+    return _state(request, "shuffler", Shuffler)
 
 
 def failed_attempts_of(request: Request) -> FailedAttempts:
     """Returns the limit of failed authentications of an app."""
-    attempts = request.app.state.failed_attempts
-    assert isinstance(attempts, FailedAttempts)  # noqa: S101
-    return attempts
+    return _state(request, "failed_attempts", FailedAttempts)
 
 
-def authenticator_of(request: Request) -> Authenticator:
-    """Returns the authenticator of an app."""
-    known = request.app.state.authenticator
-    assert isinstance(known, Authenticator)  # noqa: S101
-    return known
+def _state(request: Request, name: str, kind: type[T]) -> T:
+    value = getattr(request.app.state, name)
+    assert isinstance(value, kind)  # noqa: S101 -- narrows starlette's untyped state
+    return value
 
 
 @asynccontextmanager
@@ -76,62 +70,41 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 
 @contextmanager
-def coordinator_only(request: Request, token: str) -> Iterator[None]:
-    """Refuses everyone but the coordinator."""
-    with authenticator_of(request).authenticate(token, "coordinator"):
-        yield
+def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
+    """Yields which of the named callers it is, the first that fits; refuses everyone else.
 
-
-@contextmanager
-def is_operator(request: Request, token: str) -> Iterator[bool]:
-    """Yields whether the caller is the operator, not the coordinator; refuses everyone else.
-
-    A caller with the coordinator's token gets the coordinator's view, whatever else it may be.
+    Raises: as `node_of`.
     """
-    with authenticator_of(request).authenticate(token, "coordinator", "operator") as name:
-        yield name == "operator"
+    with _state(request, "authenticator", Authenticator).authenticate(token, *names) as name:
+        yield name
 
 
-@contextmanager
-def status_view(request: Request, token: str) -> Iterator[StatusView]:
-    """Yields the view that the caller may have of a status; see `is_operator`."""
-    with is_operator(request, token) as whole:
-        yield (lambda status: status) if whole else for_coordinator
+COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
+"""A caller with the coordinator's token gets the coordinator's view, whatever else it may be."""
+
+
+def visible_status(status: BatchStatus, caller: str) -> BatchStatus:
+    """Returns what a caller may see of a batch's status."""
+    return status if caller == "operator" else for_coordinator(status)
+
+
+def _only(*names: str) -> params.Depends:
+    """Returns a dependency of FastAPI: `caller_of` as long as the request lasts."""
+
+    async def caller(request: Request, token: Token) -> AsyncIterator[str]:
+        with caller_of(request, token, *names) as name:
+            yield name
+
+    dependency: params.Depends = Depends(caller)
+    return dependency
 
 
 async def _core(request: Request) -> Shuffler:
     return shuffler_of(request)
 
 
-async def _coordinator(request: Request, token: Token) -> AsyncIterator[None]:
-    with coordinator_only(request, token):
-        yield
-
-
-async def _operator(request: Request, token: Token) -> AsyncIterator[None]:
-    with authenticator_of(request).authenticate(token, "operator"):
-        yield
-
-
-async def _metrics_reader(request: Request, token: Token) -> AsyncIterator[None]:
-    with authenticator_of(request).authenticate(token, "operator", "metrics"):
-        yield
-
-
-async def _is_operator(request: Request, token: Token) -> AsyncIterator[bool]:
-    with is_operator(request, token) as whole:
-        yield whole
-
-
-async def _status_view(request: Request, token: Token) -> AsyncIterator[StatusView]:
-    with status_view(request, token) as view:
-        yield view
-
-
-# Dependencies of FastAPI.
 Core = Annotated[Shuffler, Depends(_core)]
-CoordinatorOnly = Depends(_coordinator)
-OperatorOnly = Depends(_operator)
-MetricsOnly = Depends(_metrics_reader)
-IsOperator = Annotated[bool, Depends(_is_operator)]
-ViewOfStatus = Annotated[StatusView, Depends(_status_view)]
+CoordinatorOnly = _only("coordinator")
+OperatorOnly = _only("operator")
+MetricsOnly = _only("operator", "metrics")
+CoordinatorOrOperator = Annotated[str, _only(*COORDINATOR_OR_OPERATOR)]

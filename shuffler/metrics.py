@@ -27,7 +27,7 @@ from pathlib import Path
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, select
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.messages import Conservation, Latencies, LeaseReply, MessageFlow
@@ -229,12 +229,7 @@ def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
 def add_latencies(connection: Connection, batch_id: str, buckets: Mapping[int, int]) -> None:
     """Adds uploads to a batch's histogram of latencies."""
     for index, uploads in buckets.items():
-        row = (latencies.c.batch_id == batch_id) & (latencies.c.bucket == index)
-        grown = update(latencies).where(row).values(uploads=latencies.c.uploads + uploads)
-        if connection.execute(grown).rowcount == 0:
-            connection.execute(
-                insert(latencies).values(batch_id=batch_id, bucket=index, uploads=uploads)
-            )
+        records.add_to(connection, latencies.c.uploads, uploads, batch_id=batch_id, bucket=index)
 
 
 class BatchStatistics:

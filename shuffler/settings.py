@@ -23,7 +23,7 @@ PREFIX = "RIFFLE_SHUFFLER_"
 
 
 class Settings(ServerSettings):
-    """What an operator can set. Build it with `load`, which explains what is wrong."""
+    """The settings of an operator. Build them with `load`, which explains what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
@@ -94,32 +94,28 @@ class Settings(ServerSettings):
 
     @property
     def inflight_of_one(self) -> int:
-        """Bytes of uploads that one node may have on their way: a quarter, or one whole upload."""
+        """Bytes of uploads that one node may have under way: a quarter, or one whole upload."""
         return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
 
     def public_key(self) -> bytes:
-        """Raw Ed25519 public key (32 bytes) of the signing key."""
+        """Returns the raw Ed25519 public key (32 bytes) of the signing key."""
         private = Ed25519PrivateKey.from_private_bytes(self.signing_key())
         return private.public_key().public_bytes_raw()
 
     def coordinator_hash(self) -> str:
-        """SHA-256 of the coordinator's token, hex."""
-        return _hex_bytes(
-            "coordinator_token_hash", self.coordinator_token_hash, self.coordinator_token_hash_file
-        ).hex()
+        """Returns the SHA-256 of the coordinator's token, hex."""
+        return self._bytes("coordinator_token_hash").hex()
 
     def operator_hash(self) -> str:
-        """SHA-256 of the operator's token, hex."""
-        return _hex_bytes(
-            "operator_token_hash", self.operator_token_hash, self.operator_token_hash_file
-        ).hex()
+        """Returns the SHA-256 of the operator's token, hex."""
+        return self._bytes("operator_token_hash").hex()
 
     def rate_limit(self) -> RateLimit:
-        """What one node may ask for."""
+        """Returns the rate limit of one node."""
         return RateLimit(self.node_requests, self.node_reports, self.node_requests_at_once)
 
     def demands(self) -> Demands:
-        """What the owner demands of a batch.
+        """Returns the owner's demands on a batch.
 
         Raises:
             LocalError: a key is missing, or the test entry is open beyond this machine.
@@ -127,9 +123,7 @@ class Settings(ServerSettings):
         self.check_test_entry()
         return Demands(
             shuffler_id=self.shuffler_id,
-            coordinator_key=_hex_bytes(
-                "coordinator_key", self.coordinator_key, self.coordinator_key_file
-            ),
+            coordinator_key=self._bytes("coordinator_key"),
             guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             trust_models=self.trust_models,
             smallest_n=self.smallest_n,
@@ -137,12 +131,12 @@ class Settings(ServerSettings):
             max_batch_bytes=self.max_batch_bytes,
         )
 
-
-def _hex_bytes(name: str, text: str | None, file: Path | None) -> bytes:
-    """32 bytes from hexadecimal text or from a file that holds it."""
-    variable = f"{PREFIX}{name.upper()}"
-    if text is not None:
-        return hex32(variable, text.encode())
-    if file is None:
-        raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
-    return hex_file(f"{variable}_FILE", file)
+    def _bytes(self, name: str) -> bytes:
+        """Returns the 32 bytes of a setting, given as hexadecimal text or as a file of it."""
+        text, file = getattr(self, name), getattr(self, f"{name}_file")
+        variable = f"{PREFIX}{name.upper()}"
+        if text is not None:
+            return hex32(variable, text.encode())
+        if file is None:
+            raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
+        return hex_file(f"{variable}_FILE", file)

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, update
 
 from riffle.common.server.statements import execute_rows, is_one_of, unindexed
 from riffle.shuffler.rules import Standing
@@ -35,16 +35,8 @@ USER_BYTES, DIGEST_BYTES, ID_BYTES = 16, 32, 8
 GROUPS_AT_ONCE = 32
 _SLOT = np.dtype("<u4")
 
-_COLUMNS = (
-    lease_groups.c.group_id,
-    lease_groups.c.batch_id,
-    lease_groups.c.node_id,
-    lease_groups.c.expires_at,
-    lease_groups.c.slots,
-    lease_groups.c.states,
-    lease_groups.c.users,
-    lease_groups.c.digests,
-)
+_READ = ("group_id", "batch_id", "node_id", "expires_at", "slots", "states", "users", "digests")
+_COLUMNS = [lease_groups.c[name] for name in _READ]
 _OF_UPLOAD = (
     select(*_COLUMNS)
     .where(
@@ -80,7 +72,6 @@ _PARTLY_UNUSED = select(*_COLUMNS).where(
 _REPORTED = select(lease_groups.c.users, lease_groups.c.slots, lease_groups.c.states).where(
     lease_groups.c.batch_id == bindparam("batch"), lease_groups.c.reports > 0
 )
-_INSERT = insert(lease_groups)
 _CHANGING = ("group_id", "pending", "reports", "states", "users", "digests")
 _PARAMETERS = tuple(f"new_{name}" for name in _CHANGING)
 _SAVE = (
@@ -238,11 +229,6 @@ def write_slots(slots: Sequence[int]) -> bytes:
 def read_slots(stored: bytes) -> list[int]:
     """Returns the slots that `write_slots` wrote."""
     return [int(slot) for slot in np.frombuffer(stored, dtype=_SLOT).tolist()]
-
-
-def insert_group(connection: Connection, group: LeaseGroup) -> None:
-    """Stores a new group."""
-    connection.execute(_INSERT, group.row())
 
 
 def groups_of_upload(

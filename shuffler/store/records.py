@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
+    Column,
     Connection,
     Select,
     and_,
@@ -193,9 +194,12 @@ def transition(connection: Connection, batch: Batch, event: Event) -> BatchState
         changes: dict[str, object] = {"state": target}
         if target == "abandoned":  # an end before the hand-over drops what the store has now
             changes |= {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
-        row = batches.c.batch_id == batch.batch_id
-        connection.execute(update(batches).where(row).values(changes))
+        _update(connection, batch.batch_id, **changes)
     return target
+
+
+def _update(connection: Connection, batch_id: str, **changes: object) -> None:
+    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(changes))
 
 
 def count_stored(connection: Connection, batch_id: str) -> int:
@@ -251,11 +255,7 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages:
         raise LocalError("internal", "the store or the secret changed; nothing is handed over")
     transition(connection, batch, "forward")
     if batch.messages_sha256 is None:
-        connection.execute(
-            update(batches)
-            .where(batches.c.batch_id == batch_id)
-            .values(messages_sha256=sha256, forwarded=messages)
-        )
+        _update(connection, batch_id, messages_sha256=sha256, forwarded=messages)
 
 
 def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
@@ -290,7 +290,7 @@ def mark_clean(connection: Connection, batch_id: str) -> None:
     if batch.state == "acknowledged":
         transition(connection, batch, "erase")
     forget_unused(connection, batch_id)
-    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(clean=True))
+    _update(connection, batch_id, clean=True)
 
 
 def holding_secrets(connection: Connection) -> set[str]:
@@ -354,12 +354,15 @@ def anything_due(connection: Connection, now: int, retention: int) -> bool:
 def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int]) -> None:
     """Adds refused frames to the counts by reason."""
     for problem, frames in problems.items():
-        row = and_(dropped.c.batch_id == batch_id, dropped.c.problem == problem)
-        grown = update(dropped).where(row).values(frames=dropped.c.frames + frames)
-        if connection.execute(grown).rowcount == 0:
-            connection.execute(
-                insert(dropped).values(batch_id=batch_id, problem=problem, frames=frames)
-            )
+        add_to(connection, dropped.c.frames, frames, batch_id=batch_id, problem=problem)
+
+
+def add_to(connection: Connection, column: Column[int], amount: int, **key: object) -> None:
+    """Adds to a count in the row with this primary key, which may not exist yet."""
+    row = and_(*(column.table.c[name] == value for name, value in key.items()))
+    grown = update(column.table).where(row).values({column: column + amount})
+    if connection.execute(grown).rowcount == 0:
+        connection.execute(insert(column.table).values({column.name: amount, **key}))
 
 
 def bind_to_vault(connection: Connection, identity: int) -> None:

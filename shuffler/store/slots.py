@@ -42,7 +42,7 @@ from riffle.shuffler.rules import (
 )
 from riffle.shuffler.store import leases, records, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
-from riffle.shuffler.store.schema import batches, reports
+from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 
@@ -56,6 +56,7 @@ _ADD_REPORTS = (
     .where(batches.c.batch_id == bindparam("batch"))
     .values(reports=batches.c.reports + bindparam("more"))
 )
+_INSERT_LEASES = insert(lease_groups)
 _INSERT_REPORTS = insert(reports)
 
 
@@ -85,10 +86,10 @@ def lease_slots(
     Raises:
         RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
-    node = users.lock_node(connection, node_id)
+    quota = users.lock_node(connection, node_id)
     batch = records.find(connection, batch_id, lock=True)
     closed = closed_problem(batch.state, batch.expires_at, terms.now)
-    room = _room(connection, batch, node, terms)
+    room = _room(connection, batch, node_id, quota, terms)
     distinct = list(dict.fromkeys(wanted))
     existing = users.find_users(connection, distinct)
     unchanged: list[Lease] = []
@@ -110,13 +111,13 @@ def lease_slots(
 
 
 def _room(
-    connection: Connection, batch: records.Batch, node: users.Node, terms: LeaseTerms
+    connection: Connection, batch: records.Batch, node_id: str, quota: int, terms: LeaseTerms
 ) -> Room:
     leased = records.count_leased(connection, batch.batch_id, terms.now)
     share = share_slots(terms.node_share, batch.n)
     if share < batch.n:
-        share -= records.count_held(connection, batch.batch_id, node.node_id, terms.now)
-    return Room(quota=node.quota_left, free_slots=batch.n - batch.reports - leased, share=share)
+        share -= records.count_held(connection, batch.batch_id, node_id, terms.now)
+    return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 
 def _view(user: str, record: UserRecord, batch_id: str, now: int) -> UserView:
@@ -141,7 +142,7 @@ def _grant(
     expires_at = min(terms.now + terms.seconds, batch.expires_at)
     group_id = secrets.token_hex(leases.ID_BYTES)
     group = LeaseGroup.new(group_id, batch.batch_id, node_id, expires_at, people, slots)
-    leases.insert_group(connection, group)
+    connection.execute(_INSERT_LEASES, group.row())
     ids = group.lease_ids()
     pairs = list(zip(people, ids, strict=True))
     users.set_newest_leases(connection, node_id, pairs, existing)

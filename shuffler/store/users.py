@@ -72,14 +72,6 @@ class UserRecord:
         return self.group if self.group.standing(self.index, now) == "live" else None
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """An enrolled node and how many more distinct users it may name."""
-
-    node_id: str
-    quota_left: int
-
-
 def find_users(connection: Connection, wanted: Sequence[str]) -> dict[str, UserRecord]:
     """Returns those of the users that the store has, and locks their rows."""
     rows = connection.execute(_USERS, {"wanted": wanted}).all()
@@ -151,8 +143,10 @@ def authenticate(connection: Connection, token: str) -> str:
     return str(node_id)
 
 
-def lock_node(connection: Connection, node_id: str) -> Node:
-    """Returns a node and locks its row, so that no later write misses an earlier revocation.
+def lock_node(connection: Connection, node_id: str) -> int:
+    """Locks a node's row; returns how many more distinct users the node may name.
+
+    The lock makes every later write see an earlier revocation.
 
     Raises:
         RemoteError: ``unauthorized``.
@@ -160,4 +154,4 @@ def lock_node(connection: Connection, node_id: str) -> Node:
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked:
         raise RemoteError("unauthorized", "this node is not enrolled any more")
-    return Node(node_id, row.quota - row.users)
+    return int(row.quota - row.users)

@@ -1,105 +1,74 @@
 """The shuffler's tables at the first release."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "shuffler_1"
 down_revision = None
 
+ID, HASH, SIGNATURE, WORD = sa.String(32), sa.String(64), sa.String(128), sa.String(16)
+BIG, INT, BYTES, FLAG = sa.BigInteger(), sa.Integer(), sa.LargeBinary(), sa.Boolean()
+
 
 def upgrade() -> None:
-    """Make all tables."""
+    """Creates all tables."""
     _batches()
-    _meta()
-    _nodes()
-    _dropped()
-    _latencies()
-    _reports()
-    _users()
+    _people()
     _leases()
+    _of_batches()
+
+
+def _columns(
+    kind: sa.types.TypeEngine[Any], *names: str, nullable: bool = False
+) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, autoincrement=False, nullable=nullable) for name in names]
 
 
 def _batches() -> None:
     op.create_table(
         "batches",
-        sa.Column("batch_id", sa.String(length=32), nullable=False),
-        sa.Column("deposited", sa.BigInteger(), nullable=False),
-        sa.Column("descriptor", sa.LargeBinary(), nullable=False),
-        sa.Column("coordinator_signature", sa.String(length=128), nullable=False),
-        sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
-        sa.Column("batch_key", sa.String(length=64), nullable=False),
-        sa.Column("shuffler_signature", sa.String(length=128), nullable=False),
-        sa.Column("n", sa.BigInteger(), nullable=False),
-        sa.Column("expires_at", sa.BigInteger(), nullable=False),
-        sa.Column("report_bytes", sa.Integer(), nullable=False),
-        sa.Column("message_bytes", sa.Integer(), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("reports", sa.BigInteger(), nullable=False),
-        sa.Column("episodes", sa.BigInteger(), nullable=False),
-        sa.Column("next_slot", sa.BigInteger(), nullable=False),
-        sa.Column("messages_sha256", sa.String(length=64), nullable=True),
-        sa.Column("forwarded", sa.BigInteger(), nullable=False),
-        sa.Column("discarded", sa.BigInteger(), nullable=False),
-        sa.Column("ended_by", sa.String(length=16), nullable=True),
-        sa.Column("clean", sa.Boolean(), nullable=False),
+        *_columns(ID, "batch_id"),
+        *_columns(BIG, "deposited"),
+        *_columns(BYTES, "descriptor"),
+        *_columns(SIGNATURE, "coordinator_signature"),
+        *_columns(sa.LargeBinary(length=32), "digest"),
+        *_columns(HASH, "batch_key"),
+        *_columns(SIGNATURE, "shuffler_signature"),
+        *_columns(BIG, "n", "expires_at"),
+        *_columns(INT, "report_bytes", "message_bytes"),
+        *_columns(WORD, "state"),
+        *_columns(BIG, "reports", "episodes", "next_slot"),
+        *_columns(HASH, "messages_sha256", nullable=True),
+        *_columns(BIG, "forwarded", "discarded"),
+        *_columns(WORD, "ended_by", nullable=True),
+        *_columns(FLAG, "clean"),
         sa.PrimaryKeyConstraint("batch_id"),
         sa.UniqueConstraint("deposited"),
     )
     op.create_index("ix_batches_state", "batches", ["state"])
 
 
-def _meta() -> None:
+def _people() -> None:
     op.create_table(
-        "meta",
-        sa.Column("key", sa.String(length=32), nullable=False),
-        sa.Column("value", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("key"),
+        "meta", *_columns(ID, "key"), *_columns(BIG, "value"), sa.PrimaryKeyConstraint("key")
     )
-
-
-def _nodes() -> None:
     op.create_table(
         "nodes",
-        sa.Column("node_id", sa.String(length=32), nullable=False),
-        sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("token_hash", sa.String(length=64), nullable=False),
-        sa.Column("quota", sa.BigInteger(), nullable=False),
-        sa.Column("users", sa.BigInteger(), nullable=False),
-        sa.Column("revoked", sa.Boolean(), nullable=False),
+        *_columns(ID, "node_id"),
+        *_columns(sa.String(100), "name"),
+        *_columns(HASH, "token_hash"),
+        *_columns(BIG, "quota", "users"),
+        *_columns(FLAG, "revoked"),
         sa.PrimaryKeyConstraint("node_id"),
         sa.UniqueConstraint("token_hash"),
     )
-
-
-def _dropped() -> None:
-    op.create_table(
-        "dropped",
-        sa.Column("batch_id", sa.String(length=32), nullable=False),
-        sa.Column("problem", sa.String(length=32), nullable=False),
-        sa.Column("frames", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["batch_id"], ["batches.batch_id"]),
-        sa.PrimaryKeyConstraint("batch_id", "problem"),
-    )
-
-
-def _reports() -> None:
-    op.create_table(
-        "reports",
-        sa.Column("batch_id", sa.String(length=32), nullable=False),
-        sa.Column("slot", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("sealed", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(["batch_id"], ["batches.batch_id"]),
-        sa.PrimaryKeyConstraint("batch_id", "slot"),
-    )
-
-
-def _users() -> None:
     op.create_table(
         "users",
-        sa.Column("user", sa.String(length=32), nullable=False),
-        sa.Column("node_id", sa.String(length=32), nullable=False),
-        sa.Column("reported", sa.Boolean(), nullable=False),
-        sa.ForeignKeyConstraint(["node_id"], ["nodes.node_id"]),
+        *_columns(ID, "user", "node_id"),
+        *_columns(FLAG, "reported"),
+        _of("nodes", "node_id"),
         sa.PrimaryKeyConstraint("user"),
     )
 
@@ -107,36 +76,33 @@ def _users() -> None:
 def _leases() -> None:
     op.create_table(
         "leases",
-        sa.Column("lease", sa.String(length=32), nullable=False),
-        sa.Column("batch_id", sa.String(length=32), nullable=False),
-        sa.Column("user", sa.String(length=32), nullable=False),
-        sa.Column("node_id", sa.String(length=32), nullable=False),
-        sa.Column("slot", sa.BigInteger(), nullable=True),
-        sa.Column("expires_at", sa.BigInteger(), nullable=False),
-        sa.Column("report_sha256", sa.String(length=64), nullable=True),
-        sa.ForeignKeyConstraint(["batch_id"], ["batches.batch_id"]),
-        sa.ForeignKeyConstraint(["node_id"], ["nodes.node_id"]),
-        sa.ForeignKeyConstraint(["user"], ["users.user"]),
+        *_columns(ID, "lease", "batch_id", "user", "node_id"),
+        *_columns(BIG, "slot", nullable=True),
+        *_columns(BIG, "expires_at"),
+        *_columns(HASH, "report_sha256", nullable=True),
+        _of("batches", "batch_id"),
+        _of("nodes", "node_id"),
+        _of("users", "user"),
         sa.PrimaryKeyConstraint("lease"),
         sa.UniqueConstraint("batch_id", "slot"),
     )
     op.create_index("ix_leases_user", "leases", ["user"])
     op.create_index("shares", "leases", ["batch_id", "node_id"])
-    op.create_index(
-        "pending",
-        "leases",
-        ["batch_id", "expires_at"],
-        sqlite_where=sa.text("report_sha256 IS NULL"),
-        postgresql_where=sa.text("report_sha256 IS NULL"),
-    )
+    pending = sa.text("report_sha256 IS NULL")
+    of = ["batch_id", "expires_at"]
+    op.create_index("pending", "leases", of, sqlite_where=pending, postgresql_where=pending)
 
 
-def _latencies() -> None:
-    op.create_table(
-        "latencies",
-        sa.Column("batch_id", sa.String(length=32), nullable=False),
-        sa.Column("bucket", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("uploads", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["batch_id"], ["batches.batch_id"]),
-        sa.PrimaryKeyConstraint("batch_id", "bucket"),
-    )
+def _of_batches() -> None:
+    for name, key, count in (
+        ("dropped", _columns(ID, "problem"), _columns(BIG, "frames")),
+        ("reports", _columns(BIG, "slot"), _columns(BYTES, "sealed")),
+        ("latencies", _columns(INT, "bucket"), _columns(BIG, "uploads")),
+    ):
+        batch = _columns(ID, "batch_id")
+        constraints = _of("batches", "batch_id"), sa.PrimaryKeyConstraint("batch_id", key[0].name)
+        op.create_table(name, *batch, *key, *count, *constraints)
+
+
+def _of(table: str, name: str) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint([name], [f"{table}.{name}"])
