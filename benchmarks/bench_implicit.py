@@ -17,9 +17,10 @@ from riffle.coordinator.learning.learner import StageResult
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.per_episode import mechanism_of
-from riffle.experiments.regret import optimal_value, suboptimality
+from riffle.experiments.regret import optimal_value
 from riffle.experiments.simulator import private_counts
 from riffle.node_client.environments.registry import exact_mdp, make
+from tests.coordinator.learning.worlds import suboptimality
 
 BAR_SECONDS = 60.0
 

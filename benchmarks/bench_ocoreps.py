@@ -25,7 +25,7 @@ from riffle.coordinator.learning.adversarial.confidence import Box, box
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.adversarial import Algorithm, run
+from riffle.experiments.adversarial import Algorithm, Case, run
 from riffle.experiments.adversarial_privacy import Privacy
 from riffle.node_client.environments.builtin import layered_mdp
 from tests.coordinator.learning.adversarial import omd_oracle
@@ -150,7 +150,7 @@ def main() -> None:
         print(f"{once / warm:.0f} and {rebuilt / warm:.0f} times ours; answers differ {apart:.1e}")
     for name in get_args(Algorithm):
         for privacy in get_args(Privacy):
-            result = run(name, 300, 1.0, 1e-5, privacy, "correct", 0)
+            result = run(Case(name, 300, 1.0, 1e-5, privacy, "correct", 0))
             print(f"{name} {privacy}: {1e3 * result.seconds / 300:.2f} ms an episode, wall clock")
     met = slowest <= BAR_MILLISECONDS and residual <= BAR_RESIDUAL
     print(f"bar: {slowest:.3f} ms of {BAR_MILLISECONDS}, residual {residual:.1e} of {BAR_RESIDUAL}")

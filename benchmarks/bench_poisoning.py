@@ -32,7 +32,7 @@ from riffle.coordinator.learning.learner import BatchCounts, Deployment, FloatAr
 from riffle.coordinator.learning.planning import plan
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.regret import optimal_value, policy_value
-from riffle.experiments.simulator import IntArray, counters, joint_counts, with_noise
+from riffle.experiments.simulator import IntArray, counters, joint_counts, noisy_counts
 from riffle.node_client.environments.tabular import LEFT, RIGHT, riverswim
 
 K = 20_000
@@ -69,7 +69,7 @@ class Batch:
     def honest(self, reports: int, generator: np.random.Generator) -> IntArray:
         """What so many honest reports count (C,)."""
         true = counters(self.layout, joint_counts(MDP, self.deployment.mixture, reports, generator))
-        return with_noise(true, reports, self.noise, generator)
+        return noisy_counts(true, reports, self.noise, generator)
 
     def lies(self, reports: int, chosen: Sequence[int]) -> IntArray:
         """What so many dishonest reports count (C,): their messages evenly on chosen counters."""

@@ -1,7 +1,7 @@
-"""Document 004's two algorithms against oblivious adversaries: `run`.
+"""Runs the two algorithms of document 004 against oblivious adversaries: `run`.
 
-An adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
-learner gets private sums: of visits and transitions, and of all losses (UC-O-REPS, full
+The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
+learner receives private sums: of visits and transitions, and of all losses (UC-O-REPS, full
 information) or the episode's noisy losses alone (UOB-LBPS, bandit feedback). Regret is exact
 (Eq. 2.2): at every checkpoint k, sum_{i<=k} <q^{P,pi_i}, l_i> minus the least value of one fixed
 policy on l_1 + ... + l_k, found by backward induction; no realised loss enters.
@@ -53,9 +53,12 @@ PHASES = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: algorithm, K episodes, guarantee, and the world it meets; all of it recorded.
+    """One run: algorithm, K episodes, guarantee, MDP and adversary; all recorded with the result.
 
     scale multiplies beta of Eq. 3.1 (1 is the document's); eta None is the theorem's.
+
+    Raises:
+        LocalError: ``invalid-spec``: a name is unknown or a number out of range.
     """
 
     name: Algorithm
@@ -87,10 +90,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class AdversarialResult:
-    """episodes (C,) the checkpoints, regret (C,) there; seconds of the run; every constant used.
+    """A finished run: checkpoints episodes (C,), regret (C,) there, seconds, every constant used.
 
-    uniform_regret: what always choosing actions at random would have lost by K; a learner that is
-    not below it learned nothing.
+    uniform_regret is the regret at K of choosing every action at random; a learner that is not
+    below it learned nothing.
     """
 
     episodes: FloatArray
@@ -105,29 +108,8 @@ class AdversarialResult:
         return float(self.regret[-1])
 
 
-def run(
-    name: Algorithm,
-    K: int,
-    epsilon: float,
-    beta: float,
-    privacy: Privacy,
-    calibration: Calibration,
-    seed: int,
-    *,
-    adversary: Adversary = "switching",
-    widths: tuple[int, ...] = WIDTHS,
-    actions: int = 2,
-    scale: float = 1.0,
-    eta: float | None = None,
-) -> AdversarialResult:
-    """Run one algorithm for K episodes.
-
-    Raises:
-        LocalError: ``invalid-spec``: a name is unknown or a number out of range.
-    """
-    case = Case(
-        name, K, epsilon, beta, privacy, calibration, seed, adversary, widths, actions, scale, eta
-    )
+def run(case: Case) -> AdversarialResult:
+    """Runs one algorithm for K episodes."""
     started = time.perf_counter()
     layers, P = world(case)
     losses = adversary_losses(case, layers)
@@ -140,21 +122,21 @@ def run(
 
 
 def world(case: Case) -> tuple[Layers, FloatArray]:
-    """The layers and the true P (H, W, A, W) of a case's seed."""
+    """Returns the layers and the true P (H, W, A, W) of a case's seed."""
     layers = Layers(case.widths, case.actions)
     return layers, layered_mdp(case.widths, case.actions, case.seed).P * layers.cells
 
 
 def adversary_losses(case: Case, layers: Layers) -> FloatArray:
-    """l_1..l_K (K, H, W, A) in [0, 1], Bernoulli draws of the adversary's means.
+    """Draws l_1..l_K (K, H, W, A) in [0, 1], Bernoulli with the adversary's means.
 
-    stochastic: means fixed; switching: drawn anew in each of PHASES equal phases; drifting: from
-    one draw of means to another in a straight line.
+    stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
+    drifting: they move from one draw to another in a straight line.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *layers.pairs.shape)
-    drawn = generator.random(shape) < _means(case, shape, generator)
-    return (drawn & layers.pairs).astype(np.float64)
+    ones = generator.random(shape) < _means(case, shape, generator)
+    return (ones & layers.pairs).astype(np.float64)
 
 
 def _means(case: Case, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
@@ -169,7 +151,7 @@ def _means(case: Case, shape: tuple[int, ...], generator: np.random.Generator) -
 def regret_curve(
     layers: Layers, P: FloatArray, policies: FloatArray, losses: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Checkpoints and exact regret there, of policies (K, H, W, A) on losses of the same shape."""
+    """Returns checkpoints and the exact regret there; policies and losses are (K, H, W, A)."""
     K = len(policies)
     suffered = np.cumsum((state_action(P, policies) * losses).sum(axis=(1, 2, 3)))
     totals = np.cumsum(losses, axis=0)

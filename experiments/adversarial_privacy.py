@@ -1,11 +1,12 @@
-"""The Privatizers of document 004 for its two algorithms, put together: counts and losses.
+"""The Privatizers of document 004 for its two algorithms: private counts and losses.
 
-Privacy: `none`, `central` (JDP: Binary Mechanism; the variant of Algorithm 4 for full-information
-losses; plain noise for bandit losses, Lemma 5.6) and `local` (LDP). Two calibrations.
+Privacy is `none`, `central` (JDP: the Binary Mechanism; the variant of Algorithm 4 for
+full-information losses; plain noise for bandit losses, Lemma 5.6) or `local` (LDP). There are two
+calibrations.
 
-`paper` is 004 literally: Lap(3H/epsilon) a family, times the levels of the tree. It does not keep
-what it says. Replacing one user changes, in L1: each visit family, N(x,a) and N(x,a,x'), by 2H (one
-entry down and one up in every layer); bandit losses by up to 2H, likewise; and under full
+`paper` is 004 literally: Lap(3H/epsilon) for each family, times the levels of the tree. It does not
+keep its promise. Replacing one user changes, in L1: each visit family, N(x,a) and N(x,a,x'), by 2H
+(one entry down and one up in every layer); bandit losses likewise by up to 2H; and under full
 information all XA losses (XA counts the pairs), since the new user may bring any l_k in [0, 1]. The
 epsilon really given is Delta_1 / (3H) times the stated one, with Delta_1 = 6H, or 4H + XA.
 
@@ -45,7 +46,7 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """How a run is to be private: K episodes, full information or bandit feedback."""
+    """The privacy of a run: K episodes, full information or bandit feedback."""
 
     privacy: Privacy
     calibration: Calibration
@@ -55,7 +56,7 @@ class Protection:
     full: bool
 
     def noise(self, sensitivity: Sensitivity, H: int, share: float, summed: bool) -> AdditiveNoise:
-        """Noise of one release; `summed`: running sums, for which the central agent has a tree."""
+        """Returns the noise of one release; `summed` sums come from a tree of a central agent."""
         if self.privacy == "none":
             return NO_NOISE
         name: Literal["paper", "tight"] = "paper"
@@ -71,14 +72,14 @@ class Protection:
     def sums(
         self, size: int, noise: AdditiveNoise, generator: np.random.Generator, variant: bool
     ) -> BinaryMechanism | LocalPrivatizer:
-        """Running sums of K - 1 arrays of this size."""
+        """Returns the private running sums of K - 1 arrays of this size."""
         if self.privacy == "central":
             return BinaryMechanism(self.K - 1, (size,), noise, generator, variant=variant)
         return LocalPrivatizer((size,), noise, generator)
 
 
 class Channel:
-    """The Privatizer of a case: noise on what is there (no padding), and its precision.
+    """The Privatizer of a case: noise on the cells that exist (no padding), and its precision.
 
     Counts: N(x,a) and N(x,a,x') in one stream of T = K - 1 contributions. Losses: a stream of sums
     under full information; noise on every episode's own losses under bandit feedback.
@@ -105,7 +106,7 @@ class Channel:
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
 
     def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """Noisy sums N(x,a,x'), N(x,a) after one more episode, and E."""
+        """Returns noisy sums N(x,a,x'), N(x,a) after one more episode, and E."""
         layers, pairs = self._layers, self._layers.pair_count
         self._t += 1
         sigma = np.concatenate((visited.sum(axis=-1)[layers.pairs], visited[layers.cells]))
@@ -115,17 +116,17 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """E of Assumption 2.3 after t contributions; all of a run's hold with 1 - 2 delta."""
+        """Returns E of Assumption 2.3 after t contributions; a run's all hold with 1 - 2 delta."""
         terms = self._counts.terms(t) if isinstance(self._counts, BinaryMechanism) else t
         counters = self._layers.pair_count + self._layers.cell_count
         return 4 * _deviation(self.count_noise, terms, counters * self._K / self._delta)
 
     def loss_sums(self, loss: FloatArray) -> FloatArray:
-        """Noisy L(x,a) after one more episode's losses, all of them shown."""
+        """Returns noisy L(x,a) after one more episode's losses, all of them shown."""
         return self._unpacked(self._sums.add(loss[self._layers.pairs]))
 
     def visited_losses(self, loss: FloatArray) -> FloatArray:
-        """l~ of one episode from its losses at visited pairs, zero elsewhere."""
+        """Returns l~ of one episode from its losses at visited pairs, zero elsewhere."""
         return self._unpacked(self._bandit.privatize(loss[self._layers.pairs]))
 
     def _unpacked(self, values: FloatArray) -> FloatArray:
@@ -135,7 +136,7 @@ class Channel:
 
 
 def guarantee(full: bool, layers: Layers, calibration: Calibration, epsilon: float) -> float:
-    """The epsilon that a calibration really gives for replacing one user."""
+    """Returns the epsilon that a calibration really gives for replacing one user."""
     if calibration == "correct":
         return epsilon
     total = Sensitivity.of_cells(2 * layers.H) + _loss_sensitivity(full, layers)

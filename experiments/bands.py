@@ -13,14 +13,14 @@ from riffle.coordinator.learning.learner import FloatArray
 METHOD = "two-sided 95 % Student t over seeds"
 
 
-def told(seeds: int) -> str:
-    """How many seeds, and what their band is: one seed has none."""
+def seeds_note(seeds: int) -> str:
+    """Returns a note on the number of seeds and their band; one seed has none."""
     return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """mean, low, high and the standard deviation sd over seeds, all of one shape (c,)."""
+    """The mean over seeds, its interval (low, high) and the standard deviation sd, each (c,)."""
 
     mean: FloatArray
     low: FloatArray
@@ -28,8 +28,8 @@ class Band:
     sd: FloatArray
 
 
-def student(values: ArrayLike) -> Band:
-    """Band of values (S, ...) over S seeds; one seed has no band: low = high = mean."""
+def student_band(values: ArrayLike) -> Band:
+    """Returns the band of values (S, ...) over S seeds; for one seed, low = high = mean."""
     array = np.asarray(values, dtype=np.float64)
     S = len(array)
     mean = np.asarray(array.mean(axis=0))
@@ -40,8 +40,8 @@ def student(values: ArrayLike) -> Band:
     return Band(mean, mean - half, mean + half, sd)
 
 
-def stacked(bands: list[Band]) -> Band:
-    """Bands of single numbers, side by side."""
+def stack(bands: list[Band]) -> Band:
+    """Returns the bands of single numbers as one band."""
     return Band(
         *(np.array([getattr(band, name) for band in bands]) for name in Band.__dataclass_fields__)
     )

@@ -55,10 +55,10 @@ Constant = str | int | float | bool
 class Result:
     """A finished run.
 
-    episodes (c,) are the checkpoints and cumulative (c,) the pseudo-regret at them; switches counts
-    changes of the deployed policy (or mixture); policy (H, X) is the last one deployed (batched:
-    the one learned); constants says what shaped the run, to be printed beside it. seconds is
-    process time, without compilation when the kernels are warm.
+    episodes (c,) are the checkpoints, cumulative (c,) the pseudo-regret at them. switches counts
+    changes of the deployed policy or mixture. policy (H, X) is the last one deployed, or for
+    batched learners the one learned. constants holds every constant that shaped the run. seconds
+    is process time, without compilation if the loops are compiled already.
     """
 
     learner: str
@@ -71,13 +71,13 @@ class Result:
 
     @property
     def total(self) -> float:
-        """Regret of the whole run."""
+        """The regret of the whole run."""
         return float(self.cumulative[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One run: learner by name (`LEARNERS`), K, guarantee, noise levels, bonus, seed."""
+    """One run of a learner of `PER_EPISODE`: K episodes, guarantee, noise levels, bonus, seed."""
 
     name: str
     mdp: TabularMDP
@@ -90,12 +90,12 @@ class Setting:
 
     @property
     def trust(self) -> Trust | None:
-        """Who sees the data: nobody is protected (None), a central agent, nobody (local)."""
+        """The trust model: central, local, or None where nobody is protected."""
         return PER_EPISODE[self.name]
 
     @property
     def noise(self) -> AdditiveNoise:
-        """One draw of the Privatizer's noise."""
+        """The noise of one draw of the Privatizer."""
         if self.trust is None:
             return NO_NOISE
         return noise_of(
@@ -104,7 +104,7 @@ class Setting:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """Everything that shaped the run, by name."""
+        """Every constant that shaped the run, by name."""
         known: dict[str, Constant] = {**self.bonus.as_dict(), "delta": DELTA, "seed": self.seed}
         if self.trust is None:
             return known
@@ -131,17 +131,17 @@ def run(
     options: Mapping[str, Option] | None = None,
     checkpoints: Sequence[int] | None = None,
 ) -> Result:
-    """Run a learner (a key of `PER_EPISODE`, or one of `BATCHED`) for K episodes.
+    """Runs a learner (a key of `PER_EPISODE`, or one of `BATCHED`) for K episodes.
 
-    `calibration` is `paper` (the documents' noise) or `tight` (the least that is proved; for the
-    shuffle model the exact accountant). `constants` names a set (`practical`, `paper`), and
-    `options` replace some of it by name: the fields of `Bonus` or of `presets.Constants`.
-    Checkpoints are episode numbers in 1..K, K added; default: K / 100 apart.
+    `calibration` is `paper` (the documents' noise) or `tight` (the least that is proved; in the
+    shuffle model the exact accountant's). `constants` names a preset (`practical`, `paper`), and
+    `options` replace some of its constants: fields of `Bonus` or of `presets.Constants`.
+    Checkpoints are episode numbers in 1..K; K is added. By default they are K / 100 apart.
 
     Raises:
-        LocalError: ``invalid-spec`` for an unknown learner, set or option, K below one or a
-            checkpoint outside 1..K; ``unavailable`` when numba is not installed.
-        RemoteError: ``invalid-spec``, ``batch-too-small`` as the coordinator would (batched).
+        LocalError: ``invalid-spec`` for an unknown learner, preset or option, K below one or a
+            checkpoint outside 1..K; ``unavailable`` if numba is not installed.
+        RemoteError: ``invalid-spec`` or ``batch-too-small``, as from the coordinator (batched).
     """
     points = _checkpoints(K, checkpoints)
     if constants not in PRESETS:
@@ -187,7 +187,7 @@ def _spec(
                 "preset": preset,
                 "options": dict(options),
                 "seed": seed,
-                # A report's length is a matter of the wire: nothing is sent here.
+                # No report is sent here, so its length does not matter.
                 "max_messages": MAX_MESSAGES,
             }
         )
@@ -196,31 +196,31 @@ def _spec(
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Noise and padding of every batch of a spec; none for the learner that is not private."""
+    """Returns the calibration of every batch of a spec; `pe` is not private and gets no noise."""
 
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":
             return Mechanism(None, Padding(layout.data_slots, 0))
-        made = calibrated(spec, n, layout.layer)
-        return Mechanism(made.noise, made.padding)
+        result = calibrated(spec, n, layout.layer)
+        return Mechanism(result.noise, result.padding)
 
     return mechanism
 
 
 def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) -> Result:
     started = time.process_time()
-    done = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), seed)
+    result = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), seed)
     seconds = time.process_time() - started
-    # Within a deployment every episode loses the same, so the curve between them is a line.
+    # Within a deployment every episode has the same regret, so the curve is piecewise linear.
     curve = np.interp(
-        points, np.append(0.0, done.regret.episodes), np.append(0.0, done.regret.cumulative)
+        points, np.append(0.0, result.regret.episodes), np.append(0.0, result.regret.cumulative)
     )
-    known: dict[str, Constant] = {**done.summary.constants, "delta": spec.delta}
-    known |= {"families": spec.families, "seed": seed}
+    constants: dict[str, Constant] = {**result.summary.constants, "delta": spec.delta}
+    constants |= {"families": spec.families, "seed": seed}
     if spec.learner != "pe":
-        known |= {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": spec.calibration}
-    switches, policy = done.regret.switches, done.summary.policy
-    return Result(spec.learner, points, curve, switches, seconds, policy, known)
+        constants |= {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": spec.calibration}
+    switches, policy = result.regret.switches, result.summary.policy
+    return Result(spec.learner, points, curve, switches, seconds, policy, constants)
 
 
 # -- learners that plan before every episode, compiled ---------------------------------------------
@@ -241,12 +241,12 @@ def _run_per_episode(setting: Setting, points: IntArray) -> Result:
     policy = np.zeros((setting.mdp.sizes.H, setting.mdp.sizes.X), dtype=np.int64)
     noise = setting.noise
     started = time.process_time()
-    cumulative, switches = _compiled(setting, noise, points, policy)
+    cumulative, switches = _run_compiled(setting, noise, points, policy)
     seconds = time.process_time() - started
     return Result(setting.name, points, cumulative, switches, seconds, policy, setting.constants)
 
 
-def _compiled(
+def _run_compiled(
     setting: Setting, noise: AdditiveNoise, points: IntArray, policy: PolicyArray
 ) -> tuple[FloatArray, int]:
     try:
@@ -266,13 +266,13 @@ def _compiled(
         start=np.cumsum(mdp.d1),
         following=np.cumsum(mdp.P, axis=-1),
     )
-    given, (kind, iota) = setting.bonus, _exploration(setting)
-    least = given.least_visits if given.name == "practical" else 0.0
-    bonus = ucbvi.Exploration(kind, given.bonus_scale, given.noise_scale, least, iota)
+    bonus, (kind, iota) = setting.bonus, _exploration(setting)
+    least = bonus.least_visits if bonus.name == "practical" else 0.0
+    exploration = ucbvi.Exploration(kind, bonus.bonus_scale, bonus.noise_scale, least, iota)
     work = ucbvi.Work.of(mdp.sizes.X, mdp.r.size)
     episodes = generator_for(setting.seed, "episodes")
     if setting.trust is None:
-        return ucbvi.run_ucbvi(episodes, world, bonus, points, policy, work)
+        return ucbvi.run_ucbvi(episodes, world, exploration, points, policy, work)
     privacy = ucbvi.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",
@@ -282,7 +282,7 @@ def _compiled(
         log_term=_log_term(setting),
     )
     generator = generator_for(setting.seed, "noise")
-    return ucbvi.run_private(episodes, generator, world, privacy, bonus, points, policy, work)
+    return ucbvi.run_private(episodes, generator, world, privacy, exploration, points, policy, work)
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:
@@ -294,7 +294,7 @@ def _exploration(setting: Setting) -> tuple[int, float]:
 
 
 def _log_term(setting: Setting) -> float:
-    """The logarithm in E (`privatizers.interface.precision`), 0 when no E is needed."""
+    """Returns the logarithm in E of Assumption 4, or 0 where the bonus needs no E."""
     if setting.bonus.name != "paper":
         return 0.0
     counters = layout_of(setting.mdp.sizes, setting.calibration).counters

@@ -1,14 +1,12 @@
-"""The per-user path: every user's report made one by one, without network or encryption.
+"""Simulates a run user by user, without network or encryption: ``riffle simulate --per-user``.
 
-Draws are keyed by (run, batch, slot), as at the services' test entry point, and encoding is the
-node's own code. So a networked run with the same spec, run id and test seed has the same private
-counts, batch by batch, whatever the order of arrival. It needs no transition probabilities: any
-environment that a node can run can be simulated so, at a cost that grows with the users.
+Each report is made by the node's own code. Draws are keyed by (run, batch, slot), as at the
+services' test entry point, so a networked run with the same spec, run id and test seed has the same
+private counts, batch by batch, whatever the order of arrival. No transition probabilities are
+needed: every environment that a node can run can be simulated, at a cost that grows with the users.
 
-Many seeds of one run, simulated user by user: ``riffle simulate --per-user``.
-
-Seed 0 has the spec's own seeds, so that it is the run that services do of the same spec and run id;
-seed s has those plus s.
+Seed 0 has the spec's own seeds and so is the run that services do with this spec and run id; seed s
+adds s to them.
 """
 
 import math
@@ -44,8 +42,8 @@ from riffle.experiments.study import (
     Files,
     SeedResult,
     Study,
-    anything_eliminated,
-    each_seed,
+    any_eliminated,
+    map_seeds,
     optimal_survives,
 )
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
@@ -55,75 +53,76 @@ from riffle.node_client.episode import PreparedBatch, play, slot_randomness, slo
 
 NOBODY = Party(shuffler_id="simulator", analyzer_key="00" * 32)
 NEVER = 1 << 40
-TOLD_EVERY = 1_000
-"""Users between two calls of ``on_users``, which is told how many more are done."""
+PROGRESS_EVERY = 1_000
+"""Users between two calls of ``on_users``, which receives how many more are done."""
 
 
 def ignore(users: int) -> None:
-    """Nobody waits for the users."""
+    """Does nothing: no caller follows the progress."""
 
 
 class Users:
-    """The users of a run, one after another, and what became of their episodes.
+    """The users of a run, one after another, and the outcome of their episodes.
 
-    Of episodes that failed nothing but their number leaves a node; here ``failure`` says, in one
-    line, why the first did. ``rewards`` counts the reward bits of all others.
+    A node tells nobody about a failed episode but its number; here ``failure`` is the error of the
+    first one, in one line. ``rewards`` counts the reward bits of the other episodes.
     """
 
     def __init__(self, environment: Environment, on_users: Callable[[int], None] = ignore) -> None:
-        self.episodes, self.failed, self.rewards, self._told = 0, 0, 0, 0
+        self.episodes, self.failed, self.rewards, self._notified = 0, 0, 0, 0
         self.failure: str | None = None
         self._environment = environment
         self._on_users = on_users
 
-    def report(self, plan: PreparedBatch, slot: int) -> Ints:
-        """The symbols of the report of the user in a batch's slot."""
-        episode, symbols = slot_report(plan, self._environment, slot, test_entry=True)
+    def report(self, batch: PreparedBatch, slot: int) -> Ints:
+        """Returns the symbols of the report of the user in a batch's slot."""
+        episode, symbols = slot_report(batch, self._environment, slot, test_entry=True)
         self.episodes += 1
         if episode is not None:
             self.rewards += int(episode.rewards.sum())
         else:
             self.failed += 1
-            self.failure = self.failure or self._why(plan, slot)
-        if self.episodes - self._told >= TOLD_EVERY:
-            self.tell()
+            self.failure = self.failure or self._failure_of(batch, slot)
+        if self.episodes - self._notified >= PROGRESS_EVERY:
+            self.notify()
         return symbols
 
-    def tell(self) -> None:
-        """Say how many more users are done."""
-        more, self._told = self.episodes - self._told, self.episodes
+    def notify(self) -> None:
+        """Passes to ``on_users`` how many users are done since the last call."""
+        more, self._notified = self.episodes - self._notified, self.episodes
         if more:
             self._on_users(more)
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean sum of an episode's reward bits, of episodes that did not fail."""
+        """Mean sum of reward bits of an episode that did not fail."""
         done = self.episodes - self.failed
         return self.rewards / done if done else None
 
-    def _why(self, plan: PreparedBatch, slot: int) -> str:
-        """Run a user's episode again, with the same draws, for the error that ended it."""
-        known = plan.descriptor
-        policy, world = (
-            slot_randomness(known, slot, purpose, test_entry=True)
+    def _failure_of(self, batch: PreparedBatch, slot: int) -> str:
+        """Runs a user's episode again, with the same draws, and returns the error that ends it."""
+        descriptor = batch.descriptor
+        policy_draws, environment_draws = (
+            slot_randomness(descriptor, slot, purpose, test_entry=True)
             for purpose in ("policy", "environment")
         )
-        chosen = plan.mixture.pick(word(policy))
+        policy = batch.mixture.pick(word(policy_draws))
+        rewards = (descriptor.reward_low, descriptor.reward_high)
         try:
-            play(self._environment, chosen, (known.reward_low, known.reward_high), world)
+            play(self._environment, policy, rewards, environment_draws)
         except Exception as error:  # a user's environment may raise anything
-            return describe_error(error, source_file(_theirs(self._environment)))
+            return describe_error(error, source_file(_user_code(self._environment)))
         return "it did not fail when it was run again"
 
 
-def _theirs(environment: Environment) -> object:
-    """What somebody wrote: behind our adapter, where there is one."""
+def _user_code(environment: Environment) -> object:
+    """Returns the object that a user wrote: behind our adapter, if there is one."""
     return environment.native if isinstance(environment, GymnasiumEnvironment) else environment
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedBatch:
-    """A deployment's batch: its descriptor, private counts, and the stage that it ended, if any."""
+    """A deployment's batch: descriptor, private counts, and the stage that it completed, if any."""
 
     deployment: Deployment
     descriptor: BatchDescriptor
@@ -133,7 +132,7 @@ class SimulatedBatch:
 
 @dataclass(frozen=True, slots=True)
 class UserRun:
-    """A run that is over."""
+    """A completed run."""
 
     batches: list[SimulatedBatch]
     learner: Learner
@@ -143,7 +142,7 @@ class UserRun:
 def run_per_user(
     spec: RunSpec, run_id: str, users: Users, registry: Registry | None = None
 ) -> UserRun:
-    """Run a spec to its end, user by user.
+    """Runs a spec to its end, user by user.
 
     Raises:
         RemoteError: ``batch-too-small`` or ``invalid-spec``, as the coordinator would.
@@ -152,13 +151,13 @@ def run_per_user(
     batches: list[SimulatedBatch] = []
     try:
         while (deployment := learner.next_deployment()) is not None:
-            batches.append(_carried_out(spec, run_id, users, learner, deployment, len(batches)))
+            batches.append(_run_batch(spec, run_id, users, learner, deployment, len(batches)))
         return UserRun(batches, learner, learner.summary())
     except LearnerError as error:
         raise refusal(spec, error) from error
 
 
-def _carried_out(
+def _run_batch(
     spec: RunSpec, run_id: str, users: Users, learner: Learner, deployment: Deployment, index: int
 ) -> SimulatedBatch:
     issued = issue(spec, run_id, NOBODY, deployment, index=index, step=index, expires_at=NEVER)
@@ -167,7 +166,7 @@ def _carried_out(
 
 
 def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
-    """What the analyzer makes (C + 1,) of all n reports of a batch."""
+    """Returns the analyzer's histogram (C + 1,) of all n reports of a batch."""
     plan = PreparedBatch.of(descriptor)
     reports = [users.report(plan, slot) for slot in range(descriptor.n)]
     symbols = np.concatenate(reports).reshape(-1, descriptor.symbols.count)
@@ -180,10 +179,10 @@ RUN_ID = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class UserSeed:
-    """A seed's result, as every simulation's, and what is known as its users were run one by one.
+    """A seed's result as in every simulation, and what only a run user by user knows.
 
-    ``reward_mean``: see `Users`. ``batches`` have their private counts as the coordinator's answers
-    have them.
+    ``reward_mean``: see `Users`. ``batches`` have private counts in the form of the coordinator's
+    API.
     """
 
     result: SeedResult
@@ -194,9 +193,9 @@ class UserSeed:
     batches: list[dict[str, Any]]
 
 
-def document(spec: RunSpec, seeds: list[UserSeed]) -> dict[str, Any]:
-    """What a study by population says, and more; policy and batches are those of the first seed."""
-    common, first = Study(spec, tuple(seed.result for seed in seeds)).document(), seeds[0]
+def summarize(spec: RunSpec, seeds: list[UserSeed]) -> dict[str, Any]:
+    """Returns `Study.as_dict` and what users add; policy and batches are those of seed 0."""
+    common, first = Study(spec, tuple(seed.result for seed in seeds)).as_dict(), seeds[0]
     rewards = [seed.reward_mean for seed in seeds if seed.reward_mean is not None]
     constants = common.pop("constants")
     return {
@@ -222,20 +221,24 @@ def study(
     on_users: Callable[[int], None] = ignore,
     learners: Files = NO_FILES,
 ) -> list[UserSeed]:
-    """All seeds 0..seeds-1, in ``workers`` processes; in one, ``on_users`` is told as they go."""
+    """Runs seeds 0..seeds-1 in ``workers`` processes.
+
+    ``on_users`` receives the number of users done: as they go in one process, else per seed.
+    """
     alone = min(workers, seeds) <= 1
-    told = on_users if alone else ignore
-    one = partial(run_seed, spec, environment, learners=learners, on_users=told)
-    done: list[UserSeed] = []
-    for seed in each_seed(one, seeds, workers):
+    run = partial(
+        run_seed, spec, environment, learners=learners, on_users=on_users if alone else ignore
+    )
+    results: list[UserSeed] = []
+    for seed in map_seeds(run, seeds, workers):
         if not alone:
             on_users(spec.episodes)
-        done.append(seed)
-    return done
+        results.append(seed)
+    return results
 
 
 def run_id_of(spec: RunSpec) -> str:
-    """The run id, which keys the draws."""
+    """Returns the run id, which keys the draws."""
     return spec.run_id or RUN_ID
 
 
@@ -246,17 +249,17 @@ def run_seed(
     learners: Files = NO_FILES,
     on_users: Callable[[int], None] = ignore,
 ) -> UserSeed:
-    """One seed of a spec, user by user."""
-    began = time.perf_counter()
+    """Runs one seed of a spec, user by user."""
+    started = time.perf_counter()
     world = make(spec.environment, **environment)
     seeds = {"seed": spec.seed + seed, "test_seed": (spec.test_seed or 0) + seed}
     seeded = spec.model_copy(update=seeds)
     users = Users(world, on_users)
     run = run_per_user(seeded, run_id_of(spec), users, Registry(files=learners))
-    users.tell()
+    users.notify()
     mdp = world.mdp if isinstance(world, Modelled) else None
     return UserSeed(
-        result=_result(seeded, seed, run, mdp, time.perf_counter() - began),
+        result=_result(seeded, seed, run, mdp, time.perf_counter() - started),
         value_estimate=run.summary.value_estimate,
         reward_mean=users.reward_mean,
         episodes_failed=users.failed,
@@ -290,5 +293,5 @@ def _result(
         policy=policy.tolist(),
         constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
         optimal_survives=None if mdp is None else optimal_survives(run.learner, mdp),
-        eliminated=anything_eliminated(run.learner, stages),
+        eliminated=any_eliminated(run.learner, stages),
     )

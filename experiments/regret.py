@@ -1,9 +1,9 @@
-"""Exact values and pseudo-regret: what was lost, computed from the true MDP.
+"""Exact values and pseudo-regret, computed from the true MDP.
 
-    regret = sum over deployments of n (V* - V^mixture),
+    regret = sum over deployments of n (V* - V^mixture).
 
-with V* by backward induction and a mixture's value the weighted mean of its policies' values. No
-realised reward enters, so the only randomness left is the learner's choice of policies.
+V* comes from backward induction, and a mixture's value is the weighted mean of its policies'
+values. No realised reward enters, so the only randomness is the learner's choice of policies.
 """
 
 from __future__ import annotations
@@ -20,24 +20,18 @@ from riffle.node_client.environments.tabular import TabularMDP
 
 
 def optimal_value(mdp: TabularMDP) -> float:
-    """V*, the largest value of any policy from the start distribution."""
+    """Returns V*, the largest value of any policy from the start distribution."""
     return float(plan(mdp.P, mdp.r, mdp.d1).value)
 
 
 def policy_value(mdp: TabularMDP, policy: PolicyArray) -> float:
-    """Value of a deterministic policy (H, X)."""
+    """Returns the value of a deterministic policy (H, X)."""
     return float(value(mdp.P, mdp.r, mdp.d1, policy))
 
 
 def mixture_value(mdp: TabularMDP, mixture: Mixture) -> float:
-    """Value of a mixture: its policies' values, weighted."""
+    """Returns the value of a mixture: the weighted mean of its policies' values."""
     return float(mixture.probabilities @ value(mdp.P, mdp.r, mdp.d1, mixture.policies))
-
-
-def suboptimality(mdp: TabularMDP, policy: PolicyArray) -> float:
-    """1 - V^pi / V*: the share of the optimal value that a policy loses; 0 when V* is 0."""
-    best = optimal_value(mdp)
-    return 1 - policy_value(mdp, policy) / best if best > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +49,12 @@ class Regret:
 
     @property
     def total(self) -> float:
-        """Regret of the whole run."""
+        """The regret of the whole run."""
         return float(self.cumulative[-1]) if self.cumulative.size else 0.0
 
 
 def regret(mdp: TabularMDP, deployments: list[Deployment]) -> Regret:
-    """Pseudo-regret of a run from what it deployed, in order."""
+    """Returns the pseudo-regret of a run from its deployments, in order."""
     best = optimal_value(mdp)
     n = np.array([float(deployment.n) for deployment in deployments])
     gaps = np.array([best - mixture_value(mdp, d.mixture) for d in deployments])
@@ -68,6 +62,6 @@ def regret(mdp: TabularMDP, deployments: list[Deployment]) -> Regret:
 
 
 def switches(deployments: list[Deployment]) -> int:
-    """How often the deployed mixture changed."""
+    """Returns how often the deployed mixture changed."""
     mixtures = [deployment.mixture for deployment in deployments]
     return sum(not after.same_as(before) for before, after in pairwise(mixtures))

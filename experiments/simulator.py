@@ -1,12 +1,12 @@
-"""The population, simulated exactly at the level of counts: a batch costs the same for any n.
+"""Simulates a population exactly at the level of counts; a batch costs the same for any n.
 
-Users are exchangeable, so the counts of (policy, state) at a step are all that matters: policies
-are drawn multinomially from the mixture, start states from d1, and at every step, given how many
-users of policy m stand in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward
-bits depend on (x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n single
-users' too, or of the coordinator's draw (`with_noise`); in the shuffle model it is Binomial(n bits,
-p). This is the law of n single users, without approximation, as long as no report's noise overflows
-its padding (an event the accountant charges to beta, and at most beta likely).
+Users are exchangeable, so the counts of (policy, state) at a step are all that matters. Policies
+are drawn multinomially from the mixture, start states from d1. At every step, given how many users
+of policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward bits depend
+on (x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). Noise also has the law of n single users, or of
+the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n bits, p). This is the
+law of n single users, without approximation, as long as no report's noise overflows its padding (an
+event of probability at most beta, which the accountant charges to beta).
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
@@ -41,7 +41,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """Noise and padding of a batch, as calibrated; `noise` None means no privacy, no noise."""
+    """The calibrated noise and padding of a batch; `noise` None: no privacy and no noise."""
 
     noise: BatchNoise | None
     padding: Padding
@@ -52,7 +52,7 @@ Calibrate = Callable[[CounterLayout, int], Mechanism]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished simulated run. `messages` counts sealed messages: the sum of n L over batches."""
+    """A finished simulated run. `messages` is the number sent: the sum of n L over batches."""
 
     deployments: list[Deployment]
     stages: list[StageResult]
@@ -64,7 +64,7 @@ class Run:
 def joint_counts(
     mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random.Generator
 ) -> IntArray:
-    """True counts N_h(x, a, x', r) of n users under a mixture: (H, X, A, X, 2)."""
+    """Draws the true counts N_h(x, a, x', r) of n users under a mixture: (H, X, A, X, 2)."""
     X, A, H = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H
     users = generator.multinomial(n, mixture.probabilities)
     standing = generator.multinomial(users, mdp.d1)
@@ -72,7 +72,7 @@ def joint_counts(
     N = np.zeros((H, X, A, X), dtype=np.int64)
     for h in range(H):
         actions = mixture.policies[:, h, :]
-        moves = generator.multinomial(standing, _rows(mdp.P[h], x, actions))
+        moves = generator.multinomial(standing, _transition_rows(mdp.P[h], x, actions))
         np.add.at(N[h], (x, actions), moves)
         standing = moves.sum(axis=1)
     ones = generator.binomial(N, mdp.r[..., None])
@@ -80,7 +80,7 @@ def joint_counts(
 
 
 def counters(layout: CounterLayout, N: IntArray) -> IntArray:
-    """The counters (C,) of a layout from joint counts N (H, X, A, X, 2)."""
+    """Returns the counters (C,) of a layout from joint counts N (H, X, A, X, 2)."""
     if layout.layer is not None:
         N = N[layout.layer : layout.layer + 1]
     families = {
@@ -99,29 +99,30 @@ def private_counts(
     noise: BatchNoise | None,
     generator: np.random.Generator,
 ) -> BatchCounts:
-    """Debiased private counts of one deployment, everybody honest."""
+    """Draws the debiased private counts of one deployment whose users are all honest."""
     n = deployment.n
     counts = counters(layout, joint_counts(mdp, deployment.mixture, n, generator))
     if noise is None:
         return batch_counts(layout, n, counts.astype(np.float64), 0.0)
-    noisy = with_noise(counts, n, noise, generator)
+    noisy = noisy_counts(counts, n, noise, generator)
     debiased = debias(noise, n, np.append(noisy, n))
     return batch_counts(layout, n, debiased, noise.variance(n), noise.term)
 
 
-def with_noise(
+def noisy_counts(
     counts: IntArray, n: int, noise: BatchNoise, generator: np.random.Generator
 ) -> IntArray:
-    """What the analyzer counts (C,) when the true counts of n users are these; the exact law.
+    """Draws what the analyzer counts (C,), given the true counts of n users; the law is exact.
 
-    A counter that c of n users feed has Binomial(c, 1 - f) + Binomial(n - c, f) ones after flips.
+    If c of n users add to a counter, it has Binomial(c, 1 - f) + Binomial(n - c, f) ones after
+    flips.
     """
     match noise:
         case Noise():
             return counts + generator.binomial(n * noise.bits, noise.p, size=counts.shape)
         case Flips():
-            kept = generator.binomial(counts, 1.0 - noise.f)
-            return np.asarray(kept + generator.binomial(n - counts, noise.f))
+            unflipped = generator.binomial(counts, 1.0 - noise.f)
+            return np.asarray(unflipped + generator.binomial(n - counts, noise.f))
         case Laplace():
             up, down = generator.geometric(1.0 - noise.q, size=(2, *counts.shape))
             return np.asarray(counts + up - down)
@@ -132,7 +133,7 @@ def with_noise(
 def simulate(
     mdp: TabularMDP, learner: Learner, families: Families, calibrate: Calibrate, seed: int
 ) -> Run:
-    """Drive a learner to the end of its run; every draw is keyed by (seed, batch number)."""
+    """Runs a learner to its end; every draw is keyed by (seed, batch number)."""
     deployments: list[Deployment] = []
     stages: list[StageResult] = []
     messages = 0
@@ -148,8 +149,8 @@ def simulate(
     return Run(deployments, stages, learner.summary(), regret(mdp, deployments), messages)
 
 
-def _rows(P: FloatArray, x: IntArray, actions: IntArray) -> FloatArray:
-    """P (X, A, X) at (x, a), renormalised so that rounding cannot upset the multinomial."""
+def _transition_rows(P: FloatArray, x: IntArray, actions: IntArray) -> FloatArray:
+    """Returns P (X, A, X) at (x, a), renormalised because the multinomial rejects rounding."""
     rows: FloatArray = P[x, actions]
     normalised: FloatArray = rows / rows.sum(axis=-1, keepdims=True)
     return normalised

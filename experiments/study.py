@@ -1,9 +1,9 @@
-"""Many seeds of one simulated run, with confidence bands.
+"""Simulates one run with many seeds, and gives confidence bands.
 
-The same learner objects as the services drive the population-level simulator; learners that plan
-in every episode (UCBVI, private UCB-VI) take the compiled path of `per_episode`, and send no
-messages. Seeds are the keys of the population's draws; the learner's own draws take the spec's
-seed plus the same number. Bands are two-sided 95 % Student t intervals of the mean over seeds.
+The learner objects of the services run on the population-level simulator. Learners that plan before
+every episode (UCBVI, private UCB-VI) run through `per_episode` and send no messages. A seed is the
+key of the population's draws; the learner's own draws take the spec's seed plus that number. Bands
+are two-sided 95 % Student t intervals of the mean over seeds.
 """
 
 import math
@@ -21,7 +21,7 @@ from riffle.coordinator.learners.registry import Registry, refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Learner, LearnerError, StageResult
 from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.bands import METHOD, student
+from riffle.experiments.bands import METHOD, student_band
 from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of
 from riffle.experiments.per_episode import run as run_per_episode
 from riffle.experiments.regret import optimal_value, policy_value
@@ -34,17 +34,17 @@ NO_FILES: Files = {}
 
 Result = TypeVar("Result")
 
-# The same choice under two names: a run's spec speaks of the shuffle model's accountant only.
+# A spec calls the accountant's noise "exact"; simulations call the least provable noise "tight".
 CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper": "paper"}
 
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One simulated run: what it lost, learned and cost, and every constant that shaped it.
+    """One simulated run: its regret, learned policy and cost, and every constant that shaped it.
 
-    optimal_survives: an optimal policy is active at the end; eliminated: some policy is not. None
-    for learners without an active set. Regret and values are NaN where the environment's
-    probabilities are not known.
+    optimal_survives: an optimal policy is active at the end. eliminated: some policy is not. Both
+    are None for learners without an active set. Regret and values are NaN where the environment's
+    probabilities are unknown.
     """
 
     seed: int
@@ -67,13 +67,13 @@ class SeedResult:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The seeds of one spec."""
+    """The results of one spec over its seeds."""
 
     spec: RunSpec
     results: tuple[SeedResult, ...]
 
-    def document(self) -> dict[str, Any]:
-        """Means with bands, under the keys that ``riffle simulate`` documents."""
+    def as_dict(self) -> dict[str, Any]:
+        """Returns means with bands, under the keys that ``riffle simulate`` documents."""
         last = self.results[-1]
         return {
             "learner": self.spec.learner,
@@ -86,7 +86,7 @@ class Study:
             "trust": self.spec.trust,
             "families": last.constants.get("families", "not private"),
             "seeds": len(self.results),
-            **self._exact(),
+            **self._exact_values(),
             "share_optimal_survives": share([r.optimal_survives for r in self.results]),
             "share_eliminated": share([r.eliminated for r in self.results]),
             "policy_switches": max(r.policy_switches for r in self.results),
@@ -95,8 +95,8 @@ class Study:
             "constants": {k: v for k, v in last.constants.items() if k != "seed"},
         }
 
-    def _exact(self) -> dict[str, Any]:
-        """Regret and values, null where the environment's probabilities are not known."""
+    def _exact_values(self) -> dict[str, Any]:
+        """Returns regret and values, null where the environment's probabilities are unknown."""
         best = self.results[-1].optimal_value
         mean, interval = band([result.regret for result in self.results])
         values = [result.policy_value for result in self.results]
@@ -114,27 +114,27 @@ class Study:
 
 
 def band(values: list[float]) -> tuple[float, list[float] | None]:
-    """Mean, and both ends of its Student t interval; None for one value, which has none."""
-    found = student(values)
-    return float(found.mean), [float(found.low), float(found.high)] if len(values) > 1 else None
+    """Returns the mean and its Student t interval, which is None for a single value."""
+    result = student_band(values)
+    return float(result.mean), [float(result.low), float(result.high)] if len(values) > 1 else None
 
 
-def share(known: list[bool | None]) -> float | None:
-    """Share of runs for which it holds; None where it has no meaning."""
-    return None if None in known else float(np.mean([bool(value) for value in known]))
+def share(flags: list[bool | None]) -> float | None:
+    """Returns the share of true flags; None where the flag is undefined for a run."""
+    return None if None in flags else float(np.mean([bool(flag) for flag in flags]))
 
 
 def run_seed(
     spec: RunSpec, environment: dict[str, Parameter], seed: int, learners: Files = NO_FILES
 ) -> SeedResult:
-    """One seed of a spec, on the path that its learner needs."""
+    """Runs one seed of a spec on the simulator that its learner needs."""
     mdp = exact_mdp(make(spec.environment, **environment))
     if spec.learner in PER_EPISODE:
-        return _every_episode(spec, mdp, seed)
-    return _by_population(spec, mdp, seed, Registry(files=learners))
+        return _run_per_episode(spec, mdp, seed)
+    return _run_by_population(spec, mdp, seed, Registry(files=learners))
 
 
-def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry) -> SeedResult:
+def _run_by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry) -> SeedResult:
     started = time.perf_counter()
     learner = registry.build(spec.model_copy(update={"seed": spec.seed + seed}))
     try:
@@ -153,29 +153,29 @@ def _by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry
         policy=policy.tolist(),
         constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
         optimal_survives=optimal_survives(learner, mdp),
-        eliminated=anything_eliminated(learner, run.stages),
+        eliminated=any_eliminated(learner, run.stages),
     )
 
 
-def anything_eliminated(learner: Learner, stages: list[StageResult]) -> bool | None:
-    """Whether some policy is no longer active; None for a learner without an active set."""
+def any_eliminated(learner: Learner, stages: list[StageResult]) -> bool | None:
+    """Returns whether some policy was eliminated; None for a learner without an active set."""
     if sdp_pe_in(learner) is None:
         return None
     return any(stage.eliminated or stage.decisions_eliminated for stage in stages)
 
 
 def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
-    """Whether a policy of value V* is active; None for a learner without an active set."""
+    """Returns whether a policy of value V* is active; None for a learner without an active set."""
     inner = sdp_pe_in(learner)
     if inner is None:
         return None
     best = plan(mdp.P, mdp.r, mdp.d1)
-    # Several policies may be optimal, as states that the best one never meets leave a choice.
-    kept = float(inner.phi.best(Model(mdp.P, mdp.r)).value)
-    return inner.phi.contains(best.policy) or kept >= float(best.value) - 1e-9
+    # Several policies may be optimal: they differ in states that the best one never visits.
+    active_value = float(inner.phi.best(Model(mdp.P, mdp.r)).value)
+    return inner.phi.contains(best.policy) or active_value >= float(best.value) - 1e-9
 
 
-def _every_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
+def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
     started = time.perf_counter()
     run = run_per_episode(
         spec.learner,
@@ -210,22 +210,22 @@ def study(
     on_result: Callable[[SeedResult], None] = lambda _: None,
     learners: Files = NO_FILES,
 ) -> Study:
-    """All seeds 0..seeds-1, in ``workers`` processes; results in the order of the seeds.
+    """Runs seeds 0..seeds-1 in ``workers`` processes; results are in the order of the seeds.
 
-    ``learners`` is name -> ``path/file.py:Class``, for learners that are not installed.
+    ``learners`` maps names to ``path/file.py:Class``, for learners that are not installed.
     """
-    one = partial(run_seed, spec, environment, learners=learners)
+    run = partial(run_seed, spec, environment, learners=learners)
     results: list[SeedResult] = []
-    for result in each_seed(one, seeds, workers):
+    for result in map_seeds(run, seeds, workers):
         on_result(result)
         results.append(result)
     return Study(spec, tuple(results))
 
 
-def each_seed(one: Callable[[int], Result], seeds: int, workers: int) -> Iterator[Result]:
-    """``one`` of seeds 0..seeds-1 in their order, in ``workers`` processes."""
+def map_seeds(run: Callable[[int], Result], seeds: int, workers: int) -> Iterator[Result]:
+    """Yields ``run(seed)`` of seeds 0..seeds-1 in their order, from ``workers`` processes."""
     if min(workers, seeds) <= 1:
-        yield from map(one, range(seeds))
+        yield from map(run, range(seeds))
         return
     with ProcessPoolExecutor(workers, mp_context=SPAWN) as pool:
-        yield from pool.map(one, range(seeds))
+        yield from pool.map(run, range(seeds))

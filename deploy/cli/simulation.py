@@ -7,7 +7,7 @@ adversary.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from riffle.experiments import per_user
 from riffle.experiments.adversarial import ALGORITHMS, WIDTHS, AdversarialResult, Case, run
 from riffle.experiments.bands import METHOD
 from riffle.experiments.per_episode import PER_EPISODE
-from riffle.experiments.study import CALIBRATIONS, band, each_seed, study
+from riffle.experiments.study import CALIBRATIONS, band, map_seeds, study
 from riffle.node_client.environments.registry import exact_mdp, make
 from riffle.node_client.environments.tabular import Modelled
 
@@ -101,7 +101,7 @@ def _simulate_population(chosen: Preset, how: SimulationOptions) -> dict[str, An
             workers=how.workers,
             on_result=lambda _: shown.step(),
             learners=chosen.learners,
-        ).document()
+        ).as_dict()
 
 
 def _simulate_users(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
     if not isinstance(make(spec.environment, **chosen.environment), Modelled):
         text = "no regret and no exact values: this environment shows no transition probabilities"
         progress.print(text, highlight=False, soft_wrap=True)
-    return per_user.document(spec, outcome)
+    return per_user.summarize(spec, outcome)
 
 
 def _simulate_adversarial(
@@ -139,7 +139,7 @@ def _simulate_adversarial(
     case = _case(options, how)
     results: list[AdversarialResult] = []
     with steps("seeds", how.seeds) as shown:
-        for result in each_seed(partial(_run_seed, case), how.seeds, how.workers):
+        for result in map_seeds(partial(_run_seed, case), how.seeds, how.workers):
             results.append(result)
             shown.step()
     mean, interval = band([result.total for result in results])
@@ -193,4 +193,4 @@ def _case(options: RunOptions, how: SimulationOptions) -> Case:
 
 
 def _run_seed(case: Case, seed: int) -> AdversarialResult:
-    return run(**asdict(replace(case, seed=seed)))
+    return run(replace(case, seed=seed))

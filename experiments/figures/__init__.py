@@ -1,1 +1,1 @@
-"""The papers' figures, computed anew: `catalogue` says what they are, `sweep` computes them."""
+"""The papers' figures, computed anew: `catalogue` lists them, `sweep` computes, `write` writes."""

@@ -81,7 +81,7 @@ def _stochastic(run: Run, seed: int) -> Outcome:
 
 def _adversarial(run: Run, seed: int) -> Outcome:
     known: dict[str, Any] = {**dict(run.parameters), **dict(run.options)}
-    done = adversarial.run(
+    case = adversarial.Case(
         "uc-o-reps" if run.learner == "uc-o-reps" else "uob-lbps",
         run.K,
         epsilon=1.0 if run.epsilon is None else run.epsilon,
@@ -93,6 +93,7 @@ def _adversarial(run: Run, seed: int) -> Outcome:
         widths=tuple(map(int, known["widths"].split("-"))),
         actions=known["actions"],
     )
+    done = adversarial.run(case)
     return Outcome(done.episodes, done.regret, None, None, None, done.seconds, done.constants)
 
 

@@ -62,7 +62,7 @@ def test_regret_of_an_episode_falls(name: Algorithm) -> None:
     early, late = [], []
     for seed in range(4):
         result = run(
-            name, 600, 1.0, BETA, "none", "paper", seed, adversary="stochastic", widths=SMALL
+            Case(name, 600, 1.0, BETA, "none", "paper", seed, adversary="stochastic", widths=SMALL)
         )
         third = len(result.regret) // 3
         early.append(result.regret[third] / result.episodes[third])
@@ -77,7 +77,7 @@ def test_regret_of_an_episode_falls(name: Algorithm) -> None:
 def test_privacy_costs_regret(privacy: str) -> None:
     def mean(kind: str) -> float:
         totals = [
-            run("uc-o-reps", 400, 1.0, BETA, kind, "correct", s, adversary="stochastic").total  # type: ignore[arg-type]
+            run(Case("uc-o-reps", 400, 1.0, BETA, kind, "correct", s, adversary="stochastic")).total  # type: ignore[arg-type]
             for s in range(4)
         ]
         return float(np.mean(totals))
@@ -86,13 +86,13 @@ def test_privacy_costs_regret(privacy: str) -> None:
 
 
 def test_learning_beats_chance() -> None:
-    result = run("uc-o-reps", 400, 1.0, BETA, "none", "paper", 0, adversary="stochastic")
+    result = run(Case("uc-o-reps", 400, 1.0, BETA, "none", "paper", 0, adversary="stochastic"))
     assert result.total < 0.7 * result.uniform_regret
 
 
 def test_little_privacy_is_as_good_as_none() -> None:
-    loose = run("uc-o-reps", 200, 1e7, BETA, "central", "paper", 2, widths=SMALL)
-    none = run("uc-o-reps", 200, 1.0, BETA, "none", "correct", 2, widths=SMALL)
+    loose = run(Case("uc-o-reps", 200, 1e7, BETA, "central", "paper", 2, widths=SMALL))
+    none = run(Case("uc-o-reps", 200, 1.0, BETA, "none", "correct", 2, widths=SMALL))
     assert loose.total == pytest.approx(none.total, rel=0.02, abs=0.2)
 
 
@@ -100,8 +100,12 @@ def test_little_privacy_is_as_good_as_none() -> None:
 @pytest.mark.parametrize("privacy", ["none", "central", "local"])
 @pytest.mark.parametrize("calibration", ["paper", "correct"])
 def test_every_combination_runs_and_reproduces(name: str, privacy: str, calibration: str) -> None:
-    first = run(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
-    again = run(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
+    first = run(
+        Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)
+    )  # type: ignore[arg-type]
+    again = run(
+        Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)
+    )  # type: ignore[arg-type]
     np.testing.assert_array_equal(first.regret, again.regret)
     assert first.constants == again.constants
     assert first.constants["calibration"] == calibration
@@ -113,14 +117,14 @@ def test_the_papers_calibration_states_what_it_gives() -> None:
     assert guarantee(False, layers, "paper", 1.0) == pytest.approx(2.0)
     assert guarantee(True, layers, "paper", 1.0) == pytest.approx((4 * 4 + 20) / 12)
     assert guarantee(True, layers, "correct", 1.0) == 1.0
-    result = run("uc-o-reps", 4, 1.0, BETA, "none", "paper", 0)
+    result = run(Case("uc-o-reps", 4, 1.0, BETA, "none", "paper", 0))
     assert result.constants["epsilon_given"] == math.inf
 
 
 def test_noise_scales_are_those_of_the_document() -> None:
-    jdp = run("uc-o-reps", 64, 0.5, BETA, "central", "paper", 0, widths=SMALL).constants
+    jdp = run(Case("uc-o-reps", 64, 0.5, BETA, "central", "paper", 0, widths=SMALL)).constants
     assert jdp["count_noise"] == f"laplace {3 * 3 * 6 / 0.5:.6g}"
-    bandit = run("uob-lbps", 64, 0.5, BETA, "central", "paper", 0, widths=SMALL).constants
+    bandit = run(Case("uob-lbps", 64, 0.5, BETA, "central", "paper", 0, widths=SMALL)).constants
     assert bandit["loss_noise"] == f"laplace {3 * 3 / 0.5:.6g}"
 
 
@@ -171,9 +175,9 @@ def test_every_adversary_punishes_playing_at_random(adversary: Adversary) -> Non
 
 def test_unknown_names_and_numbers_are_refused() -> None:
     with pytest.raises(LocalError, match="uc-o-reps"):
-        run("o-reps", 10, 1.0, BETA, "none", "paper", 0)  # type: ignore[arg-type]
+        run(Case("o-reps", 10, 1.0, BETA, "none", "paper", 0))  # type: ignore[arg-type]
     with pytest.raises(LocalError, match="epsilon"):
-        run("uc-o-reps", 10, 0.0, BETA, "none", "paper", 0)
+        run(Case("uc-o-reps", 10, 0.0, BETA, "none", "paper", 0))
 
 
 def oracle_play(generator: np.random.Generator, P: np.ndarray, policy: np.ndarray) -> np.ndarray:
@@ -200,12 +204,12 @@ def test_an_episode_is_the_oracles_draw_by_draw(case: int) -> None:
 @pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
 def test_a_run_is_the_oracles_run(name: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are taken in another order, so the two agree to rounding."""
-    compiled = run(name, 100, 1.0, 1e-5, "central", "correct", 3)
+    compiled = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
     monkeypatch.setattr(uc_o_reps, "ftrl_step", omd_oracle.ftrl_step)
     monkeypatch.setattr(uc_o_reps, "post_process", confidence_oracle.post_process)
     monkeypatch.setattr(uc_o_reps, "confidence_set", confidence_oracle.confidence_set)
     monkeypatch.setattr(uob_lbps, "log_barrier_step", log_barrier_oracle.log_barrier_step)
     monkeypatch.setattr(uob_lbps, "upper_occupancy", confidence_oracle.upper_occupancy)
     monkeypatch.setattr(adversarial, "play", oracle_play)
-    plain = run(name, 100, 1.0, 1e-5, "central", "correct", 3)
+    plain = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
     np.testing.assert_allclose(compiled.regret, plain.regret, atol=1e-6)

@@ -89,7 +89,7 @@ def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "FIRST_LINE_SECONDS", 0.0)
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(output, "SILENT_SECONDS", 3600.0)
-    monkeypatch.setattr("riffle.experiments.per_user.TOLD_EVERY", 100)
+    monkeypatch.setattr("riffle.experiments.per_user.PROGRESS_EVERY", 100)
     first, *told = per_user(*RIVER, "--seeds", "2", "--workers", "1").stderr.splitlines()
     assert re.fullmatch(r"episodes: 100 of 600, about \d+ s left", first)
     assert told[-1] == "episodes: 600 of 600"

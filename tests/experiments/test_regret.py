@@ -11,9 +11,9 @@ from riffle.experiments.regret import (
     optimal_value,
     policy_value,
     regret,
-    suboptimality,
 )
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from tests.coordinator.learning.worlds import suboptimality
 
 LEFT = np.zeros((6, 4), dtype=np.int64)
 

@@ -31,9 +31,9 @@ from riffle.experiments.simulator import (
     Mechanism,
     counters,
     joint_counts,
+    noisy_counts,
     private_counts,
     simulate,
-    with_noise,
 )
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
 
@@ -148,7 +148,7 @@ def test_noise_of_the_other_workflows_has_the_law_of_the_roles(noise: BatchNoise
         assert isinstance(noise, CentralNoise)
         found = [central.run(layout, noise, episodes, randomness) for _ in range(times)]
     generator = np.random.default_rng(2)
-    drawn = [with_noise(true, n, noise, generator) for _ in range(times)]
+    drawn = [noisy_counts(true, n, noise, generator) for _ in range(times)]
     debiased = [debias(noise, n, np.append(noisy, n)) for noisy in drawn]
     for roles, law in zip(np.array(found).T, np.array(debiased).T, strict=True):
         values = np.unique(np.round([roles, law], 6))

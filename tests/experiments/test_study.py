@@ -60,7 +60,7 @@ def test_seeds_come_in_order_and_two_studies_agree() -> None:
     assert seen == [0, 1, 2]
     second = study(spec("ucbvi"), dict(RIVERSWIM), 3, workers=2)
     assert [r.regret for r in first.results] == [r.regret for r in second.results]
-    document = first.document()
+    document = first.as_dict()
     assert document["regret_mean"] == pytest.approx(sum(r.regret for r in first.results) / 3)
     assert "seed" not in document["constants"]
 
@@ -76,7 +76,7 @@ def test_the_shares_say_whether_the_optimal_policy_was_lost() -> None:
     for scale in (0.0, 1e6):
         asked = spec("sdp-pe").model_copy(update={"options": {"radius_scale": scale}})
         results = [run_seed(asked, dict(RIVERSWIM), seed) for seed in range(3)]
-        known[scale] = Study(asked, tuple(results)).document()
+        known[scale] = Study(asked, tuple(results)).as_dict()
     assert known[1e6]["share_optimal_survives"] == 1
     assert known[1e6]["share_eliminated"] == 0
     assert known[0.0]["share_eliminated"] == 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from riffle.common.mechanism.counters import Sizes
-from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 from riffle.coordinator.learning.planning import Model
+from riffle.experiments.regret import optimal_value, policy_value
+from riffle.node_client.environments.tabular import TabularMDP
 
 
 def random_model(sizes: Sizes, seed: int, mass: float = 1.0) -> tuple[Model, FloatArray]:
@@ -24,3 +26,9 @@ def perturb(model: Model, share: float, seed: int) -> Model:
     rows = generator.dirichlet(np.full(model.P.shape[-1], 0.5), model.r.shape)
     noise = share * generator.normal(size=model.r.shape)
     return Model((1 - share) * model.P + share * rows, np.clip(model.r + noise, 0, 1))
+
+
+def suboptimality(mdp: TabularMDP, policy: PolicyArray) -> float:
+    """1 - V^pi / V*: the share of the optimal value that a policy loses; 0 when V* is 0."""
+    best = optimal_value(mdp)
+    return 1 - policy_value(mdp, policy) / best if best > 0 else 0.0

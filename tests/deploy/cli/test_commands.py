@@ -10,7 +10,7 @@ import pytest
 
 from riffle.deploy import output
 from riffle.deploy.cli.options import RunOptions
-from riffle.experiments.adversarial import Algorithm, run
+from riffle.experiments.adversarial import Algorithm, Case, run
 from tests.deploy.cli.calls import document, riffle
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
@@ -188,8 +188,8 @@ def test_simulate_against_an_adversary(learner: Algorithm) -> None:
                "--param", "adversary=drifting", "--option", "privacy=local", "--format", "json")
     )  # fmt: skip
     one, two = (
-        run(learner, 60, 1.0, 1e-5, "local", "paper", seed, adversary="drifting",
-            widths=(1, 2, 2, 1)) for seed in (0, 1)
+        run(Case(learner, 60, 1.0, 1e-5, "local", "paper", seed, adversary="drifting",
+                 widths=(1, 2, 2, 1))) for seed in (0, 1)
     )  # fmt: skip
     assert found["regret_mean"] == pytest.approx((one.total + two.total) / 2)
     assert found["regret_uniform_mean"] > 0

@@ -21,9 +21,9 @@ from riffle.coordinator.learning.planning import plan
 from riffle.coordinator.learning.sdp_pe import algorithm
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL, Constants
-from riffle.experiments.regret import suboptimality
 from riffle.experiments.simulator import private_counts
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from tests.coordinator.learning.worlds import suboptimality
 
 POOLED = replace(PRACTICAL, homogeneous=True)
 

@@ -18,10 +18,11 @@ from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
-from riffle.experiments.regret import optimal_value, suboptimality
+from riffle.experiments.regret import optimal_value
 from riffle.experiments.simulator import Mechanism, Run, simulate
 from riffle.node_client.environments.registry import exact_mdp, make
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from tests.coordinator.learning.worlds import suboptimality
 
 
 def honest(layout: CounterLayout, n: int) -> Mechanism:
