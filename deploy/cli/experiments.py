@@ -28,7 +28,7 @@ from riffle.experiments.audit.report import TRIALS, Effort, Encoding, run
 from riffle.experiments.audit.world import Setting
 from riffle.experiments.figures.catalogue import figures
 from riffle.experiments.figures.sweep import Backend
-from riffle.experiments.figures.write import ALL, Order, chosen, make
+from riffle.experiments.figures.write import ALL, Order, make, select_figures
 
 SEEDS, QUICK_SEEDS = 20, 2
 
@@ -60,7 +60,7 @@ def figures_command(
     started = time.perf_counter()
     place = Backend(backend, workers or os.cpu_count() or 1, address)
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
-    order = Order(chosen(name, quick=quick), count, out, place, force)
+    order = Order(select_figures(name, quick=quick), count, out, place, force)
     with lock_folder(out):
         made = [figure | _files(figure, out) for figure in _make(order)]
     document = {

@@ -1,17 +1,17 @@
-"""Every figure as data: which runs each curve is made of, with their constants.
+"""Every figure as data: the runs of each curve, with their constants.
 
 - ``fig6a`` to ``fig8``: Fig. 6a-c, 7 and 8 of 000 at the paper's K = 20,000; with ``-large`` the
   same at K = 200,000.
-- ``scale``: regret against K, to where privacy pays. ``scale-large`` goes on to 2,000,000 with PE
-  and SDP-PE, for which a batch of any size costs the same.
+- ``scale``: regret against K, up to where privacy pays. ``scale-large`` goes on to 2,000,000 with
+  PE and SDP-PE, for which a batch of any size costs the same.
 - ``adversarial-full`` and ``adversarial-bandit``: Private-UC-O-REPS (full information) and Private
   UOB-LBPS (bandit feedback) of 004 at K = 2,000, under each privacy model and both calibrations,
   against the switching adversary. ``adversaries-full`` and ``adversaries-bandit``: the same
   against each adversary, in the correct calibration. ``adversarial-large``: UC-O-REPS at
   K = 20,000, where privacy pays.
 
-Every learner has one set of constants for all environments. A run is named by what it is, so that
-figures share runs. What a figure leaves out is an entry of `Curve.absent`, with the reason.
+Every learner has one set of constants for all environments. A run's key is a digest of its fields,
+so figures share runs. A point that a figure leaves out stands in `Curve.absent`, with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHOWN_ELSEWHERE = "what the papers set is shown at this K at epsilon = 0.1 and 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run apart from its seed. epsilon None: not private. `options` are the learner's."""
+    """One run without its seed; epsilon is None without privacy. `options` are the learner's."""
 
     learner: str
     environment: str
@@ -57,13 +57,13 @@ class Run:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that name this run among all runs."""
+        """16 hexadecimal digits that identify this run."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A learner as figures show it: colour C0..C9 is its family, dashed has the papers' noise."""
+    """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise."""
 
     label: str
     learner: str
@@ -74,7 +74,7 @@ class Line:
     dashes: str = "-"
 
     def run(self, world: tuple[str, Parameters], K: int, epsilon: float) -> Run:
-        """This learner's run of K episodes in a world (environment id, its parameters)."""
+        """Returns this learner's run of K episodes in a world (environment id, parameters)."""
         private = self.learner not in NOT_PRIVATE and ("privacy", "none") not in self.options
         budget = epsilon if private else None
         return Run(self.learner, *world, K, budget, self.calibration, self.constants, self.options)
@@ -82,7 +82,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line with its runs: one of them, shown against time, or one for each point x."""
+    """A line with its runs: a single one shown against time, or one for each x."""
 
     line: Line
     runs: tuple[Run, ...]
@@ -92,7 +92,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: name, title, what is on the x axis, its curves, and a remark on how to read it."""
+    """A figure: name, title, kind of x axis, curves, and a note on how to read it."""
 
     name: str
     title: str
@@ -128,7 +128,7 @@ LINES = (
     Line("UCBVI-LDP, papers' noise", "ucbvi-ldp", 1, "paper", dashes="--"),
     SDP_PE,
     replace(SDP_PE, label="SDP-PE, papers' noise", calibration="paper", dashes="--"),
-    # The paper's first stages have fewer users than steps; 32 fit a report's usual length.
+    # The paper's first stages have fewer users than steps; 32 users fit a report's usual length.
     replace(
         SDP_PE,
         label="SDP-PE, papers' constants, n >= 32",
@@ -146,7 +146,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # shown past LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """One of the algorithms of 004 under its privacy models and calibrations."""
+    """Returns the lines of an algorithm of 004: its privacy models and calibrations."""
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     return tuple(
         Line(
@@ -163,16 +163,16 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
 
 
 def figures(*, quick: bool = False) -> dict[str, Figure]:
-    """All figures by name; `quick` divides every K by 10 or more and thins the grids."""
+    """Returns all figures by name; `quick` divides every K by 10 or more and thins the grids."""
     paper_K, large_K = (2_000, 4_000) if quick else (PAPER_K, LARGE_K)
     epsilons = (1.0, 4.0) if quick else EPSILONS
-    made = [
+    catalogue = [
         *_of_000(paper_K, epsilons, large=False),
         *_of_000(large_K, epsilons, large=True),
         *_scales((SCALE, SCALE_LARGE) if not quick else ((2_000, 4_000), (4_000, 40_000)), large_K),
         *_of_004(200 if quick else ADVERSARIAL_K, 400 if quick else ADVERSARIAL_LARGE_K),
     ]
-    return {figure.name: figure for figure in made}
+    return {figure.name: figure for figure in catalogue}
 
 
 def _of_000(K: int, epsilons: tuple[float, ...], large: bool) -> Iterable[Figure]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from riffle.experiments.bands import told
+from riffle.experiments.bands import seeds_note
 from riffle.experiments.figures.catalogue import Figure
 from riffle.experiments.figures.series import Series
 
@@ -25,7 +25,7 @@ X_LABELS = {
     "switches": "policy switches",
 }
 # The caption has room for these. The table and the manifest have all constants.
-IN_CAPTION = (
+CAPTION_CONSTANTS = (
     "name", "calibration", "families", "homogeneous", "noise", "noise_parameter", "bonus_scale",
     "noise_scale", "radius", "exploit_share", "eta", "scale", "count_noise", "loss_noise",
     "epsilon_given",
@@ -36,7 +36,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
 def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> None:
-    """Write stem.png and stem.svg; the same numbers give the same bytes."""
+    """Writes stem.png and stem.svg; the same numbers give the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415  (half a second, and only here)
     from matplotlib.figure import Figure as Blank  # noqa: PLC0415
 
@@ -59,14 +59,13 @@ def legend_label(curve: Series) -> str:
 
 
 def caption(series: Sequence[Series]) -> str:
-    """Returns the constants that tell the curves apart, a sentence for each computed curve."""
+    """Returns the constants that distinguish the curves, a sentence for each computed curve."""
     sentences = []
     for curve in series:
-        known = [
-            f"{name}={curve.constants[name]}" for name in IN_CAPTION if name in curve.constants
-        ]
-        if known:
-            sentences.append(f"{curve.line.label}: {', '.join(known)}.")
+        names = [name for name in CAPTION_CONSTANTS if name in curve.constants]
+        if names:
+            pairs = ", ".join(f"{name}={curve.constants[name]}" for name in names)
+            sentences.append(f"{curve.line.label}: {pairs}.")
     return textwrap.fill(" ".join(sentences), 175, break_on_hyphens=False)
 
 
@@ -93,7 +92,7 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
             continue
         regret = point.regret
         axes.errorbar(
-            # A run that never switches has no place on a log axis; it is shown at one half.
+            # A log axis has no place for a run that never switches: it is drawn at one half.
             max(float(switches.mean), 0.5),
             regret.mean,
             yerr=regret.high - regret.mean,
@@ -103,19 +102,19 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
 
 
 def _draw_ceiling(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
-    known = [curve.ceiling for curve in series if curve.ceiling is not None]
-    if not known:
+    ceilings = [curve.ceiling for curve in series if curve.ceiling is not None]
+    if not ceilings:
         return
     last = next(curve for curve in series if curve.ceiling is not None)
     style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 0.8}
     if figure.kind == "time":
-        axes.plot([0, last.x[-1]], [0, known[0]], label="ceiling, V* K", **style)
-        axes.set_ylim(0, 1.1 * known[0])
+        axes.plot([0, last.x[-1]], [0, ceilings[0]], label="ceiling, V* K", **style)
+        axes.set_ylim(0, 1.1 * ceilings[0])
     elif figure.kind == "episodes":
         K = np.array(sorted({point.x for curve in series for point in curve.points}))
-        axes.plot(K, known[0] / last.x[0] * K, label="ceiling, V* K", **style)
+        axes.plot(K, ceilings[0] / last.x[0] * K, label="ceiling, V* K", **style)
     else:
-        axes.axhline(known[0], label="ceiling, V* K", **style)
+        axes.axhline(ceilings[0], label="ceiling, V* K", **style)
 
 
 def _label(axes: Axes, figure: Figure, seeds: int) -> None:
@@ -124,11 +123,11 @@ def _label(axes: Axes, figure: Figure, seeds: int) -> None:
         axes.set_yscale("log")
     axes.set_xlabel(X_LABELS[figure.kind])
     axes.set_ylabel("cumulative regret")
-    axes.set_title(f"{figure.title}\n{told(seeds)}", fontsize=9)
+    axes.set_title(f"{figure.title}\n{seeds_note(seeds)}", fontsize=9)
 
 
 def _legend(axes: Axes, series: Sequence[Series]) -> None:
-    """Beside the axes, in the order of the curves; matplotlib's own would sort by kind of mark."""
+    """Puts the legend beside the axes, in the order of the curves instead of by kind of mark."""
     shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [label for curve in series if (label := legend_label(curve)) in shown]
     labels = [*order, *(label for label in shown if label not in order)]

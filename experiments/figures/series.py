@@ -1,9 +1,10 @@
-"""Results as they come: one JSON document a line, one line for each (run, seed), appended at once.
+"""The results of jobs on disk, and the curves of a figure made from them.
 
-A row says which code made it (a digest of the sources that shape a result). Rows of other code are
-never mixed in silently. A last line cut short by a crash is dropped, and its seed runs again.
-
-A figure's curves as numbers: rows of all seeds, gathered, with what is missing and why.
+`Rows` is a file of one JSON document a line, one line for each (run, seed), appended as the job
+ends. A row names the code that made it (a digest of the sources that shape a result), and rows of
+different code are never mixed silently. A last line cut short by a crash is dropped, and its seed
+runs again. `gather` turns the rows of all seeds into a figure's series, with the reasons for every
+missing result.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.bands import Band, stacked, student
+from riffle.experiments.bands import Band, stack, student_band
 from riffle.experiments.figures.catalogue import Curve, Figure, Line, Run, Value
 
 SHAPING = ("common", "coordinator", "experiments", "node_client")
@@ -31,7 +32,12 @@ Identity = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One seed of one run; `reason` says why there is no result, and is None when there is one."""
+    """The result of one seed of one run; without a result, `reason` says why.
+
+    episodes (c,) are the checkpoints and regret (c,) the regret there. value_share is the last
+    policy's value over V*. switches and value_share are None where they have no meaning: 004
+    changes its policy in every episode and has no V*. ceiling is V* K or None.
+    """
 
     key: str
     seed: int
@@ -47,7 +53,7 @@ class Row:
 
     @property
     def identity(self) -> Identity:
-        """Which job this is the result of."""
+        """The job of this result: run key and seed."""
         return self.key, self.seed
 
 
@@ -78,20 +84,20 @@ class Rows:
         self._rows = {row.identity: row for row in _read(file)}
 
     def get(self, identity: Identity) -> Row | None:
-        """The result of a job, if it is there."""
+        """Returns the result of a job, or None."""
         return self._rows.get(identity)
 
     def append(self, row: Row) -> None:
-        """Keep a result, on disk before this returns."""
+        """Stores a result, on disk before this returns."""
         self._rows[row.identity] = row
         with self._file.open("a") as stream:
             stream.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")
 
     def check_code(self, wanted: set[Identity]) -> None:
-        """Refuse to go on with rows of these jobs that other code made.
+        """Checks that this code made the rows of these jobs.
 
         Raises:
-            LocalError: ``wrong-state``.
+            LocalError: ``wrong-state``: other code made some of them.
         """
         stale = [i for i in wanted if i in self._rows and self._rows[i].code != code_digest()]
         if stale:
@@ -102,7 +108,7 @@ class Rows:
             )
 
     def forget(self, identities: set[Identity]) -> None:
-        """Drop rows, to compute them again."""
+        """Removes rows, so that they are computed again."""
         self._rows = {i: row for i, row in self._rows.items() if i not in identities}
         aside = self._file.with_suffix(".new")
         aside.write_text("".join(json.dumps(asdict(r)) + "\n" for r in self._rows.values()))
@@ -133,7 +139,7 @@ PER_SEED = frozenset({"seed"})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run of a curve over its seeds: x, what came, and why some or all did not."""
+    """One run of a curve over its seeds: x, the results, and why some or all are missing."""
 
     x: float
     run: Run
@@ -142,32 +148,32 @@ class Point:
 
     @property
     def regret(self) -> Band:
-        """Regret of the whole run; a single number."""
-        return student([row.regret[-1] for row in self.rows])
+        """The band of the regret of the whole run; single numbers."""
+        return student_band([row.regret[-1] for row in self.rows])
 
     @property
     def switches(self) -> Band | None:
-        """Changes of the deployed policy; None where every episode has its own."""
+        """The band of policy changes; None where every episode has its own policy."""
         values = [row.switches for row in self.rows]
-        return None if None in values else student([float(v or 0) for v in values])
+        return None if None in values else student_band([float(v or 0) for v in values])
 
     @property
     def within_5_percent(self) -> float | None:
-        """Share of seeds whose last policy loses at most 5 % of V*."""
+        """The share of seeds whose last policy loses at most 5 % of V*."""
         values = [row.value_share for row in self.rows if row.value_share is not None]
         return float(np.mean([v >= 0.95 for v in values])) if values else None
 
     @property
     def seconds(self) -> float:
-        """Mean time of a seed."""
+        """The mean time of a seed."""
         return float(np.mean([row.seconds for row in self.rows]))
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: x (c,) and the band of regret there; its points; constants that shaped them.
+    """A curve: x (c,), the band of regret there, its points, and the constants that shaped them.
 
-    x and band are empty when nothing could be computed.
+    x and band are empty if nothing could be computed.
     """
 
     line: Line
@@ -180,53 +186,53 @@ class Series:
 
     @property
     def computed(self) -> tuple[Point, ...]:
-        """Points that have at least one seed."""
+        """The points that have at least one seed."""
         return tuple(point for point in self.points if point.rows)
 
 
 def gather(figure: Figure, rows: Rows, seeds: int) -> tuple[Series, ...]:
-    """The series of a figure, in the order of its curves."""
+    """Returns the series of a figure, in the order of its curves."""
     return tuple(_series(figure, curve, rows, seeds) for curve in figure.curves)
 
 
 def _series(figure: Figure, curve: Curve, rows: Rows, seeds: int) -> Series:
     points = tuple(_point(x, run, rows, seeds) for x, run in zip(curve.x, curve.runs, strict=True))
-    done = [point for point in points if point.rows]
-    x, band = _against_time(done) if figure.kind == "time" else _at_points(done)
-    said = [point.missing for point in points if point.missing]
-    said += [f"{x:,.10g}: {reason}" for x, reason in curve.absent]
-    ceilings = [row.ceiling for point in done for row in point.rows]
-    constants = merged([row.constants or {} for point in done for row in point.rows[:1]])
+    computed = [point for point in points if point.rows]
+    x, band = _against_time(computed) if figure.kind == "time" else _at_points(computed)
+    missing = [point.missing for point in points if point.missing]
+    missing += [f"{x:,.10g}: {reason}" for x, reason in curve.absent]
+    ceilings = [row.ceiling for point in computed for row in point.rows]
+    constants = merge_constants([p.rows[0].constants or {} for p in computed])
     ceiling = ceilings[0] if ceilings else None
-    return Series(curve.line, x, band, points, constants, tuple(said), ceiling)
+    return Series(curve.line, x, band, points, constants, tuple(missing), ceiling)
 
 
 def _point(x: float, run: Run, rows: Rows, seeds: int) -> Point:
-    found = [row for seed in range(seeds) if (row := rows.get((run.key, seed))) is not None]
-    done = tuple(row for row in found if row.reason is None)
-    reasons = Counter(row.reason for row in found if row.reason is not None)
-    said = "; ".join(f"{x:,.10g}: {n} of {seeds} seeds: {reason}" for reason, n in reasons.items())
-    return Point(x, run, done, said)
+    known = [row for seed in range(seeds) if (row := rows.get((run.key, seed))) is not None]
+    results = tuple(row for row in known if row.reason is None)
+    reasons = Counter(row.reason for row in known if row.reason is not None)
+    texts = [f"{x:,.10g}: {n} of {seeds} seeds: {reason}" for reason, n in reasons.items()]
+    return Point(x, run, results, "; ".join(texts))
 
 
 def _against_time(points: Sequence[Point]) -> tuple[FloatArray, Band]:
     if not points:
         return _at_points(points)
     rows = points[0].rows
-    return np.array(rows[0].episodes), student([row.regret for row in rows])
+    return np.array(rows[0].episodes), student_band([row.regret for row in rows])
 
 
 def _at_points(points: Sequence[Point]) -> tuple[FloatArray, Band]:
-    return np.array([point.x for point in points]), stacked([point.regret for point in points])
+    return np.array([point.x for point in points]), stack([point.regret for point in points])
 
 
-def merged(constants: Sequence[Constants]) -> dict[str, str]:
-    """Constants of a curve's points by name; those that differ are listed in the points' order."""
-    names = dict.fromkeys(name for known in constants for name in known if name not in PER_SEED)
-    found = {name: [_text(known.get(name, "-")) for known in constants] for name in names}
+def merge_constants(constants: Sequence[Constants]) -> dict[str, str]:
+    """Returns a curve's constants by name; values that differ are listed in the points' order."""
+    names = dict.fromkeys(name for point in constants for name in point if name not in PER_SEED)
+    texts = {name: [_text(point.get(name, "-")) for point in constants] for name in names}
     return {
         name: values[0] if len(set(values)) == 1 else " / ".join(values)
-        for name, values in found.items()
+        for name, values in texts.items()
     }
 
 

@@ -1,8 +1,8 @@
-"""What a figure leaves behind: NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg,
-NAME.md (the table, with every constant) and NAME.json (the manifest), which is written last: where
-it is, the figure is finished, and is not written over.
+"""Makes figures by name: checks, computes, gathers, and writes the files of each figure.
 
-From names of figures to files: check, sweep, gather, write.
+A figure leaves NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg, NAME.md (the
+table, with every constant) and NAME.json (the manifest). The manifest is written last: a figure
+that has one is finished, and is not overwritten.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from riffle.experiments.figures.sweep import Backend, Job, sweep
 PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 
 
-def refuse_finished(names: Iterable[str], folder: Path) -> None:
-    """Refuse to write over results.
+def refuse_existing(names: Iterable[str], folder: Path) -> None:
+    """Refuses to overwrite finished figures.
 
     Raises:
-        LocalError: ``wrong-state``, with the figures that are there.
+        LocalError: ``wrong-state``, with the figures that exist.
     """
-    if found := [name for name in names if (folder / f"{name}.json").exists()]:
+    if existing := [name for name in names if (folder / f"{name}.json").exists()]:
         raise LocalError(
             "wrong-state",
-            f"{folder} already has {', '.join(found)}; choose another --out, or --force",
+            f"{folder} already has {', '.join(existing)}; choose another --out, or --force",
         )
 
 
 def write(
     figure: Figure, series: Sequence[Series], seeds: int, folder: Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write all files of a figure and return its manifest; `about` says how it was computed."""
+    """Writes all files of a figure and returns its manifest; `about` says how it was computed."""
     stem = folder / figure.name
     _csv(stem.with_suffix(".csv"), _band_rows(series))
     _csv(folder / f"{figure.name}-seeds.csv", _seed_rows(series))
@@ -56,7 +56,7 @@ def write(
 
 
 def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, Any]:
-    """Versions, runs, constants and gaps: what is needed to read the numbers or make them again."""
+    """Returns versions, runs, constants and gaps: all that is needed to make the numbers again."""
     return {
         "figure": figure.name,
         "title": figure.title,
@@ -73,7 +73,7 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
 
 
 def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
-    """Markdown: final regret at every x, what is missing and why, and all constants."""
+    """Returns Markdown: final regret at every x, all constants, and why results are missing."""
     columns = sorted({point.x for curve in series for point in curve.points})
     over = f"mean over {seeds} seeds and its band ({METHOD})" if seeds > 1 else "of one seed"
     unit = {"epsilon": "epsilon"}.get(figure.kind, "K")
@@ -91,7 +91,9 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
         f"follows are those of the last. {figure.note}".rstrip(),
         _markdown(heads, [_table_row(curve, columns) for curve in series]),
         "## Constants",
-        _markdown(["curve", "constants"], [[c.line.label, _said(c.constants)] for c in series]),
+        _markdown(
+            ["curve", "constants"], [[c.line.label, _constants_text(c.constants)] for c in series]
+        ),
     ]
     if gaps := [[c.line.label, reason] for c in series for reason in c.missing]:
         parts += ["## Not computed", _markdown(["curve", "at: why"], gaps)]
@@ -121,7 +123,7 @@ def _cell(point: Point) -> str:
     return f"{band.mean:,.0f}{interval}"
 
 
-def _said(constants: dict[str, str]) -> str:
+def _constants_text(constants: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in constants.items()) or "none: not computed"
 
 
@@ -140,8 +142,8 @@ def _curve(curve: Series) -> dict[str, Any]:
 
 
 def _run(point: Point) -> dict[str, Any]:
-    known = asdict(point.run) | {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
-    return known | ({"seconds": point.seconds} if point.rows else {})
+    run = asdict(point.run) | {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
+    return run | ({"seconds": point.seconds} if point.rows else {})
 
 
 def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
@@ -173,11 +175,11 @@ def _seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
 
 
 def _csv(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    known = list(rows)
+    records = list(rows)
     with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(known[0]) if known else ["curve"])
+        writer = csv.DictWriter(stream, list(records[0]) if records else ["curve"])
         writer.writeheader()
-        writer.writerows(known)
+        writer.writerows(records)
 
 
 ALL = "all"
@@ -185,7 +187,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to make: figures, seeds 0..seeds-1, where to, on what; force: compute it all again."""
+    """The figures to make, with seeds 0..seeds-1, in a folder; `force` computes them again."""
 
     figures: tuple[Figure, ...]
     seeds: int
@@ -195,13 +197,13 @@ class Order:
 
     @property
     def jobs(self) -> list[Job]:
-        """Every (run, seed) once: figures share runs."""
+        """Every (run, seed) once; figures share runs."""
         runs = dict.fromkeys(run for figure in self.figures for run in figure.runs)
         return [(run, seed) for run in runs for seed in range(self.seeds)]
 
 
-def chosen(name: str, *, quick: bool) -> tuple[Figure, ...]:
-    """The figure of a name, or those that `all` stands for.
+def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:
+    """Returns the figure of a name, or those of `all`.
 
     Raises:
         ValueError: there is none; the message lists the names.
@@ -217,13 +219,13 @@ def chosen(name: str, *, quick: bool) -> tuple[Figure, ...]:
 def make(
     order: Order, on_row: Callable[[Row], None], on_start: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """Compute and write an order's figures; `on_start` is told how many jobs are left.
+    """Computes and writes an order's figures; `on_start` receives the number of jobs left.
 
     Raises:
-        LocalError: ``wrong-state``, finished figures or other code's results are in the folder.
+        LocalError: ``wrong-state``: the folder has finished figures, or results of other code.
     """
     if not order.force:
-        refuse_finished((figure.name for figure in order.figures), order.folder)
+        refuse_existing((figure.name for figure in order.figures), order.folder)
     order.folder.mkdir(parents=True, exist_ok=True)
     rows = Rows(order.folder / "rows.jsonl")
     wanted = {(run.key, seed) for run, seed in order.jobs}
@@ -233,13 +235,7 @@ def make(
     started = time.perf_counter()
     sweep(order.jobs, rows, order.backend, on_row)
     about = {"backend": asdict(order.backend), "sweep_seconds": time.perf_counter() - started}
-    return _written(order.figures, rows, order, about)
-
-
-def _written(
-    asked: Sequence[Figure], rows: Rows, order: Order, about: dict[str, Any]
-) -> list[dict[str, Any]]:
     return [
         write(figure, gather(figure, rows, order.seeds), order.seeds, order.folder, about)
-        for figure in asked
+        for figure in order.figures
     ]

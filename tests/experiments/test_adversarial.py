@@ -100,12 +100,8 @@ def test_little_privacy_is_as_good_as_none() -> None:
 @pytest.mark.parametrize("privacy", ["none", "central", "local"])
 @pytest.mark.parametrize("calibration", ["paper", "correct"])
 def test_every_combination_runs_and_reproduces(name: str, privacy: str, calibration: str) -> None:
-    first = run(
-        Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)
-    )  # type: ignore[arg-type]
-    again = run(
-        Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)
-    )  # type: ignore[arg-type]
+    case = Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
+    first, again = run(case), run(case)
     np.testing.assert_array_equal(first.regret, again.regret)
     assert first.constants == again.constants
     assert first.constants["calibration"] == calibration

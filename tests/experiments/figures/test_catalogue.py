@@ -14,7 +14,7 @@ from riffle.experiments.figures.catalogue import (
     Run,
     figures,
 )
-from riffle.experiments.figures.write import chosen
+from riffle.experiments.figures.write import select_figures
 
 FIGURES = figures()
 NAMES = {"fig6a", "fig6b", "fig6c", "fig7", "fig8"}
@@ -70,7 +70,7 @@ def test_a_learner_has_the_same_constants_in_every_environment() -> None:
 
 
 def test_all_leaves_out_only_what_says_so() -> None:
-    left_out = set(FIGURES) - {figure.name for figure in chosen("all", quick=False)}
+    left_out = set(FIGURES) - {figure.name for figure in select_figures("all", quick=False)}
     assert left_out == {"scale-large"}
     assert all("Not part of `all`" in FIGURES[name].note for name in left_out)
     assert max(run.K for name in set(FIGURES) - left_out for run in FIGURES[name].runs) == 200_000
@@ -91,4 +91,4 @@ def test_quick_figures_are_the_same_figures_but_small() -> None:
     assert list(quick) == list(FIGURES)
     assert max(run.K for figure in quick.values() for run in figure.runs) <= 40_000
     with pytest.raises(ValueError, match="known are fig6a"):
-        chosen("fig9", quick=True)
+        select_figures("fig9", quick=True)

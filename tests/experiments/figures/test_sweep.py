@@ -34,14 +34,13 @@ def results(file: Path) -> dict[tuple[str, int], tuple[float, ...]]:
 
 @pytest.mark.long
 def test_every_catalogued_learner_can_be_computed() -> None:
-    """The adapter still speaks the simulators' language."""
     smallest = {run.learner: run for figure in figures(quick=True).values() for run in figure.runs}
     assert len(smallest) == 8
     small = {"uc-o-reps": "adversarial-full", "uob-lbps": "adversarial-bandit"}
     for learner, run in smallest.items():
         known = figures(quick=True)[small.get(learner, "fig7")].runs
         done = compute(next(r for r in known if r.learner == run.learner), 0)
-        assert done.episodes.shape == done.regret.shape
+        assert len(done.episodes) == len(done.regret) > 0
         assert done.constants
         assert (done.switches is None) == (learner in small)
 
@@ -94,7 +93,7 @@ def test_a_worker_with_other_code_is_found_out(
 ) -> None:
     monkeypatch.setattr(sweep_module, "code_digest", lambda: "other")
     worker = Row("key", 0, "its own")
-    monkeypatch.setattr(sweep_module, "_computed", lambda *_: iter([worker]))
+    monkeypatch.setattr(sweep_module, "_compute_all", lambda *_: iter([worker]))
     with pytest.raises(LocalError, match="a worker has other code"):
         sweep(JOBS, Rows(tmp_path / "rows.jsonl"), HERE, ignore)
 

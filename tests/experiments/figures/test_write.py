@@ -11,7 +11,7 @@ import pytest
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind
 from riffle.experiments.figures.draw import draw, legend_label
-from riffle.experiments.figures.series import Row, Rows, Series, gather, merged
+from riffle.experiments.figures.series import Row, Rows, Series, gather, merge_constants
 from riffle.experiments.figures.write import make, table
 from tests.experiments.figures.worlds import LINE, SHOWN, again, order, run_of, small_figure
 
@@ -111,11 +111,13 @@ def test_one_seed_has_no_band_in_picture_and_table(folder: Path, tmp_path: Path)
 
 
 def test_constants_that_differ_between_points_are_listed_in_their_order() -> None:
-    assert merged([{"K": 1, "delta": 0.05, "seed": 3}, {"K": 2, "delta": 0.05, "seed": 4}]) == {
+    assert merge_constants(
+        [{"K": 1, "delta": 0.05, "seed": 3}, {"K": 2, "delta": 0.05, "seed": 4}]
+    ) == {
         "K": "1 / 2",
         "delta": "0.05",
     }
-    assert merged([]) == {}
+    assert merge_constants([]) == {}
 
 
 def made_up(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ...]]:
