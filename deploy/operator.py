@@ -1,6 +1,6 @@
-"""The operator's client of the coordinator's REST API: the same words, a method for every route.
+"""The operator's client of the coordinator's REST API, with a method for every route.
 
-    from deploy.operator import Operator
+    from riffle import Operator
 
     with Operator.of(Path("network"), "http://127.0.0.1:8400") as operator:
         run = operator.create_run(spec)
@@ -8,8 +8,9 @@
             ...
         print(operator.result(run["id"])["policy"])
 
-Answers are the documents of the REST reference (docs/rest.md), as dictionaries. ``riffle list``,
-``show``, ``log``, ``stop``, ``deploy`` and ``conservation`` are these methods on the command line.
+Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method raises
+RemoteError if the coordinator refuses, with its reason, and LocalError ``unavailable`` if it does
+not answer.
 """
 
 import json
@@ -45,9 +46,9 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 
 
 class Operator:
-    """Creates runs, watches them and deploys policies. Use as a context manager.
+    """Creates runs, follows them and deploys policies. A context manager.
 
-    While it follows events a coordinator may be away for ``patience`` seconds.
+    While it follows events, it waits ``patience`` seconds for a coordinator that does not answer.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
@@ -56,16 +57,17 @@ class Operator:
 
     @classmethod
     def of(cls, network: Path, url: str | None = None) -> Self:
-        """The operator of a network, with the token in the folder of its secrets.
+        """Returns the operator of a network, with the token in the folder of its secrets.
 
-        Without ``url``: where the folder says, as that of ``riffle up`` does, or this machine.
+        Without ``url`` the address is the one in the folder (`riffle up` writes it), or this
+        machine's.
 
         Raises:
-            LocalError: ``unavailable``, there is no such token.
-            ValueError: the address is none, or neither TLS nor this machine.
+            LocalError: ``unavailable``: there is no such token.
+            ValueError: The address is not one, or is neither TLS nor this machine.
         """
-        token, told = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
-        base = url or (told.read_text() if told.exists() else COORDINATOR_URL)
+        token, file = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
+        base = url or (file.read_text() if file.exists() else COORDINATOR_URL)
         return cls(operator_client(network, base, token))
 
     def __enter__(self) -> Self:
@@ -75,78 +77,71 @@ class Operator:
         self._client.close()
 
     def create_run(self, spec: RunSpec) -> Answer:
-        """Create a run and start it.
-
-        Raises:
-            RemoteError: the spec is refused, with the coordinator's reason.
-            LocalError: ``unavailable``, the coordinator does not answer.
-        """
-        return self._ask("POST", "/v1/runs", content=spec.model_dump_json())
+        """Creates a run and starts it."""
+        return self._call("POST", "/v1/runs", content=spec.model_dump_json())
 
     def runs(self) -> list[Answer]:
-        """All runs, oldest first."""
+        """Returns all runs, oldest first."""
         return self._list("/v1/runs", "runs")
 
     def run(self, run_id: str) -> Answer:
-        """One run and how far it is."""
-        return self._ask("GET", f"/v1/runs/{run_id}")
+        """Returns a run and how far it is."""
+        return self._call("GET", f"/v1/runs/{run_id}")
 
-    def find(self, words: str) -> Answer:
-        """The run that is meant: by its id, the beginning of its id, or its name.
+    def find(self, text: str) -> Answer:
+        """Returns the run with this name, this id, or an id that begins like this.
 
         Raises:
-            LocalError: ``unknown-run``: none, with the nearest; or several.
+            LocalError: ``unknown-run``: there is none, or there are several.
         """
         runs = self.runs()
-        found = [
-            run
-            for run in runs
-            if words and (run["name"] == words or run["id"].startswith(words))  # "" begins all
-        ]
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            hint = suggestion(words, {text for run in runs for text in (run["name"], run["id"])})
+        matches = [run for run in runs if run["name"] == text or run["id"].startswith(text)]
+        if not text or not matches:  # every id begins with ""
+            hint = suggestion(text, {name for run in runs for name in (run["name"], run["id"])})
             raise LocalError(
-                "unknown-run", f"there is no run {words!r}{hint or '; see riffle list'}"
+                "unknown-run", f"there is no run {text!r}{hint or '; see riffle list'}"
             )
-        ids = ", ".join(run["id"] for run in found)
-        raise LocalError("unknown-run", f"{words!r} may mean {len(found)} runs; say which of {ids}")
+        if len(matches) > 1:
+            ids = ", ".join(run["id"] for run in matches)
+            message = f"{text!r} may mean {len(matches)} runs; say which of {ids}"
+            raise LocalError("unknown-run", message)
+        return matches[0]
 
     def stop(self, run_id: str) -> Answer:
-        """Stop a run; its open batch is abandoned."""
-        return self._ask("POST", f"/v1/runs/{run_id}/stop")
+        """Stops a run; the coordinator abandons its open batch."""
+        return self._call("POST", f"/v1/runs/{run_id}/stop")
 
     def deploy(self, run_id: str, deployment: ManualDeployment | Answer) -> Answer:
-        """Deploy a policy or a mixture by hand, in manual mode.
+        """Deploys a policy or a mixture in a run whose learner is manual.
 
-        A dictionary has the fields of a `ManualDeployment`, as ``{"policy": [[1, 1]], "episodes":
-        1000}``.
+        A dictionary has the fields of a `ManualDeployment`, for instance ``{"policy": [[1, 1]],
+        "episodes": 1000}``.
         """
         if isinstance(deployment, dict):
             body = json.dumps(deployment)
         else:
             body = deployment.model_dump_json(exclude_none=True)
-        return self._ask("POST", f"/v1/runs/{run_id}/deployments", content=body)
+        return self._call("POST", f"/v1/runs/{run_id}/deployments", content=body)
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
-        """A deployment as soon as its batch is counted, or was given up and not issued again."""
+        """Waits until a deployment's batch is counted, or given up and not issued again."""
         while True:
-            found = self.deployment(run_id, index)
-            again = [
-                row["index"] for row in self.deployments(run_id) if row["step"] == found["step"]
-            ]
-            if found["state"] not in UNSETTLED and again[-1] == index:
-                return found
-            index = again[-1]
+            deployment = self.deployment(run_id, index)
+            step = deployment["step"]
+            newest = [row["index"] for row in self.deployments(run_id) if row["step"] == step][-1]
+            if deployment["state"] not in UNSETTLED and newest == index:
+                return deployment
+            index = newest
             time.sleep(poll)
 
     def deployments(self, run_id: str) -> list[Answer]:
-        """All deployments in order, with their mixtures, without their counts."""
+        """Returns all deployments in order, with their mixtures, without their counts."""
         return self._list(f"/v1/runs/{run_id}/deployments", "deployments")
 
     def newest(self, run_id: str, known: int | None = None, wait: float = 0.0) -> Answer | None:
-        """The newest deployment; None when that is ``known`` still, after ``wait`` seconds of 30.
+        """Returns the newest deployment, or None if it is still number ``known``.
+
+        The coordinator waits for a newer one, ``wait`` seconds, at most 30.
 
         Raises:
             RemoteError: ``unknown-deployment``: there is none yet.
@@ -157,58 +152,58 @@ class Operator:
         return None if answer.status_code == NOT_MODIFIED else _object(answer.content)
 
     def deployment(self, run_id: str, index: int) -> Answer:
-        """A deployment with its private counts and the mixture's value estimate."""
-        return self._ask("GET", f"/v1/runs/{run_id}/deployments/{index}")
+        """Returns a deployment with its private counts and its mixture's estimated value."""
+        return self._call("GET", f"/v1/runs/{run_id}/deployments/{index}")
 
     def stages(self, run_id: str) -> list[Answer]:
-        """Finished stages."""
+        """Returns the finished stages."""
         return self._list(f"/v1/runs/{run_id}/stages", "stages")
 
     def ledger(self, run_id: str) -> Answer:
-        """What was spent."""
-        return self._ask("GET", f"/v1/runs/{run_id}/ledger")
+        """Returns the ledger: what every batch spent, with which guarantee."""
+        return self._call("GET", f"/v1/runs/{run_id}/ledger")
 
     def result(self, run_id: str) -> Answer:
-        """The answer so far, its cost, and where the time went."""
-        return self._ask("GET", f"/v1/runs/{run_id}/result")
+        """Returns the policy so far, its estimated value, its cost, and timings."""
+        return self._call("GET", f"/v1/runs/{run_id}/result")
 
     def conservation(self, run_id: str) -> Answer:
-        """Where every message of a run went: accepted, held, forwarded, dropped, opened, failed."""
-        return self._ask("GET", f"/v1/runs/{run_id}/conservation")
+        """Returns how many messages were accepted, held, forwarded, dropped, opened, failed."""
+        return self._call("GET", f"/v1/runs/{run_id}/conservation")
 
     def csv(self, run_id: str, table: Table) -> str:
-        """A table of a run as CSV, a row a stage, spend, deployment, or batch."""
+        """Returns a table of a run as CSV, a row for each stage, spend, deployment or batch."""
         return self._request("GET", f"/v1/runs/{run_id}/{table}.csv").text
 
-    def supply_truth(self, run_id: str, truth: Truth) -> None:
-        """Supply true values of deployments; only who simulates the environment knows them."""
-        content = truth.model_dump_json()
+    def supply_true_values(self, run_id: str, values: Truth) -> None:
+        """Supplies true values of deployments, which are known if the environment is simulated."""
+        content = values.model_dump_json()
         self._request("POST", f"/v1/runs/{run_id}/truth", content=content)
 
-    def truth(self, run_id: str) -> Answer:
-        """Exact regret and value where true values were supplied, with bands over like runs."""
-        return self._ask("GET", f"/v1/runs/{run_id}/truth")
+    def true_values(self, run_id: str) -> Answer:
+        """Returns exact regret and values where they were supplied, with bands over equal runs."""
+        return self._call("GET", f"/v1/runs/{run_id}/truth")
 
     def keys(self) -> list[Answer]:
-        """The analyzer's keys, oldest first, without their private halves."""
+        """Returns the analyzer's keys, oldest first, without their private halves."""
         return self._list("/v1/keys", "keys")
 
     def make_key(self) -> Answer:
-        """A pending analyzer key; the one that is pending already, if any."""
-        return self._ask("POST", "/v1/keys")
+        """Creates a pending analyzer key, or returns the one that is already pending."""
+        return self._call("POST", "/v1/keys")
 
     def activate_key(self, key_id: str) -> Answer:
-        """Seal new batches to a pending key; pin it at nodes and shuffler before."""
-        return self._ask("POST", f"/v1/keys/{key_id}/activate")
+        """Makes new batches use a pending key, which nodes and shuffler must have pinned before."""
+        return self._call("POST", f"/v1/keys/{key_id}/activate")
 
     def history(self, run_id: str, after: int = 0) -> list[Answer]:
-        """Events so far, those numbered above ``after``, in one answer."""
+        """Returns the events so far that are numbered above ``after``."""
         return self._list(f"/v1/runs/{run_id}/history", "events", {"after": after})
 
     def events(self, run_id: str, *, follow: bool = True) -> Iterator[Answer]:
-        """Events until the run is over, taken up again where a connection broke.
+        """Yields events until the run is over; without ``follow`` only those so far.
 
-        Without ``follow`` those so far.
+        After a lost connection it goes on where that broke.
         """
         last = 0
         while True:
@@ -221,13 +216,13 @@ class Operator:
                 if not follow:
                     return
             except httpx.HTTPError as error:
-                self._wait_alive(error)
-            time.sleep(RETRY_SECONDS)  # whoever lives and ends every stream is not asked at once
+                self._wait_until_alive(error)
+            time.sleep(RETRY_SECONDS)  # a coordinator that ends every stream must get a pause
 
     def _stream(self, run_id: str, last: int, follow: bool) -> Iterator[Answer]:
-        headers, asked = {"Last-Event-ID": str(last)}, {"follow": follow}
+        headers, params = {"Last-Event-ID": str(last)}, {"follow": follow}
         path = f"/v1/runs/{run_id}/events"
-        with self._client.stream("GET", path, headers=headers, params=asked) as answer:
+        with self._client.stream("GET", path, headers=headers, params=params) as answer:
             if answer.is_error:
                 answer.read()
                 raise refusal(answer, "the coordinator")
@@ -240,51 +235,42 @@ class Operator:
                     yield _event(fields)
                     fields = {}
 
-    def _wait_alive(self, cause: httpx.HTTPError) -> None:
-        """Wait while the coordinator is away, as when it is started again; not for ever."""
+    def _wait_until_alive(self, cause: httpx.HTTPError) -> None:
+        """Waits, up to the patience, for a coordinator that may be starting again."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 self._client.get("/livez").raise_for_status()
             except httpx.HTTPError as error:
                 if time.monotonic() >= deadline:
-                    raise self._away(cause) from error
+                    raise self._unavailable(cause) from error
                 time.sleep(RETRY_SECONDS)
             else:
                 return
 
-    def _away(self, cause: httpx.HTTPError) -> LocalError:
+    def _unavailable(self, cause: httpx.HTTPError) -> LocalError:
         return LocalError(
             "unavailable",
             f"the coordinator at {self._client.base_url} does not answer: {cause}; has its network "
-            "ended, or is it starting? That of 'riffle up' is there once it says so, and ends with "
-            "its run, unless --keep is said",
+            "ended, or is it starting? The network of 'riffle up' answers once it says so, and "
+            "ends with its run unless --keep is given",
         )
 
-    def _ask(self, method: str, path: str, content: str | None = None) -> Answer:
+    def _call(self, method: str, path: str, content: str | None = None) -> Answer:
         return _object(self._request(method, path, content=content).content)
 
     def _list(self, path: str, name: str, params: Mapping[str, int] | None = None) -> list[Answer]:
-        found = _object(self._request("GET", path, params=params).content).get(name)
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        rows = _object(self._request("GET", path, params=params).content).get(name)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise RemoteError("malformed", f"the coordinator's answer has no list of {name}")
-        return found
+        return rows
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: str | None = None,
-        params: Mapping[str, float] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    def _request(self, method: str, path: str, **details: Any) -> httpx.Response:  # noqa: ANN401
+        """Sends a request; ``details`` are httpx's content, params and headers."""
         try:
-            answer = self._client.request(
-                method, path, content=content, params=params, headers=headers
-            )
+            answer = self._client.request(method, path, **details)
         except httpx.HTTPError as error:
-            raise self._away(error) from error
+            raise self._unavailable(error) from error
         if answer.is_error:
             raise refusal(answer, "the coordinator")
         return answer

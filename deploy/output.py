@@ -1,4 +1,4 @@
-"""How every command speaks: one document on stdout, everything else on stderr, stated exit codes.
+"""Output of every command: one document on stdout, everything else on stderr, an exit code.
 
 Exit codes: 0 done; 1 the answer is no (a run that failed or was stopped, a failed check); 2 wrong
 usage; 3 an input was refused; 4 a service or file that is needed is not available, or is in use;
@@ -44,7 +44,7 @@ class TableFormat(StrEnum):
 
 
 class Exit(IntEnum):
-    """Exit codes; see the module's docstring."""
+    """Exit codes; the module's docstring has their meaning."""
 
     DONE = 0
     NO = 1
@@ -64,14 +64,14 @@ T = TypeVar("T")
 TICK_SECONDS = 0.5
 FIRST_LINE_SECONDS, LINE_SECONDS, SILENT_SECONDS = 1.0, 5.0, 10.0
 PIPE_WIDTH = 1_000
-"""Columns of a table that is not for a terminal: nothing is cut off that a program may read."""
+"""Columns of a table off a terminal, so many that nothing a program may read is cut off."""
 
 progress = Console(stderr=True)
 _UNAVAILABLE = {"unavailable", "internal", "too-many-requests"}
 
 
 def emit(document: Mapping[str, Any], output: Format, text: Callable[[], None]) -> None:
-    """Print the answer: the document as JSON, or the text form."""
+    """Prints the answer: the document as JSON, or whatever ``text`` prints."""
     if output is Format.json:
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     else:
@@ -84,18 +84,61 @@ def emit_rows(
     output: TableFormat,
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Print rows: as a table (of some columns), as CSV, or as the JSON document they are from."""
+    """Prints rows as a table (of some columns) or CSV, or as JSON the document they are from."""
     if output is TableFormat.json:
         emit(document, Format.json, lambda: None)
     elif output is TableFormat.csv:
         sys.stdout.write(csv_text(rows))
     else:
-        shown = columns or columns_of(rows)
-        table(shown, [[told(name, row.get(name)) for name in shown] for row in rows])
+        names = columns or columns_of(rows)
+        table(names, [[readable(name, row.get(name)) for name in names] for row in rows])
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """Prints a plain table on stdout, numbers aligned right."""
+    grid = Table(*columns, title=title or None, title_justify="left")
+    for column, value in zip(grid.columns, rows[0] if rows else (), strict=False):
+        column.justify = "right" if isinstance(value, int | float) else "left"
+    for row in rows:
+        grid.add_row(*(_cell(value) for value in row))
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(grid)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def readable(name: str, value: object) -> object:
+    """Returns a value as a table for people shows it: times as UTC, the rest as it is."""
+    return utc(value) if name.endswith("_at") and isinstance(value, int | float) else value
+
+
+def utc(seconds: float) -> str:
+    """Returns seconds since 1970 as a date and time in UTC."""
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def dotted_rows(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields a nested document as rows of a table, names joined by dots."""
+    for key, value in document.items():
+        if isinstance(value, list):
+            value = dict(enumerate(value))  # noqa: PLW2901
+        if isinstance(value, dict):
+            yield from dotted_rows(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def line(text: str) -> None:
+    """Prints a line of progress, unless stderr is a terminal, which has a bar instead."""
+    if not progress.is_terminal:
+        progress.print(text, highlight=False, soft_wrap=True)
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
-    """A progress bar on stderr with elapsed time and ETA; nothing when stderr is no terminal."""
+    """Returns a progress bar on stderr, with times; off a terminal it shows nothing."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -108,10 +151,10 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = T
 
 
 class Steps:
-    """Progress of what has steps: the bar, or off a terminal a line now and then.
+    """Progress in steps: a bar on a terminal, off it a line now and then.
 
-    Lines are told with a step, so that whoever is refused at the first one reads only why; a step
-    that takes longer is told meanwhile.
+    A line follows a step, so that a command refused at its first step prints the reason alone. A
+    step that takes longer than `SILENT_SECONDS` has lines meanwhile.
     """
 
     def __init__(
@@ -119,31 +162,31 @@ class Steps:
     ) -> None:
         self._shown, self._task = shown, shown.add_task(what, total=total)
         self._what, self._total, self._done = what, total, 0
-        self._clock, self._telling = clock, threading.Lock()
+        self._clock, self._lock = clock, threading.Lock()
         self._began = clock()
         self._next = self._began + FIRST_LINE_SECONDS
 
-    def expect(self, total: int) -> None:
-        """Say how many steps there are, where that is known late."""
+    def set_total(self, total: int) -> None:
+        """Sets the number of steps, where it is known late."""
         self._total = total
         self._shown.update(self._task, total=total)
 
     def step(self, count: int = 1) -> None:
-        """One more is done, or several."""
+        """Counts one more step, or several, as done."""
         self._done += count
         self._shown.advance(self._task, count)
-        self.tell()
+        self.print_if_due()
 
-    def tell(self) -> None:
-        """Write a line, if one is due."""
-        with self._telling:
+    def print_if_due(self) -> None:
+        """Prints a line if the last one is `LINE_SECONDS` old."""
+        with self._lock:
             now = self._clock()
             if now < self._next:
                 return
             self._next = now + LINE_SECONDS
             seconds = now - self._began
             of = "" if self._total is None else f" of {self._total}"
-            rest = left(seconds, self._done, self._total or 0)
+            rest = time_left(seconds, self._done, self._total or 0)
             took = "" if self._done else f" after {seconds:.0f} s"
             line(f"{self._what}: {self._done}{of}{took}{rest}")
 
@@ -152,25 +195,22 @@ class Steps:
 def steps(
     what: str, total: int | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Steps]:
-    """Show how many steps are done and how long the rest takes, while the block lasts."""
+    """Shows how many steps are done and how long the rest takes, while the block lasts."""
     with bar() as shown:
-        found = Steps(shown, what, total, clock)
-        with ticking(SILENT_SECONDS, found.tell):
-            yield found
+        counted = Steps(shown, what, total, clock)
+        with _call_every(SILENT_SECONDS, counted.print_if_due):
+            yield counted
 
 
-def left(seconds: float, done: int, total: int) -> str:
-    """About how long the rest takes, at the mean rate so far, which took ``seconds``."""
+def time_left(seconds: float, done: int, total: int) -> str:
+    """Returns ``, about 9 s left`` at the mean rate of the first ``seconds``, or nothing."""
     rest = seconds * (total - done) / max(done, 1)
     return f", about {rest:.0f} s left" if 0 < done < total else ""
 
 
 @contextmanager
-def expected(what: str, seconds: float) -> Iterator[None]:
-    """A bar while something runs that takes about so long and does not tell how far it is.
-
-    Off a terminal it is one line.
-    """
+def timed_bar(what: str, seconds: float) -> Iterator[None]:
+    """Shows a bar by the clock, for a block that takes about ``seconds`` and has no steps."""
     line(f"{what}: about {seconds:.0f} s")
     with bar("of about {task.total:.0f} s") as shown:
         task = shown.add_task(what, total=seconds)
@@ -178,18 +218,18 @@ def expected(what: str, seconds: float) -> Iterator[None]:
         def tick() -> None:
             shown.update(task, completed=min(shown.tasks[0].elapsed or 0.0, seconds))
 
-        with ticking(TICK_SECONDS, tick):
+        with _call_every(TICK_SECONDS, tick):
             yield
 
 
 @contextmanager
-def ticking(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
-    """Call ``tick`` every so many seconds, in a thread, while the block lasts."""
+def _call_every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """Makes a call every so many seconds, in a thread, while the block lasts."""
     over = threading.Event()
 
     def run() -> None:
         while not over.wait(seconds):
-            tick()
+            call()
 
     clock = threading.Thread(target=run, daemon=True)
     try:
@@ -201,47 +241,8 @@ def ticking(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
             clock.join()
 
 
-def line(text: str) -> None:
-    """A line of progress where there is no terminal for a bar."""
-    if not progress.is_terminal:
-        progress.print(text, highlight=False, soft_wrap=True)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Print a plain table on stdout; numbers are aligned right."""
-    grid = Table(*columns, title=title or None, title_justify="left")
-    for column, value in zip(grid.columns, rows[0] if rows else (), strict=False):
-        column.justify = "right" if isinstance(value, int | float) else "left"
-    for row in rows:
-        grid.add_row(*(_cell(value) for value in row))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(grid)
-
-
-def told(name: str, value: object) -> object:
-    """A value of a document as a table for people has it: when something was, not a number."""
-    return utc(value) if name.endswith("_at") and isinstance(value, int | float) else value
-
-
-def utc(seconds: float) -> str:
-    """Seconds since 1970 as UTC."""
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}Z"
-
-
-def spread(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """A nested document as rows of a table, names joined by dots; for CSV see
-    `common.process.tables.flatten`.
-    """
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from spread(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            yield from spread({str(i): part for i, part in enumerate(value)}, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """End a command with one line on stderr and an exit code instead of a traceback."""
+    """Makes a command's errors one line on stderr and an exit code, instead of a traceback."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -262,23 +263,17 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def exit_code(error: RiffleError) -> Exit:
-    """What a command ends with that an error ends."""
+    """Returns the exit code of a command that ends with this error."""
     if isinstance(error, RunError):
         return Exit.NO
     return Exit.UNAVAILABLE if error.slug in _UNAVAILABLE else Exit.REFUSED
 
 
 def fail(message: str, code: Exit) -> NoReturn:
-    """Write one line on stderr and leave.
+    """Writes one line on stderr and ends the command.
 
     Raises:
-        typer.Exit: always, with ``code``.
+        typer.Exit: Always, with ``code``.
     """
     sys.stderr.write(f"riffle: {' '.join(message.split())}\n")
     raise typer.Exit(code)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,11 +1,10 @@
-"""Rows of a run as CSV: deployments, stages and ledger, whole or growing while the run goes on.
+"""Files of a run: summary, manifest, regret curve, and its tables as CSV.
 
-Columns are those of the coordinator's CSV (`common.process.tables`).
-
-What a run leaves behind: summary, stages, ledger, regret curve and manifest.
+The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV
+(`common.process.tables`). They grow while the run goes on, and are written whole at its end.
 
 The regret is exact pseudo-regret over what was deployed. It needs the environment's true MDP, so
-only the owner of a simulated environment can write it; the coordinator never knows it.
+only the owner of a simulated environment can compute it; the coordinator never knows it.
 """
 
 import csv
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,68 +28,59 @@ from riffle.deploy.operator import Answer, Operator
 from riffle.experiments.regret import Regret, optimal_value, policy_value, regret
 from riffle.node_client.environments.tabular import TabularMDP
 
-Row = dict[str, Any]
 Table = Literal["deployments", "stages", "ledger"]
 TABLES: tuple[Table, ...] = ("deployments", "stages", "ledger")
-OTHERWISE: dict[Table, tuple[str, ...]] = {"stages": STAGE_COLUMNS}
-"""Columns of a table that may be empty at a run's end, as the stages of one by hand are."""
+COLUMNS_IF_EMPTY: dict[Table, tuple[str, ...]] = {"stages": STAGE_COLUMNS}
+"""Columns of a table that may have no rows at a run's end: a manual run has no stages."""
+
+PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
+FILES = (
+    "summary.json",
+    "manifest.json",
+    "regret.png",
+    "timings.json",
+    *(f"{table}.csv" for table in TABLES),
+)
+SPENT = ("counted", "rejected")
+"""States of deployments whose batch was opened, so that all its episodes were executed."""
 
 
-class Source(Protocol):
-    """Where the rows come from: the operator's client."""
-
-    def deployments(self, run_id: str, /) -> list[Row]:
-        """All deployments."""
-
-    def stages(self, run_id: str, /) -> list[Row]:
-        """Finished stages."""
-
-    def ledger(self, run_id: str, /) -> Row:
-        """What was spent, under ``entries``."""
+def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
+    """Returns the rows of a table, in order."""
+    if table == "ledger":
+        rows = operator.ledger(run_id)["entries"]
+    else:
+        rows = operator.stages(run_id) if table == "stages" else operator.deployments(run_id)
+    return [flatten(row) for row in rows]
 
 
-def rows_of(source: Source, run_id: str, table: Table) -> list[Row]:
-    """The rows of a table, in order."""
-    found = (
-        source.ledger(run_id)["entries"] if table == "ledger" else _listed(source, run_id, table)
-    )
-    return [flatten(row) for row in found]
-
-
-def replace_csv(file: Path, rows: Sequence[Row], otherwise: Sequence[str] = ()) -> None:
-    """Write a whole file aside and rename it, so that nobody reads half of it.
-
-    Without rows it has the columns of ``otherwise``.
-    """
+def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[str] = ()) -> None:
+    """Writes a CSV aside and renames it, so that nobody reads half of it."""
     aside = file.with_name(file.name + ".new")
-    aside.write_text(csv_text(rows, otherwise))
+    aside.write_text(csv_text(rows, columns_if_empty))
     aside.replace(file)
 
 
-def _listed(source: Source, run_id: str, table: Table) -> list[Row]:
-    return source.stages(run_id) if table == "stages" else source.deployments(run_id)
+class GrowingTables:
+    """The tables of a run as files, to which settled rows are appended.
 
-
-class Growing:
-    """The tables of a run as files to which rows are added once they are settled.
-
-    What comes later, as the acknowledgement, is in the files that are written at the end.
+    Values that come later, such as an acknowledgement, are in the files written at the end.
     """
 
-    def __init__(self, folder: Path, source: Source, run_id: str) -> None:
-        self._folder, self._source, self._run_id = folder, source, run_id
+    def __init__(self, folder: Path, operator: Operator, run_id: str) -> None:
+        self._folder, self._operator, self._run_id = folder, operator, run_id
         self._written = dict.fromkeys(TABLES, 0)
         self._columns: dict[Table, list[str]] = {}
 
     def grow(self) -> None:
-        """Add what is new."""
+        """Appends the rows that have settled since the last call."""
         for table in TABLES:
-            rows = rows_of(self._source, self._run_id, table)
-            done = list(takewhile(lambda row: row.get("settled_at", 0) is not None, rows))
-            self._append(table, done[self._written[table] :])
-            self._written[table] = len(done)
+            rows = rows_of(self._operator, self._run_id, table)
+            settled = list(takewhile(lambda row: row.get("settled_at", 0) is not None, rows))
+            self._append(table, settled[self._written[table] :])
+            self._written[table] = len(settled)
 
-    def _append(self, table: Table, rows: list[Row]) -> None:
+    def _append(self, table: Table, rows: list[Answer]) -> None:
         if not rows:
             return
         first = table not in self._columns
@@ -102,20 +92,9 @@ class Growing:
             writer.writerows(rows)
 
 
-PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
-FILES = (
-    "summary.json",
-    "manifest.json",
-    "regret.png",
-    "timings.json",
-    *(f"{table}.csv" for table in TABLES),
-)
-SPENT = ("counted", "rejected")
-
-
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """All that the coordinator says of a run that is over."""
+class FinishedRun:
+    """The coordinator's documents about a run that is over."""
 
     run: Answer
     result: Answer
@@ -124,8 +103,8 @@ class Finished:
     ledger: Answer
 
     @classmethod
-    def collect(cls, operator: Operator, run_id: str) -> "Finished":
-        """Ask the coordinator for everything."""
+    def fetch(cls, operator: Operator, run_id: str) -> "FinishedRun":
+        """Asks the coordinator for all documents."""
         return cls(
             run=operator.run(run_id),
             result=operator.result(run_id),
@@ -135,14 +114,15 @@ class Finished:
         )
 
     def regret(self, mdp: TabularMDP) -> Regret:
-        """Exact pseudo-regret of what was deployed, every episode executed counted."""
-        return regret(mdp, [_deployment(row) for row in self.deployments if _executed(row)])
+        """Returns exact pseudo-regret of the deployments, over every episode executed."""
+        executed = (d for d in self.deployments if d["state"] in SPENT or d["episodes_executed"])
+        return regret(mdp, [_deployment(answer) for answer in executed])
 
 
-def summary(finished: Finished, mdp: TabularMDP | None, wall_seconds: float) -> dict[str, Any]:
-    """The run in one document; the keys are documented in the README.
+def summary(finished: FinishedRun, mdp: TabularMDP | None, wall_seconds: float) -> dict[str, Any]:
+    """Returns the run in one document; the README has the meaning of its keys.
 
-    Exact values are null when the environment can only be run (``mdp`` None).
+    Exact values are null if ``mdp`` is None, since the environment can only be sampled.
     """
     result = finished.result
     return {
@@ -157,7 +137,7 @@ def summary(finished: Finished, mdp: TabularMDP | None, wall_seconds: float) -> 
         "messages_forwarded": result["messages_forwarded"],
         "messages_counted": result["messages_counted"],
         "messages_failed": result["failed"],
-        **_exact(finished, mdp),
+        **_exact_values(finished, mdp),
         "value_estimate": result["value_estimate"],
         "policy_switches": result["policy_switches"],
         "active_policies": result["active"],
@@ -167,7 +147,7 @@ def summary(finished: Finished, mdp: TabularMDP | None, wall_seconds: float) -> 
     }
 
 
-def _exact(finished: Finished, mdp: TabularMDP | None) -> dict[str, float | None]:
+def _exact_values(finished: FinishedRun, mdp: TabularMDP | None) -> dict[str, float | None]:
     if mdp is None:
         return dict.fromkeys(("regret", "optimal_value", "policy_value", "policy_value_share"))
     policy = np.array(finished.result["policy"], dtype=np.int64)
@@ -182,25 +162,25 @@ def _exact(finished: Finished, mdp: TabularMDP | None) -> dict[str, float | None
 
 def write(
     folder: Path,
-    finished: Finished,
+    finished: FinishedRun,
     mdp: TabularMDP | None,
     wall_seconds: float,
     seeds: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write all files into ``folder`` and return the summary; no curve without an ``mdp``."""
+    """Writes all files into ``folder`` and returns the summary; without ``mdp`` no curve."""
     document = summary(finished, mdp, wall_seconds)
     _write_json(folder / "summary.json", document)
     rows = (finished.deployments, finished.stages, finished.ledger["entries"])
-    for table, found in zip(TABLES, rows, strict=True):
-        replace_csv(folder / f"{table}.csv", found, OTHERWISE.get(table, ()))
+    for table, table_rows in zip(TABLES, rows, strict=True):
+        replace_csv(folder / f"{table}.csv", table_rows, COLUMNS_IF_EMPTY.get(table, ()))
     if mdp is not None:
         plot_regret(folder / "regret.png", finished.regret(mdp), document)
     _write_json(folder / "manifest.json", manifest(finished, seeds))
     return document
 
 
-def manifest(finished: Finished, seeds: dict[str, Any]) -> dict[str, Any]:
-    """Versions, constants and seeds: what is needed to read the numbers, or to run them again."""
+def manifest(finished: FinishedRun, seeds: dict[str, Any]) -> dict[str, Any]:
+    """Returns versions, constants and seeds: what reading or repeating the run needs."""
     spec = RunSpec.model_validate(finished.run["spec"] | {"run_id": None}, strict=False)
     return {
         "versions": {name: version(name) for name in PACKAGES},
@@ -214,8 +194,8 @@ def manifest(finished: Finished, seeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def plot_regret(file: Path, curve: Regret, document: Mapping[str, Any]) -> None:
-    """Cumulative regret against episodes, beside what doing nothing useful would lose."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  (half a second, and only here)
+    """Plots cumulative regret against episodes, under its ceiling V* K."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (takes half a second, and only here)
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
@@ -233,19 +213,16 @@ def plot_regret(file: Path, curve: Regret, document: Mapping[str, Any]) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _executed(row: Answer) -> bool:
-    return row["state"] in SPENT or row["episodes_executed"] > 0
-
-
 def mixture_of(answer: Answer) -> Mixture:
-    """The mixture that the coordinator describes."""
+    """Returns the mixture of the coordinator's document."""
     policies = np.array(answer["policies"], dtype=np.int64)
     return Mixture(policies, np.array(answer["weights"], dtype=np.int64))
 
 
-def _deployment(row: Answer) -> Deployment:
-    n = max(row["episodes_executed"], row["n"] if row["state"] in SPENT else 0)
-    return Deployment(row["stage"], row["purpose"], mixture_of(row["mixture"]), n, row["layer"])
+def _deployment(answer: Answer) -> Deployment:
+    n = max(answer["episodes_executed"], answer["n"] if answer["state"] in SPENT else 0)
+    mixture = mixture_of(answer["mixture"])
+    return Deployment(answer["stage"], answer["purpose"], mixture, n, answer["layer"])
 
 
 def _write_json(file: Path, document: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``riffle list | show | log | stop | deploy | conservation``: the operator's words for runs.
+"""``riffle list``, ``show``, ``log``, ``stop``, ``deploy``, ``conservation``: an operator's runs.
 
 A run is named by its id, the beginning of its id, or its name.
 """
@@ -7,7 +7,6 @@ import contextlib
 import json
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,15 +28,15 @@ from riffle.deploy.output import (
     line,
     one_line_errors,
     progress,
+    readable,
     table,
-    told,
     utc,
 )
-from riffle.deploy.report import rows_of
+from riffle.deploy.report import Table, rows_of
 
 
 def _run_ids(context: typer.Context) -> list[str]:
-    """Ids and names, for a shell to complete; none when there is no answer."""
+    """Returns ids and names for a shell to complete, or none if the coordinator does not answer."""
     network = context.params.get("network") or SECRETS
     with (
         contextlib.suppress(RiffleError),
@@ -49,7 +48,7 @@ def _run_ids(context: typer.Context) -> list[str]:
 
 Run = Annotated[
     str,
-    typer.Argument(help="id of a run, how it begins, or the run's name", autocompletion=_run_ids),
+    typer.Argument(help="id of a run, its beginning, or the run's name", autocompletion=_run_ids),
 ]
 Rows = Annotated[TableFormat, typer.Option("--format", help="text, json or csv")]
 SPECIFIED = ("learner", "environment", "trust")
@@ -64,15 +63,8 @@ ACCOUNTED = (
     "balanced",
 )
 SHORT = 12
-HIDDEN = {"policy", "timings", "constants", "spec"}
-
-
-class TableName(StrEnum):
-    """The tables of a run."""
-
-    deployments = "deployments"
-    stages = "stages"
-    ledger = "ledger"
+UNLOGGED = {"run", "at", "policy", "timings", "constants", "spec"}
+"""Fields of events that the text of ``riffle log`` leaves out."""
 
 
 @one_line_errors
@@ -85,10 +77,8 @@ def list_command(
     with Operator.of(network, coordinator_url) as operator:
         runs = operator.runs()
     rows = [_listed(run) for run in runs]
-    if output is TableFormat.text:
-        rows = [
-            row | {"id": row["id"][:SHORT]} for row in rows
-        ]  # how it begins is enough to name it
+    if output is TableFormat.text:  # the beginning of an id is enough to name a run
+        rows = [row | {"id": row["id"][:SHORT]} for row in rows]
     emit_rows({"runs": runs}, rows, output)
 
 
@@ -96,7 +86,7 @@ def list_command(
 def show_command(
     run: Run,
     of: Annotated[
-        TableName | None, typer.Option("--table", help="deployments, stages or ledger instead")
+        Table | None, typer.Option("--table", help="deployments, stages or ledger instead")
     ] = None,
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
@@ -104,17 +94,17 @@ def show_command(
 ) -> None:
     """Show a run's state, result and cost, or one of its tables."""
     with Operator.of(network, coordinator_url) as operator:
-        found = operator.find(run)
+        answer = operator.find(run)
         if of is not None:
-            rows = rows_of(operator, found["id"], of.value)
-            emit_rows({of.value: rows}, rows, output)
+            rows = rows_of(operator, answer["id"], of)
+            emit_rows({of: rows}, rows, output)
             return
-        result = operator.result(found["id"])
-    row = _listed(found) | flatten(result)
+        result = operator.result(answer["id"])
+    row = _listed(answer) | flatten(result)
     if output is not TableFormat.text:
-        emit_rows({"run": found, "result": result}, [row], output)
+        emit_rows({"run": answer, "result": result}, [row], output)
         return
-    table(("quantity", "value"), [(name, told(name, value)) for name, value in row.items()])
+    table(("quantity", "value"), [(name, readable(name, value)) for name, value in row.items()])
     for h, actions in enumerate(result["policy"] or []):
         typer.echo(f"policy, step {h}: {' '.join(map(str, actions))}")
 
@@ -123,7 +113,7 @@ def show_command(
 def log_command(
     run: Run,
     follow: Annotated[
-        bool, typer.Option("--follow", help="wait for more until it is over")
+        bool, typer.Option("--follow", help="wait for more events until the run is over")
     ] = False,
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
@@ -180,20 +170,26 @@ def deploy_command(
     Exit code 1 when --wait ends without counts.
     """
     if (policy is None) == (always is None):
-        raise ValueError("say either --policy or --always")
+        raise ValueError("give either --policy or --always")
     with Operator.of(network, coordinator_url) as operator:
-        found = operator.find(run)
-        asked = _constant(found["spec"], always) if policy is None else _policies(policy)
-        done = operator.deploy(found["id"], asked | {"episodes": episodes, "layer": layer})
+        answer = operator.find(run)
+        spec = answer["spec"]
+        body = (
+            {"policy": [[always] * spec["states"]] * spec["horizon"]}
+            if policy is None
+            else _read_policies(policy)
+        )
+        body |= {"episodes": episodes, "layer": layer}
+        deployment = operator.deploy(answer["id"], body)
         if wait:
-            done = _wait(operator, found["id"], done["index"])
-    hidden = {"mixture", "noise", "counts", "spend"}
-    emit(done, output, lambda: table(("quantity", "value"), _shown(done, hidden)))
+            deployment = _wait(operator, answer["id"], deployment["index"])
+    emit(deployment, output, lambda: table(("quantity", "value"), _rows(deployment)))
     if not wait:
-        last = found["episodes"] + episodes >= found["spec"]["episodes"]
-        say = _say_end if last else _say_where
-        say(run, network, coordinator_url)
-    elif done["state"] != "counted":
+        last = answer["episodes"] + episodes >= spec["episodes"]
+        progress.print(
+            _next_step(run, network, coordinator_url, last=last), highlight=False, soft_wrap=True
+        )
+    elif deployment["state"] != "counted":
         raise typer.Exit(Exit.NO)
 
 
@@ -209,9 +205,9 @@ def conservation_command(
     Exit code 1 when something does not add up.
     """
     with Operator.of(network, coordinator_url) as operator:
-        found = operator.conservation(operator.find(run)["id"])
-    emit_rows(found, [flatten(batch) for batch in found["batches"]], output, ACCOUNTED)
-    raise typer.Exit(Exit.NO if found["balanced"] is False else Exit.DONE)
+        answer = operator.conservation(operator.find(run)["id"])
+    emit_rows(answer, [flatten(batch) for batch in answer["batches"]], output, ACCOUNTED)
+    raise typer.Exit(Exit.NO if answer["balanced"] is False else Exit.DONE)
 
 
 def _listed(run: Answer) -> Answer:
@@ -221,69 +217,60 @@ def _listed(run: Answer) -> Answer:
 
 
 def _line(event: Answer) -> str:
-    data = {key: value for key, value in event["data"].items() if key not in {"run", "at"}}
-    words = " ".join(f"{key}={value}" for key, value in data.items() if key not in HIDDEN)
+    data = event["data"].items()
+    words = " ".join(f"{key}={value}" for key, value in data if key not in UNLOGGED)
     return f"{utc(event['data']['at'])} {event['kind']} {words}".rstrip()
 
 
-def _shown(row: Answer, hidden: set[str]) -> list[tuple[str, Any]]:
-    return [(key, told(key, value)) for key, value in flatten(row).items() if key not in hidden] + [
-        (f"value_estimate.{key}", value) for key, value in (row.get("value_estimate") or {}).items()
+def _rows(deployment: Answer) -> list[tuple[str, Any]]:
+    """Returns a deployment as rows of a table, without its long values."""
+    rows = [
+        (key, readable(key, value))
+        for key, value in flatten(deployment).items()
+        if key not in {"mixture", "noise", "counts", "spend"}
     ]
+    estimate = deployment.get("value_estimate") or {}
+    return rows + [(f"value_estimate.{key}", value) for key, value in estimate.items()]
 
 
-def _say_where(run: str, network: Path, url: str | None) -> None:
-    """A deployment is counted later: how to see what came of it."""
-    shown = _show(run, network, url)
-    _note(f"once it is counted, {shown} has the best value so far; --wait waits for it")
+def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
+    """Returns where the caller finds the results of a deployment that is counted later.
 
-
-def _say_end(run: str, network: Path, url: str | None) -> None:
-    """With its last episodes a run ends, and the network of ``riffle up`` with its own run.
-
-    Which run is its own nobody says, and others may run on its network: both are told then.
+    A run ends with its ``last`` episodes, and so does the network of ``riffle up`` if the run is
+    its own. Other runs may be on that network, and nothing tells which run is its own, so the
+    text names both places.
     """
-    shown, folder = _show(run, network, url), network.parent
-    where = f"{shown} has its result"
+    words = ["riffle", "show", run, "--network", str(network)]
+    show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
+    if not last:
+        return f"once it is counted, {show} has the best value so far; --wait waits for it"
+    where, folder = f"{show} has its result", network.parent
     if is_locked(folder):  # by a command that writes results beside its network
         where = (
             f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
-            f"network too; of any other, {shown} has the result"
+            f"network too; of any other, {show} has the result"
         )
-    _note(f"these are the run's last episodes: once they are counted it ends; {where}")
+    return f"these are the run's last episodes: once they are counted it ends; {where}"
 
 
-def _show(run: str, network: Path, url: str | None) -> str:
-    words = ["riffle", "show", run, "--network", str(network)]
-    return shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
-
-
-def _note(text: str) -> None:
-    progress.print(text, highlight=False, soft_wrap=True)
-
-
-def _constant(spec: Answer, action: int | None) -> Answer:
-    return {"policy": [[action] * spec["states"]] * spec["horizon"]}
-
-
-def _policies(text: str) -> Answer:
-    """What --policy says, as the fields of a deployment.
+def _read_policies(text: str) -> Answer:
+    """Reads --policy, JSON or a file of it, as the fields of a deployment.
 
     Raises:
-        LocalError: ``invalid-spec``: it is no JSON, or holds no policy.
+        LocalError: ``invalid-spec``: it is not JSON, or holds no policy.
     """
     source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_bytes()
     try:
-        found = json.loads(source)
+        document = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise LocalError("invalid-spec", f"--policy is not JSON: {error}") from error
-    if isinstance(found, list):
-        return {"policy": found}
-    names = found.keys() if isinstance(found, dict) else set()
+    if isinstance(document, list):
+        return {"policy": document}
+    names = document.keys() if isinstance(document, dict) else set()
     fields = {"policy", "policies", "probabilities"} & names
     if not fields:
         raise LocalError("invalid-spec", "--policy has neither policy nor policies")
-    return {name: found[name] for name in fields}
+    return {name: document[name] for name in fields}
 
 
 def _wait(operator: Operator, run_id: str, index: int) -> Answer:

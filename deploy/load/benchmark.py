@@ -32,7 +32,7 @@ from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import Usage
 from riffle.deploy.operator import LAST_EVENTS, Answer, Operator
-from riffle.deploy.output import expected, progress
+from riffle.deploy.output import progress, timed_bar
 from riffle.deploy.presets import Preset
 
 PRIMITIVE_SECONDS = 4.0
@@ -116,10 +116,10 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
         Operator.of(network.secrets, network.coordinator_url) as operator,
     ):
         run_id = operator.create_run(spec)["id"]
-        with expected("warming up", WARM_SECONDS):
+        with timed_bar("warming up", WARM_SECONDS):
             _deploy(operator, run_id, spec, WARM_EPISODES)
         before = measure_primitive(width, cores)
-        with expected(f"{n} reports", total / before.rate):
+        with timed_bar(f"{n} reports", total / before.rate):
             opened, use = network.opening_seconds(), network.usage()
             started = time.monotonic()
             row = _deploy(operator, run_id, spec, n)
@@ -204,7 +204,7 @@ def batch_for(spec: RunSpec, messages: int) -> int:
 def measure_primitive(width: int, cores: int) -> Primitive:
     """The primitive on ``width`` bytes, with one process a core."""
     pool = ProcessPoolExecutor(cores, mp_context=SPAWN)
-    with expected("the primitive alone", PRIMITIVE_SECONDS), pool:
+    with timed_bar("the primitive alone", PRIMITIVE_SECONDS), pool:
         list(pool.map(_one_core, [(width, 0.05)] * cores))  # started and warm
         each = list(pool.map(_one_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))
     seal, opened = (sum(one[i][0] for one in each) / cores for i in range(2))

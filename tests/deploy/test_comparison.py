@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.cli.main import build
-from riffle.deploy.follow import SEES, TRUST_MODELS
+from riffle.deploy.follow import TRUST_MODELS, VIEWS
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset, preset
@@ -30,7 +30,7 @@ def test_three_runs_on_one_network(tmp_path: Path) -> None:
     code, out, err = compare(*SMALL, "--out", str(tmp_path), "--format", "json")
     assert code == 0, err
     rows = {row["trust"]: row for row in json.loads(out)["models"]}
-    assert list(rows) == list(TRUST_MODELS) == list(SEES)
+    assert list(rows) == list(TRUST_MODELS) == list(VIEWS)
     shuffle, local, central = rows["shuffle"], rows["local"], rows["central"]
     assert central["noise"] < shuffle["noise"] < local["noise"], "what less trust costs"
     assert local["messages_a_report"] == central["messages_a_report"] == 1

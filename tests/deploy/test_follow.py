@@ -26,8 +26,8 @@ class Away:
             return {"mixture": {"policies": [left, right], "weights": [3 << 30, 1 << 30]}}
         return {"mixture": {"policies": [right], "weights": [1 << 32]}}
 
-    def supply_truth(self, run_id: str, truth: Truth) -> None:
-        self.supplied.append(truth)
+    def supply_true_values(self, run_id: str, values: Truth) -> None:
+        self.supplied.append(values)
 
 
 def issued(index: int) -> dict[str, Any]:

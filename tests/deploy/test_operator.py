@@ -175,12 +175,12 @@ def test_every_route_has_its_method() -> None:
         lists += client.history(RUN)
         client.create_run(preset("demo").spec)
         client.deploy(RUN, ManualDeployment(policy=((0,),), episodes=1))
-        client.supply_truth(
+        client.supply_true_values(
             RUN, Truth(optimal_value=1.0, values=(TrueValue(deployment=0, value=1.0),))
         )
         for ask in (client.run, client.stop, client.newest, client.ledger, client.result):
             assert ask(RUN)
-        for look in (client.conservation, client.truth, client.events):
+        for look in (client.conservation, client.true_values, client.events):
             assert list(look(RUN))
         for answer in (client.deployment(RUN, 2), client.make_key(), client.activate_key("ab")):
             assert answer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import Sizes
-from riffle.deploy.report import Finished, manifest, plot_regret, summary, write
+from riffle.deploy.report import FinishedRun, manifest, plot_regret, summary, write
 from riffle.node_client.environments.builtin import random_mdp
 from tests.coordinator.calls import Api
 from tests.coordinator.world import RUN, SMALL
@@ -24,11 +24,11 @@ SEEDS = {"learner": 0, "test": None}
 
 
 @pytest.fixture(scope="module")
-def canned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
     with ExitStack() as stack:
         api = Api(tmp_path_factory.mktemp("data"), stack)
         api.finish()
-        yield Finished(
+        yield FinishedRun(
             run=api.get(f"/{RUN}"),
             result=api.get(f"/{RUN}/result"),
             deployments=api.get(f"/{RUN}/deployments")["deployments"],
@@ -58,9 +58,9 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_the_summary(canned: Finished) -> None:
-    found = summary(canned, MDP, wall_seconds=1.5)
-    crude, fine = canned.deployments
+def test_the_summary(finished: FinishedRun) -> None:
+    found = summary(finished, MDP, wall_seconds=1.5)
+    crude, fine = finished.deployments
     assert found["state"] == "finished"
     assert (found["episodes"], found["reports_accepted"]) == (42, 40)
     assert found["messages_forwarded"] == found["messages_counted"] > 0
@@ -70,7 +70,7 @@ def test_the_summary(canned: Finished) -> None:
     assert found["policy_value"] == pytest.approx(value_of(found["policy"]))
     share = found["policy_value"] / found["optimal_value"]
     assert found["policy_value_share"] == pytest.approx(share)
-    assert (found["epsilon"], found["beta"]) == (canned.ledger["epsilon"], 0.01)
+    assert (found["epsilon"], found["beta"]) == (finished.ledger["epsilon"], 0.01)
     assert (found["policy_switches"], found["wall_seconds"]) == (1, 1.5)
 
 
@@ -79,16 +79,16 @@ def test_the_summary(canned: Finished) -> None:
     [("abandoned", 0, 0), ("abandoned", 5, 5), ("rejected", 0, 20), ("rejected", 30, 30)],
 )
 def test_episodes_of_batches_that_failed_count_too(
-    canned: Finished, state: str, executed: int, episodes: int
+    finished: FinishedRun, state: str, executed: int, episodes: int
 ) -> None:
-    crude, fine = canned.deployments
+    crude, fine = finished.deployments
     changed = crude | {"state": state, "episodes_executed": executed}
-    found = replace(canned, deployments=[changed, fine]).regret(MDP)
+    found = replace(finished, deployments=[changed, fine]).regret(MDP)
     assert found.total == pytest.approx(episodes * loss_of(crude) + 21 * loss_of(fine))
 
 
-def test_all_files_are_written(canned: Finished, tmp_path: Path) -> None:
-    document = write(tmp_path, canned, MDP, 1.0, SEEDS)
+def test_all_files_are_written(finished: FinishedRun, tmp_path: Path) -> None:
+    document = write(tmp_path, finished, MDP, 1.0, SEEDS)
     assert {file.name for file in tmp_path.iterdir()} == {
         "summary.json",
         "stages.csv",
@@ -108,21 +108,21 @@ def test_all_files_are_written(canned: Finished, tmp_path: Path) -> None:
     assert (stage["L_b"], stage["active_after"]) == ("20", "1")
     spent = rows(tmp_path / "ledger.csv")
     assert [float(row["epsilon_upper"]) for row in spent] == [
-        entry["epsilon_upper"] for entry in canned.ledger["entries"]
+        entry["epsilon_upper"] for entry in finished.ledger["entries"]
     ]
     picture = (tmp_path / "regret.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n")
     assert len(picture) > 10_000
 
 
-def test_a_run_without_stages_has_an_empty_table(canned: Finished, tmp_path: Path) -> None:
-    write(tmp_path, replace(canned, stages=[]), MDP, 1.0, SEEDS)
+def test_a_run_without_stages_has_an_empty_table(finished: FinishedRun, tmp_path: Path) -> None:
+    write(tmp_path, replace(finished, stages=[]), MDP, 1.0, SEEDS)
     assert rows(tmp_path / "stages.csv") == []
     assert (tmp_path / "stages.csv").read_text().startswith("deployment,stage,L_b,episodes,")
 
 
-def test_the_manifest_is_enough_to_run_it_again(canned: Finished) -> None:
-    found = json.loads(json.dumps(manifest(canned, SEEDS)))
+def test_the_manifest_is_enough_to_run_it_again(finished: FinishedRun) -> None:
+    found = json.loads(json.dumps(manifest(finished, SEEDS)))
     assert found["seeds"] == SEEDS
     assert found["constants"] == {"name": "tiny"}
     assert {"riffle-rl", "numpy", "cryptography"} <= found["versions"].keys()
@@ -130,7 +130,7 @@ def test_the_manifest_is_enough_to_run_it_again(canned: Finished) -> None:
     assert given.items() <= found["spec"].items()
 
 
-def test_an_epsilon_without_bound_is_drawn_too(canned: Finished, tmp_path: Path) -> None:
-    document = summary(canned, MDP, 1.0) | {"epsilon": "Infinity"}
-    plot_regret(tmp_path / "regret.png", canned.regret(MDP), document)
+def test_an_epsilon_without_bound_is_drawn_too(finished: FinishedRun, tmp_path: Path) -> None:
+    document = summary(finished, MDP, 1.0) | {"epsilon": "Infinity"}
+    plot_regret(tmp_path / "regret.png", finished.regret(MDP), document)
     assert (tmp_path / "regret.png").stat().st_size > 0

@@ -31,7 +31,7 @@ HEADERS = {
 def answers(operator: Operator, small: Run) -> dict[str, Rows]:
     """What the tables of the run's charts must say, by chart."""
     run = small["id"]
-    truth, ledger = operator.truth(run), operator.ledger(run)
+    truth, ledger = operator.true_values(run), operator.ledger(run)
     stages = operator.stages(run)
     rows = operator.deployments(run)
     uploads = {

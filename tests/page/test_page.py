@@ -95,7 +95,7 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
 
 def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, small: Run) -> None:
     page = opened(small["id"])
-    result, truth = operator.result(small["id"]), operator.truth(small["id"])
+    result, truth = operator.result(small["id"]), operator.true_values(small["id"])
     expect(figure(page, "Episodes counted")).to_have_text("600")
     expect(figure(page, "Messages opened")).to_have_text(f"{result['messages_counted']:,}")
     expect(figure(page, "Privacy spent, \u03b5")).to_have_text(f"{result['epsilon']:.4g}")
@@ -226,7 +226,7 @@ def test_every_chart_has_a_sentence_and_a_table_and_is_read_by_arrow_keys(
         described = figure.get_attribute("aria-describedby")
         assert described == f"{name}-chart-text"
         assert page.locator(f"#{described}").inner_text()
-    truth = operator.truth(small["id"])
+    truth = operator.true_values(small["id"])
     page.locator("#regret-chart .figure").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#regret-chart output")).to_contain_text(

@@ -8,21 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import Result
 
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.follow import follow, ignore
+from riffle.deploy.follow import follow
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
-from riffle.deploy.report import Growing, replace_csv, rows_of
+from riffle.deploy.report import GrowingTables, replace_csv, rows_of
 from tests.coordinator.world import RUN, SMALL, FakeShuffler
 from tests.deploy.cli.calls import riffle as call
 from tests.deploy.live import live_coordinator
 
-OWN = Path(__file__).parents[3] / "docs" / "own.md"
+DOCS = Path(__file__).parents[3] / "docs"
+OWN, TUTORIAL = DOCS / "own.md", DOCS / "tutorial.md"
 HAND, OTHER = "1d" * 16, "1e" * 16
 
 
@@ -94,7 +95,7 @@ def test_off_a_terminal_a_run_is_followed_by_lines(
     network: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Operator.of(network) as operator:
-        follow(operator, RUN, 40, tmp_path, ignore)
+        follow(operator, RUN, 40, tmp_path)
         rows = operator.deployments(RUN)
         stages = operator.stages(RUN)
     lines = capsys.readouterr().err.splitlines()
@@ -151,7 +152,7 @@ def test_the_end_of_a_run_by_hand_is_not_guessed(
         run = operator.create_run(manual("22" * 16))["id"]
         operator.wait(run, operator.deploy(run, {"policy": [[1, 1]] * 2, "episodes": 20})["index"])
         operator.stop(run)
-        follow(operator, run, 60, tmp_path, ignore, by_hand=True)
+        follow(operator, run, 60, tmp_path, by_hand=True)
     assert capsys.readouterr().err.splitlines() == ["batch 0 counted: 20 of 60 episodes"]
 
 
@@ -235,7 +236,7 @@ def test_a_run_that_was_stopped_is_a_no(network: Path, tmp_path: Path) -> None:
         (["--policy", "{}"], "neither policy nor policies"),
         (["--policy", "[[0,"], "not JSON"),
         (["--policy", "[" * 100_000], "not JSON"),
-        (["--policy", "[[0, 1], [0, 1]]", "--always", "1"], "either --policy or --always"),
+        (["--policy", "[[0, 1], [0, 1]]", "--always", "1"], "give either --policy or --always"),
         (["--always", "1", "--layer", "2"], "layer"),
     ],
 )
@@ -273,7 +274,7 @@ def test_conservation_accounts_for_every_message(
 def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path) -> None:
     with Operator.of(network) as operator:
         source = Partial(operator)
-        growing = Growing(tmp_path, source, RUN)
+        growing = GrowingTables(tmp_path, cast("Operator", source), RUN)
         for source.shown in (0, 1, 1, 2):
             growing.grow()
             lines = [file.read_text().count("\n") for file in sorted(tmp_path.iterdir())]
@@ -284,18 +285,17 @@ def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path)
             assert grown == (tmp_path / f"{table}.csv").read_text()
 
 
-def test_the_documented_client_and_commands(
-    network: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The page's Python, then its commands, on a run that is over when both have deployed."""
-    page = OWN.read_text().replace("runs/outside/network", str(network)).replace("1000", "100")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    sizes = {"states": 4, "actions": 2, "horizon": 6, "episodes": 200, "epsilon": 50.0}
+def test_documented_client_and_commands(network: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tutorial's Python, then the commands of own.md, on a run that ends with them."""
+    (block,) = re.findall(r"```python\n([^`]*Operator\.of.*?)```", TUTORIAL.read_text(), re.DOTALL)
+    block = block.replace("runs/hand/network", str(network)).replace("300", "100")
+    sizes = {"states": 2, "actions": 2, "horizon": 3, "episodes": 200, "epsilon": 50.0}
     changes = {"run_id": None, "name": "demo", "learner": "manual", **sizes}
     with Operator.of(network) as operator:
         operator.create_run(RunSpec.model_validate(SMALL | changes))
     exec(block)  # noqa: S102  (our own page)
     assert "'confidence': 0.95" in capsys.readouterr().out
+    page = OWN.read_text().replace("runs/outside/network", str(network)).replace("1000", "100")
     lines = re.findall(r"^\$ riffle (.* --network .*)$", page, re.MULTILINE)
     assert [line.split()[0] for line in lines] == ["list", "deploy", "log", "conservation"]
     for line in lines:

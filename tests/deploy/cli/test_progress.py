@@ -66,7 +66,7 @@ def test_a_step_that_takes_long_is_told_meanwhile(monkeypatch: pytest.MonkeyPatc
 def test_a_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixture[str]) -> None:
     with steps("runs") as shown:
         shown.step()
-        shown.expect(2)
+        shown.set_total(2)
         shown.step()
     assert capsys.readouterr().err.splitlines() == ["runs: 1", "runs: 2 of 2"]
 
