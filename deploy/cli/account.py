@@ -1,4 +1,4 @@
-"""``riffle account``: the least noise for a guarantee, or the guarantee of a given noise."""
+"""``riffle account``: the least noise for a guarantee, or the guarantee of a noise."""
 
 import math
 from fractions import Fraction
@@ -38,9 +38,10 @@ def account_command(
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Compute the noise and messages that a guarantee costs, or the guarantee of a noise.
+    """Compute the noise that a guarantee needs, or the guarantee of a noise.
 
-    With --bits and --p the command computes the epsilon that this noise gives at --beta.
+    The answer has bits, messages and variance, too. With --bits and --p the command computes
+    the epsilon that this noise gives at --beta.
     """
     layout = CounterLayout(
         Sizes(states, actions, horizon), families, 0 if scope == "layer" else None
@@ -49,7 +50,7 @@ def account_command(
         raise ValueError(f"--honest-fraction must be a number up to 1, not {honest_fraction}")
     dishonest = float(1 - Fraction(str(honest_fraction)))
     if (bits is None) != (p is None):
-        raise ValueError("--bits and --p belong together")
+        raise ValueError("--bits and --p belong together: give both or neither")
     if bits is not None and p is not None:
         noise = Noise(bits, *dyadic(p))
         slots = noise_slots if noise_slots is not None else bits * layout.counters
@@ -70,9 +71,9 @@ def calibrated(
     beta: float,
     calibration: CalibrationName,
 ) -> dict[str, Any]:
-    """The calibration of a batch, with its ratios to the papers' and to the Gaussian mechanism."""
+    """Returns a calibration, with its ratios to the papers' and to the Gaussian mechanism."""
 
-    def chosen(name: CalibrationName) -> tuple[Noise, Account]:
+    def calibrate_as(name: CalibrationName) -> tuple[Noise, Account]:
         result = calibrate(
             n=n,
             dishonest_fraction=dishonest_fraction,
@@ -86,19 +87,18 @@ def calibrated(
         )
         return result.noise, result.account
 
-    noise, result = chosen(calibration)
+    noise, result = calibrate_as(calibration)
     document = describe(layout, noise, result)
-    document["variance_over_gaussian"] = result.variance / gaussian_variance(
-        epsilon, beta, layout.cells
-    )
+    gaussian = gaussian_variance(epsilon, beta, layout.cells)
+    document["variance_over_gaussian"] = result.variance / gaussian
     if calibration == "exact":
-        paper_noise, _ = chosen("paper")
+        paper_noise, _ = calibrate_as("paper")
         document["ones_of_the_paper_over_exact"] = paper_noise.mean(n) / noise.mean(n)
     return document
 
 
 def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, Any]:
-    """A batch's noise and guarantee under the keys that the command documents."""
+    """Returns a batch's noise and guarantee, under the keys that the command prints."""
     return {
         "episodes": result.n,
         "honest_reports": result.honest_reports,
@@ -119,10 +119,10 @@ def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, 
 
 
 def dyadic(text: str) -> tuple[int, int]:
-    """Numerator and log2 of the denominator of a probability such as 1/256 or 0.5.
+    """Returns numerator and log2 of the denominator of a probability such as 1/256 or 0.5.
 
     Raises:
-        ValueError: it is not an integer over a power of two up to 2**32.
+        ValueError: It is not an integer over a power of two up to 2**32.
     """
     try:
         fraction = Fraction(text)

@@ -1,7 +1,4 @@
-"""``riffle figures``: the papers' figures, computed anew.
-
-``riffle audit``: attack the privacy mechanism and say what was found.
-"""
+"""``riffle figures``: the papers' figures. ``riffle audit``: attacks that bound privacy loss."""
 
 import os
 import time
@@ -16,11 +13,11 @@ from riffle.deploy.output import (
     Exit,
     Format,
     Output,
+    dotted_rows,
     emit,
     line,
     one_line_errors,
     progress,
-    spread,
     steps,
     table,
 )
@@ -31,6 +28,7 @@ from riffle.experiments.figures.sweep import Backend
 from riffle.experiments.figures.write import ALL, Order, make, select_figures
 
 SEEDS, QUICK_SEEDS = 20, 2
+FILES = {"picture": "png", "table": "md"}
 
 
 @one_line_errors
@@ -49,58 +47,53 @@ def figures_command(
     address: Annotated[
         str | None, typer.Option(help="Dask scheduler, as tcp://127.0.0.1:8786")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="a tenth of K: does it work?")] = False,
-    force: Annotated[bool, typer.Option("--force", help="compute again, write over")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a tenth of K, to see that it works")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="compute again and write over")] = False,
     output: Output = Format.text,
 ) -> None:
-    """Compute figures of the papers: CSV, PNG, SVG, a table and a manifest for each.
+    """Compute figures of the papers.
 
-    Finished figures are not written over; an interrupted run goes on where it stopped.
+    Each has CSV, PNG, SVG, a table and a manifest. Finished figures are not written over; after
+    an interruption the command goes on where it stopped.
     """
     started = time.perf_counter()
     place = Backend(backend, workers or os.cpu_count() or 1, address)
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
     order = Order(select_figures(name, quick=quick), count, out, place, force)
-    with lock_folder(out):
-        made = [figure | _files(figure, out) for figure in _make(order)]
+    with lock_folder(out), steps("runs") as shown:
+
+        def begin(total: int) -> None:
+            shown.set_total(total)
+            line(f"runs to compute: {total}")
+
+        made = make(order, lambda _: shown.step(), begin)
+    # The table of a figure says what is missing, and why.
+    written = [
+        figure | {kind: str(out / f"{figure['figure']}.{ending}") for kind, ending in FILES.items()}
+        for figure in made
+    ]
     document = {
         "out": str(out),
         "seeds": count,
         "seconds": time.perf_counter() - started,
-        "figures": made,
+        "figures": written,
     }
     columns = ("figure", "curves", "picture", "not computed")
-    emit(document, output, lambda: table(columns, _rows(made), f"written to {out}"))
+    emit(document, output, lambda: table(columns, _rows(written), f"written to {out}"))
 
 
-def _make(order: Order) -> list[dict[str, Any]]:
-    with steps("runs") as shown:
-
-        def begun(total: int) -> None:
-            shown.expect(total)
-            line(f"runs to compute: {total}")
-
-        return make(order, lambda _: shown.step(), begun)
-
-
-def _files(figure: dict[str, Any], out: Path) -> dict[str, str]:
-    """A figure's picture, and its table, which says what is missing and why."""
-    return {
-        "picture": str(out / f"{figure['figure']}.png"),
-        "table": str(out / f"{figure['figure']}.md"),
-    }
-
-
-def _rows(made: list[dict[str, Any]]) -> list[tuple[str, int, str, str]]:
+def _rows(figures: list[dict[str, Any]]) -> list[tuple[str, int, str, str]]:
     return [
         (figure["figure"], len(figure["curves"]), figure["picture"], _missing(figure))
-        for figure in made
+        for figure in figures
     ]
 
 
 def _missing(figure: dict[str, Any]) -> str:
-    found = [curve["label"] for curve in figure["curves"] if curve["missing"]]
-    return f"{'; '.join(found)}: why is in {figure['table']}" if found else "-"
+    labels = [curve["label"] for curve in figure["curves"] if curve["missing"]]
+    return f"{'; '.join(labels)}: why is in {figure['table']}" if labels else "-"
 
 
 @one_line_errors
@@ -121,14 +114,15 @@ def audit_command(
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Run the real code on two neighbouring populations and bound epsilon and beta from below.
+    """Attack the real code, to bound epsilon and beta from below.
 
-    Bounds hold with 99 % confidence. Exit code 1 when the claim is violated.
+    It runs on two neighbouring populations. Bounds hold with 99 % confidence. Exit code 1 when
+    the claim is violated.
     """
     setting = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
     effort = Effort(TRIALS[encoding] if trials is None else trials, sealed, users)
     progress.print(f"attacking {encoding}, {effort.trials} batches a side")
     with steps("batches", effort.batches(encoding)) as shown:
         document = run(encoding, setting, effort, shown.step)
-    emit(document, output, lambda: table(("quantity", "value"), list(spread(document))))
+    emit(document, output, lambda: table(("quantity", "value"), list(dotted_rows(document))))
     raise typer.Exit(Exit.NO if document["violated"] else Exit.DONE)

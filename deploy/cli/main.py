@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
     import typer
@@ -21,97 +21,36 @@ COMPLETION = "_RIFFLE_COMPLETE"
 """Environment variable that the script of ``riffle --install-completion`` sets."""
 
 
-class Command(NamedTuple):
-    """A command's module in this package, its function or group there, and its line of help.
-
-    A test compares the line to the first paragraph of the function's docstring.
-    """
-
-    module: str
-    attribute: str
-    summary: str
-
-
+# Each command's module in this package and its line of help, which is the first paragraph of its
+# docstring. Its function, or its group of commands, is named `<command>_command`.
 COMMANDS = {
-    "up": Command(
-        "runs",
-        "up_command",
-        "Start shuffler, coordinator and nodes on loopback, run to the end, write the results.",
-    ),
-    "run": Command(
-        "runs",
-        "run_command",
-        "Create a run on a network that is up, follow it to its end, write the results.",
-    ),
-    "list": Command(
-        "operate", "list_command", "List all runs, oldest first, with trust model and progress."
-    ),
-    "show": Command(
-        "operate", "show_command", "Show a run's state, result and cost, or one of its tables."
-    ),
-    "log": Command("operate", "log_command", "Print a run's events, one a line."),
-    "stop": Command(
-        "operate", "stop_command", "Stop a run: abandon its open batch, count a sealed one."
-    ),
-    "deploy": Command(
-        "operate",
-        "deploy_command",
-        "Deploy a policy or a mixture in a run whose learner is manual.",
-    ),
-    "conservation": Command(
-        "operate",
-        "conservation_command",
-        "Account for every message of a run, batch by batch, at both services.",
-    ),
-    "compare": Command(
-        "runs",
-        "compare_command",
-        "Run shuffle, local and central trust on one loopback network, and print the table.",
-    ),
-    "simulate": Command(
-        "simulate",
-        "simulate_command",
-        "Simulate a run over several seeds and report exact regret with its confidence band.",
-    ),
-    "figures": Command(
-        "experiments",
-        "figures_command",
-        "Compute figures of the papers: CSV, PNG, SVG, a table and a manifest for each.",
-    ),
-    "account": Command(
+    "up": ("runs", "Start a network on loopback, run to the end, write the results."),
+    "run": ("runs", "Run on a network that is up, follow to the end, write the results."),
+    "list": ("operate", "List all runs, oldest first, with trust model and progress."),
+    "show": ("operate", "Show a run's state, result and cost, or one of its tables."),
+    "log": ("operate", "Print a run's events, one a line."),
+    "stop": ("operate", "Stop a run: abandon its open batch, count a sealed one."),
+    "deploy": ("operate", "Deploy a policy or a mixture in a run whose learner is manual."),
+    "conservation": ("operate", "Account for every message of a run, at both services."),
+    "compare": ("runs", "Run shuffle, local and central trust on one loopback network."),
+    "simulate": ("simulate", "Simulate a run over several seeds and report exact regret."),
+    "figures": ("experiments", "Compute figures of the papers."),
+    "account": (
         "account",
-        "account_command",
-        "Compute the noise and messages that a guarantee costs, or the guarantee of a noise.",
+        "Compute the noise that a guarantee needs, or the guarantee of a noise.",
     ),
-    "audit": Command(
-        "experiments",
-        "audit_command",
-        "Run the real code on two neighbouring populations and bound epsilon and beta from below.",
-    ),
-    "shuffler": Command(
+    "audit": ("experiments", "Attack the real code, to bound epsilon and beta from below."),
+    "shuffler": ("network", "Run the shuffler, configured by RIFFLE_SHUFFLER_* variables."),
+    "coordinator": (
         "network",
-        "shuffler_command",
-        "Run the shuffler, configured by RIFFLE_SHUFFLER_* variables.",
-    ),
-    "coordinator": Command(
-        "network",
-        "coordinator_command",
         "Run the coordinator, configured by RIFFLE_COORDINATOR_* variables.",
     ),
-    "node": Command(
-        "network",
-        "node_command",
-        "Run one node for each credential, configured by RIFFLE_NODE_* variables.",
-    ),
-    "bench": Command("load", "bench_app", "Measure Riffle's own speed."),
-    "load": Command(
-        "load", "load_command", "Load a network with real nodes, and name what limits it."
-    ),
-    "doctor": Command(
-        "network", "doctor_command", "Check this machine and, if given, a network and its services."
-    ),
-    "health": Command("network", "health_command", "Ask a service whether it is ready."),
-    "network": Command("network", "network_app", "Create and change the secrets of a network."),
+    "node": ("network", "Run one node for each credential, configured by RIFFLE_NODE_* variables."),
+    "bench": ("load", "Measure Riffle's own speed."),
+    "load": ("load", "Load a network with real nodes, and name what limits it."),
+    "doctor": ("network", "Check this machine and, if given, a network and its services."),
+    "health": ("network", "Ask a service whether it is ready."),
+    "network": ("network", "Create and change the secrets of a network."),
 }
 
 
@@ -160,15 +99,15 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
     # Typer imports Pydantic to convert options; those of ``riffle`` itself are the listing's.
     app.callback(add_help_option=listing)(riffle)
     if listing:
-        for listed, command in COMMANDS.items():
-            app.command(listed, help=command.summary)(riffle)
+        for listed, (_, summary) in COMMANDS.items():
+            app.command(listed, help=summary)(riffle)
         return app
-    module, attribute, _ = COMMANDS[name]
-    command_or_group = getattr(import_module(f"riffle.deploy.cli.{module}"), attribute)
-    if isinstance(command_or_group, typer.Typer):
-        app.add_typer(command_or_group, name=name)
+    module = import_module(f"riffle.deploy.cli.{COMMANDS[name][0]}")
+    command = getattr(module, f"{name}_command")
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
     else:
-        app.command(name)(command_or_group)
+        app.command(name)(command)
     return app
 
 

@@ -30,12 +30,14 @@ from riffle.deploy.output import (
     table,
 )
 
-network_app = typer.Typer(no_args_is_help=True, help="Create and change the secrets of a network.")
+network_command = typer.Typer(
+    no_args_is_help=True, help="Create and change the secrets of a network."
+)
 
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
 
 
-@network_app.command("init")
+@network_command.command("init")
 @one_line_errors
 def init_command(
     folder: NetworkFolder,
@@ -52,7 +54,7 @@ def init_command(
     emit(document, output, lambda: progress.print(f"the network's secrets are in {folder}"))
 
 
-@network_app.command("enrol")
+@network_command.command("enrol")
 @one_line_errors
 def enrol_command(
     folder: NetworkFolder,
@@ -70,7 +72,7 @@ def enrol_command(
     emit(document, output, lambda: progress.print(f"{nodes} nodes are enrolled"))
 
 
-@network_app.command("rotate-key")
+@network_command.command("rotate-key")
 @one_line_errors
 def rotate_key_command(
     folder: NetworkFolder,

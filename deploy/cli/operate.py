@@ -200,9 +200,9 @@ def conservation_command(
     coordinator_url: CoordinatorUrl = None,
     output: Rows = TableFormat.text,
 ) -> None:
-    """Account for every message of a run, batch by batch, at both services.
+    """Account for every message of a run, at both services.
 
-    Exit code 1 when something does not add up.
+    The table has a row for each batch. Exit code 1 when something does not add up.
     """
     with Operator.of(network, coordinator_url) as operator:
         answer = operator.conservation(operator.find(run)["id"])

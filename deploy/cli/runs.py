@@ -55,9 +55,10 @@ def up_command(
     ] = False,
     output: Output = Format.text,
 ) -> None:
-    """Start shuffler, coordinator and nodes on loopback, run to the end, write the results.
+    """Start a network on loopback, run to the end, write the results.
 
-    An unfinished run that an earlier command left in the folder is stopped first.
+    The network is a shuffler, a coordinator and nodes, each a process. An unfinished run that
+    an earlier command left in the folder is stopped first.
     """
     started = time.monotonic()
     chosen = options.apply(test_seed=test_seed)
@@ -88,7 +89,7 @@ def run_command(
     force: Force = False,
     output: Output = Format.text,
 ) -> None:
-    """Create a run on a network that is up, follow it to its end, write the results."""
+    """Run on a network that is up, follow to the end, write the results."""
     started = time.monotonic()
     chosen = replace(options, preset=preset).apply(name=name)
     with Operator.of(network, coordinator_url) as operator:
@@ -111,10 +112,10 @@ def compare_command(
     force: Force = False,
     output: Output = Format.text,
 ) -> None:
-    """Run shuffle, local and central trust on one loopback network, and print the table.
+    """Run shuffle, local and central trust on one loopback network.
 
-    The three run one after another, each with users of its own. An unfinished run that an earlier
-    command left in the folder is stopped first.
+    The command prints one table. The three run one after another, each with users of its own.
+    An unfinished run that an earlier command left in the folder is stopped first.
     """
     chosen = options.apply()
     for trust in TRUST_MODELS:

@@ -17,7 +17,10 @@ def simulate_command(
     how: SimulationOptions,
     output: Output = Format.text,
 ) -> None:
-    """Simulate a run over several seeds and report exact regret with its confidence band."""
+    """Simulate a run over several seeds and report exact regret.
+
+    The mean has a confidence interval of 95 %.
+    """
     from riffle.deploy.cli.simulation import rows_of, simulate  # noqa: PLC0415
 
     document = simulate(options, how, preset_given=is_given(context, "preset"))

@@ -91,7 +91,7 @@ def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
         (
             ["--nodes", "2", "--rate", "1", "--duration", "5", "--service-cores", "x"],
             3,
-            "processors are a list as 0,1, not 'x'",
+            "processors are a list such as 0,1, not 'x'",
         ),
         (["--nodes", "0", "--rate", "1", "--duration", "5"], 2, "nodes"),
         (["--nodes", "2", "--rate", "1", "--duration", "5", "--seed", "-1"], 2, "seed"),
@@ -111,7 +111,7 @@ def test_where_services_are_is_wrong_without_their_network(tmp_path: Path, optio
     words = command(tmp_path / "out", *SHORT, option, "http://127.0.0.1:1")
     result = CliRunner().invoke(build(words), words)
     assert result.exit_code == 2
-    assert result.stderr == f"riffle: {option} is of a network that is up: say --network, too\n"
+    assert result.stderr == f"riffle: {option} is for a network that is up: give --network, too\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -122,9 +122,7 @@ def test_what_an_own_network_takes_is_wrong_with_another(
     words = command(tmp_path / "out", *SHORT, "--network", "runs/demo/network", option, value)
     result = CliRunner().invoke(build(words), words)
     assert result.exit_code == 2
-    assert result.stderr == (
-        f"riffle: {option} is for a network of the load's own, not for that of --network\n"
-    )
+    assert result.stderr == (f"riffle: {option} is for a new network, not for that of --network\n")
     assert not list(tmp_path.iterdir())
 
 
