@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,15 @@ def test_named_files_exist(document: Path) -> None:
     """A path in code font that begins with one of the folders is a file or a folder."""
     for path in re.findall(rf"`((?:{FOLDERS})/[\w/.]*)`", document.read_text()):
         assert (ROOT / path).exists(), path
+
+
+def test_the_architecture_has_every_contract_and_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for contract in contracts["contracts"]:
+        if contract["type"] == "layers":
+            layers = " → ".join(layer.replace(" | ", ", ") for layer in contract["layers"])
+            assert f"| `{contract['containers'][0]}` | {layers} |" in page
+    for package in (ROOT / "src" / "riffle").glob("*/*/__init__.py"):
+        folder = package.parent.relative_to(ROOT / "src" / "riffle")
+        assert f"`{folder}/`" in page, folder
