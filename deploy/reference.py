@@ -1,17 +1,13 @@
-"""Reference pages of what can be chosen: learners, their options, environments; of what is refused.
+"""Reference pages in docs/, made from the code. ``make docs`` writes them; a test compares them.
 
-Every built-in learner is a factory with a docstring; the options of SDP-PE and their meaning are
-the fields and the docstring of `Constants`. What has no sentence there fails here.
-
-The reference of both services' REST surfaces, made from their own OpenAPI documents.
-
-Reference pages made from the code. ``make docs`` writes them, a test compares them.
+Learners and environments come from their docstrings, settings and commands from their own
+descriptions, REST from both services' OpenAPI documents, problems from the table of errors.
 """
 
 import inspect
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,103 +32,113 @@ from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.app import create_app as shuffler_app
 from riffle.shuffler.settings import Settings as ShufflerSettings
 
-WHOM = {None: "nobody is protected", "central": "a central agent adds noise", "local": "users do"}
+Json = dict[str, Any]
+
+PROTECTION = {
+    None: "nobody is protected",
+    "central": "a central agent adds noise",
+    "local": "users do",
+}
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "Shuffler": ShufflerSettings,
+    "Coordinator": CoordinatorSettings,
+    "Nodes": NodeSettings,
+}
+
+
+def _page(*parts: str) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = " | ".join(head).replace("|  |", "| |")
+    rule = "|" + "---|" * (names.count("|") + 1)
+    return "\n".join([f"| {names} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text or "").split()).replace("|", "/")
+
+
+def _paragraph(documented: object, which: int = 0) -> str:
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[which].split())
+
+
+# ---- learners, environments, problems --------------------------------------------------------
 
 
 def learners_page() -> str:
-    """Learners with their options, and environments with their parameters, as Markdown."""
-    return "\n\n".join([
+    """Returns learners with their options, and environments with their parameters, as Markdown."""
+    bonus = {name: value for name, value in asdict(Bonus()).items() if name != "name"}
+    return _page(
         "# Learners and environments",
         "Made from the code by `make docs`. How to bring others: [Bring your own](own.md).",
         "## Learners",
         "On the services and in the simulator, `--learner NAME`:",
-        _table(("learner", "is"), [(f"`{n}`", _first(f)) for n, f in sorted(BUILT_IN.items())]),
+        _table(("learner", "is"), ((f"`{n}`", _paragraph(f)) for n, f in sorted(BUILT_IN.items()))),
         "In the simulator only, as they plan anew before every episode (`004`'s are figures of "
         "`riffle figures`):",
-        _table(("learner", "trust"), [(f"`{n}`", WHOM[t]) for n, t in PER_EPISODE.items()]),
+        _table(("learner", "trust"), ((f"`{n}`", PROTECTION[t]) for n, t in PER_EPISODE.items())),
         "## Options of SDP-PE",
         "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names; all of "
         "SDP-PE's kin have the same. What each is worth: [ablation](ablation.md).",
-        _table(("option", *(f"`{name}`" for name in PRESETS), "meaning"), _options()),
+        _table(("option", *(f"`{name}`" for name in PRESETS), "meaning"), _sdp_pe_options()),
         "## Options of UCBVI",
         "`ucbvi`, `ucbvi-jdp`, `ucbvi-ldp`. " + _paragraph(Bonus, 1),
-        _table(
-            ("option", "default"),
-            [(f"`{n}`", f"`{v}`") for n, v in asdict(Bonus()).items() if n != "name"],
-        ),
+        _table(("option", "default"), ((f"`{n}`", f"`{v}`") for n, v in bonus.items())),
         "## Environments",
         "`--env ID`, `--param NAME=VALUE`. X, A and H follow from the parameters.",
-        _table(("environment", "is", "parameters"), _environments()),
-    ]) + "\n"  # fmt: skip
+        _table(
+            ("environment", "is", "parameters"),
+            ((f"`{n}`", _paragraph(b), _parameters(b)) for n, b in sorted(BUILDERS.items())),
+        ),
+    )
+
+
+def _sdp_pe_options() -> Iterator[tuple[str, ...]]:
+    presets = [preset.as_dict() for preset in PRESETS.values()]
+    meanings = option_meanings()
+    for name in presets[0]:
+        if name != "name":
+            values = (preset[name] for preset in presets)
+            shown = (f"`{round(v, 4) if isinstance(v, float) else v}`" for v in values)
+            yield (f"`{name}`", *shown, meanings[name])
+
+
+def option_meanings() -> dict[str, str]:
+    """Returns option -> meaning, from lines ``option: meaning`` in `Constants`' docstring."""
+    text = inspect.getdoc(Constants) or ""
+    lines = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.MULTILINE)
+    return {name: _one_line(meaning) for name, meaning in lines}
+
+
+def _parameters(function: Callable[..., object]) -> str:
+    return ", ".join(
+        f"`{p.name}`" if p.default is p.empty else f"`{p.name}={p.default}`"
+        for p in inspect.signature(function).parameters.values()
+    )
 
 
 def problems_page() -> str:
-    """Every problem type, as Markdown."""
-    rows = [
-        (f"`{slug}`", str(int(status)), title) for slug, (status, title) in sorted(PROBLEMS.items())
-    ]
-    return "\n\n".join([
+    """Returns every problem type as Markdown."""
+    problems = sorted(PROBLEMS.items())
+    return _page(
         "# Problems",
         "Made from the code by `make docs`. A refusal is an `application/problem+json` document "
         f"(RFC 9457) whose `type` is `{URN}` and one of these names; `detail` says what was wrong, "
         "which value, and what to do.",
-        _table(("name", "status", "title"), rows),
-    ]) + "\n"  # fmt: skip
-
-
-def _options() -> list[tuple[str, ...]]:
-    presets = [preset.as_dict() for preset in PRESETS.values()]
-    meanings = option_meanings()
-    return [
-        (f"`{name}`", *(f"`{_short(preset[name])}`" for preset in presets), meanings[name])
-        for name in presets[0]
-        if name != "name"
-    ]
-
-
-def option_meanings() -> dict[str, str]:
-    """Option -> meaning, from the lines ``option: meaning`` of the docstring of `Constants`."""
-    text = inspect.getdoc(Constants) or ""
-    found = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.MULTILINE)
-    return {name: " ".join(meaning.split()).replace("|", "/") for name, meaning in found}
-
-
-def _environments() -> list[tuple[str, ...]]:
-    return [
-        (f"`{name}`", _first(builder), _parameters(builder))
-        for name, builder in sorted(BUILDERS.items())
-    ]
-
-
-def _parameters(function: Callable[..., object]) -> str:
-    given = inspect.signature(function).parameters.values()
-    return ", ".join(
-        f"`{p.name}`" if p.default is p.empty else f"`{p.name}={p.default}`" for p in given
+        _table(
+            ("name", "status", "title"),
+            ((f"`{slug}`", str(int(status)), title) for slug, (status, title) in problems),
+        ),
     )
 
 
-def _paragraph(documented: object, which: int) -> str:
-    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[which].split())
-
-
-def _first(documented: object) -> str:
-    return _paragraph(documented, 0)
-
-
-def _short(value: object) -> object:
-    return round(value, 4) if isinstance(value, float) else value
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    rule = "|" + "---|" * len(head)
-    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(r)} |" for r in rows)])
-
-
-Json = dict[str, Any]
+# ---- REST ------------------------------------------------------------------------------------
 
 
 def rest_page() -> str:
-    """Every route of both services and every document they speak, as Markdown."""
+    """Returns every route of both services, and every document they exchange, as Markdown."""
     parts = [
         "# REST",
         "Made from the code by `make docs`. Each service answers its own OpenAPI document at "
@@ -141,15 +147,25 @@ def rest_page() -> str:
     ]
     for name, app in apps().items():
         document = app.openapi()
-        parts += [f"## {name}", _routes(document["paths"])]
+        rows = (
+            (
+                f"`{method.upper()} {path}`",
+                _inputs(route),
+                _answers(route),
+                _one_line(route.get("description")),
+            )
+            for path, methods in document["paths"].items()
+            for method, route in methods.items()
+        )
+        parts += [f"## {name}", _table(("route", "takes", "answers", "meaning"), rows)]
         parts += [_schema(title, schema) for title, schema in sorted(_schemas(document).items())]
-    return "\n\n".join(parts) + "\n"
+    return _page(*parts)
 
 
 def apps() -> dict[str, FastAPI]:
-    """Both services over a throw-away network's settings; neither is started."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    """Returns both services, not started, with the settings of a temporary network."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         init_network(folder)
         coordinator, shuffler = folder / "coordinator", folder / "shuffler"
         return {
@@ -179,40 +195,26 @@ def apps() -> dict[str, FastAPI]:
         }
 
 
-def _routes(paths: dict[str, dict[str, Json]]) -> str:
-    rows = [
-        f"| `{method.upper()} {path}` | {_asked(route)} | {_answers(route)} "
-        f"| {_line(route.get('description'))} |"
-        for path, methods in paths.items()
-        for method, route in methods.items()
-    ]
-    return "\n".join(["| route | takes | answers | meaning |", "|---|---|---|---|", *rows])
-
-
-def _asked(route: Json) -> str:
-    named = [
-        f"`{parameter['name']}`"
-        for parameter in route.get("parameters", [])
-        if parameter["in"] != "path"
-    ]
-    content: dict[str, Json] = route.get("requestBody", {}).get("content", {})
-    bodies = [_kind(body.get("schema", {})) or f"`{media}`" for media, body in content.items()]
-    return ", ".join(named + bodies)
+def _inputs(route: Json) -> str:
+    parameters = [p for p in route.get("parameters", []) if p["in"] != "path"]
+    return ", ".join([f"`{p['name']}`" for p in parameters] + _bodies(route.get("requestBody", {})))
 
 
 def _answers(route: Json) -> str:
-    told = []
-    for status, answer in route["responses"].items():
-        if status == "default":
-            continue
-        content: dict[str, Json] = answer.get("content", {})
-        bodies = [_kind(body.get("schema", {})) or f"`{media}`" for media, body in content.items()]
-        told.append(" ".join([status, *bodies]))
-    return ", ".join(told)
+    return ", ".join(
+        " ".join([status, *_bodies(answer)])
+        for status, answer in route["responses"].items()
+        if status != "default"
+    )
+
+
+def _bodies(message: Json) -> list[str]:
+    content: dict[str, Json] = message.get("content", {})
+    return [_kind(body.get("schema", {})) or f"`{media}`" for media, body in content.items()]
 
 
 def _schemas(document: Json) -> dict[str, Json]:
-    """Schemas by title: the components, and those that request bodies carry inline."""
+    """Returns schemas by title: the components, and those that request bodies carry inline."""
     schemas: dict[str, Json] = dict(document.get("components", {}).get("schemas", {}))
     for methods in document["paths"].values():
         for route in methods.values():
@@ -225,20 +227,21 @@ def _schemas(document: Json) -> dict[str, Json]:
 
 def _schema(title: str, schema: Json) -> str:
     required = set(schema.get("required", []))
-    fields: dict[str, Json] = schema.get("properties", {})
-    rows = [
-        f"| `{name}` | {_kind(field)} | {'' if name in required else 'optional'} "
-        f"| {_line(field.get('description'))} |"
-        for name, field in fields.items()
-    ]
-    text = f"### {title}\n\n{_line(schema.get('description'))}".rstrip()
-    if rows:
-        text += "\n\n" + "\n".join(["| field | kind | | meaning |", "|---|---|---|---|", *rows])
-    return text
+    rows = (
+        (
+            f"`{name}`",
+            _kind(field),
+            "" if name in required else "optional",
+            _one_line(field.get("description")),
+        )
+        for name, field in schema["properties"].items()
+    )
+    text = f"### {title}\n\n{_one_line(schema.get('description'))}".rstrip()
+    return f"{text}\n\n{_table(('field', 'kind', '', 'meaning'), rows)}"
 
 
 def _kind(schema: Json) -> str:
-    """A schema's kind in a word or two."""
+    """Returns a schema's kind in a word or two."""
     if "$ref" in schema:
         return str(schema["$ref"]).rsplit("/", 1)[-1]
     if "anyOf" in schema:
@@ -250,19 +253,11 @@ def _kind(schema: Json) -> str:
     return str(schema.get("title" if "properties" in schema else "type", ""))
 
 
-def _line(text: object) -> str:
-    return " ".join(str(text or "").split()).replace("|", "/")
-
-
-SETTINGS: dict[str, type[BaseSettings]] = {
-    "Shuffler": ShufflerSettings,
-    "Coordinator": CoordinatorSettings,
-    "Nodes": NodeSettings,
-}
+# ---- settings and commands -------------------------------------------------------------------
 
 
 def settings_page() -> str:
-    """Every setting of every role, as Markdown."""
+    """Returns every setting of every role as Markdown."""
     parts = [
         "# Settings",
         "Made from the code by `make docs`. Every role is configured by environment variables, or "
@@ -272,58 +267,45 @@ def settings_page() -> str:
     ]
     for role, settings in SETTINGS.items():
         prefix = settings.model_config.get("env_prefix", "")
-        rows = [_row(prefix, name, field) for name, field in settings.model_fields.items()]
-        parts += [
-            f"## {role}",
-            "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows]),
-        ]
-    return "\n\n".join(parts) + "\n"
+        rows = (
+            (f"`{prefix}{name.upper()}`", _setting_default(name, field), field.description or "")
+            for name, field in settings.model_fields.items()
+        )
+        parts += [f"## {role}", _table(("variable", "default", "meaning"), rows)]
+    return _page(*parts)
+
+
+def _setting_default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    if field.default_factory is not None:
+        return "number of processors" if name == "workers" else "empty"
+    return "none" if field.default is None else f"`{field.default}`"
 
 
 def commands_page() -> str:
-    """Every command with its usage, arguments, options and defaults, as Markdown."""
+    """Returns every command with its usage, arguments, options and defaults, as Markdown."""
     parts = ["# Commands", "Made from the code by `make docs`."]
     for name, command in commands():
-        parts += [f"## {name}", " ".join((command.help or "").split()), _usage(name, command)]
+        arguments = [p for p in command.params if isinstance(p, TyperArgument)]
+        options = [p for p in command.params if isinstance(p, TyperOption) and p.name != "help"]
+        words = {str(p.name).upper(): p for p in arguments}
+        usage = [word if p.required else f"[{word}]" for word, p in words.items()]
+        parts += [f"## {name}", " ".join((command.help or "").split())]
+        parts += [f"`{' '.join([name, '[OPTIONS]', *usage])}`"]
+        names = [" / ".join(o.opts[-1:] + o.secondary_opts[-1:]) for o in options]
         for kind, rows in (
-            ("argument", _arguments(command)),
-            ("option", _options_of_reference(command)),
+            ("argument", [_parameter_row(word, p) for word, p in words.items()]),
+            ("option", [_parameter_row(*pair) for pair in zip(names, options, strict=True)]),
         ):
-            if rows:
-                head = [f"| {kind} | default | meaning |", "|---|---|---|"]
-                parts.append("\n".join([*head, *rows]))
-    return "\n\n".join(parts) + "\n"
+            parts += [_table((kind, "default", "meaning"), rows)] if rows else []
+    return _page(*parts)
 
 
 def commands() -> list[tuple[str, TyperCommand]]:
-    """Every command that can be typed, with its name."""
+    """Returns every command that can be typed, with its name."""
     roots = (get_command(build([name])) for name in sorted(COMMANDS))
     return [leaf for root in roots for leaf in _leaves(root, "riffle")]
-
-
-PAGES = {
-    "settings.md": settings_page,
-    "commands.md": commands_page,
-    "rest.md": rest_page,
-    "learners.md": learners_page,
-    "problems.md": problems_page,
-}
-
-
-def write(folder: Path) -> None:
-    """Write all pages."""
-    for name, page in PAGES.items():
-        (folder / name).write_text(page())
-
-
-def _row(prefix: str, name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        default = "must be given"
-    elif field.default_factory is not None:
-        default = "number of processors" if name == "workers" else "empty"
-    else:
-        default = "none" if field.default is None else f"`{field.default}`"
-    return f"| `{prefix}{name.upper()}` | {default} | {field.description or ''} |"
 
 
 def _leaves(command: object, name: str) -> list[tuple[str, TyperCommand]]:
@@ -333,28 +315,8 @@ def _leaves(command: object, name: str) -> list[tuple[str, TyperCommand]]:
     return [(name, command)] if isinstance(command, TyperCommand) else []
 
 
-def _usage(name: str, command: TyperCommand) -> str:
-    names = [(_name(p), p.required) for p in command.params if isinstance(p, TyperArgument)]
-    words = [word if required else f"[{word}]" for word, required in names]
-    return f"`{' '.join([name, '[OPTIONS]', *words])}`"
-
-
-def _arguments(command: TyperCommand) -> list[str]:
-    return [_line_of_reference(_name(p), p) for p in command.params if isinstance(p, TyperArgument)]
-
-
-def _name(argument: TyperArgument) -> str:
-    return str(argument.name).upper()
-
-
-def _options_of_reference(command: TyperCommand) -> list[str]:
-    found = [p for p in command.params if isinstance(p, TyperOption) and "--help" not in p.opts]
-    return [_line_of_reference(" / ".join(o.opts[-1:] + o.secondary_opts[-1:]), o) for o in found]
-
-
-def _line_of_reference(name: str, parameter: TyperArgument | TyperOption) -> str:
-    meaning = (parameter.help or "").replace("|", "/")
-    return f"| `{name}` | {_default(parameter)} | {meaning} |"
+def _parameter_row(name: str, parameter: TyperArgument | TyperOption) -> tuple[str, str, str]:
+    return f"`{name}`", _default(parameter), (parameter.help or "").replace("|", "/")
 
 
 def _default(parameter: TyperArgument | TyperOption) -> str:
@@ -368,5 +330,14 @@ def _default(parameter: TyperArgument | TyperOption) -> str:
     return f"`{getattr(value, 'value', value)}`"
 
 
+PAGES = {
+    "settings.md": settings_page,
+    "commands.md": commands_page,
+    "rest.md": rest_page,
+    "learners.md": learners_page,
+    "problems.md": problems_page,
+}
+
 if __name__ == "__main__":
-    write(Path("docs"))
+    for file, page in PAGES.items():
+        (Path("docs") / file).write_text(page())
