@@ -21,7 +21,7 @@ from riffle.deploy.output import (
     steps,
     table,
 )
-from riffle.experiments.audit.report import TRIALS, Effort, Encoding, run
+from riffle.experiments.audit.run import TRIALS, Effort, Encoding, run
 from riffle.experiments.audit.world import Setting
 from riffle.experiments.figures.catalogue import figures
 from riffle.experiments.figures.sweep import Backend

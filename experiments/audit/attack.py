@@ -1,15 +1,15 @@
-"""The audit of Riffle as it is: real code, neighbouring populations, the best distinguisher.
+"""Attacks Riffle as it is: real code, neighbouring populations, the best distinguisher.
 
 By Neyman and Pearson no test of a given size beats the likelihood ratio of the true model. Given
 everybody else's data the analyzer's counts are independent, base + Binomial(N, p), and one user
-moves `cells` of them up and as many down. With b the binomial mass, base_up what others put on an
-up cell, and so on, the score of counts y is
+moves `cells` of them up and as many down. Let b be the binomial mass and base_i the counts of the
+other users on cell i. The score of counts y is
 
-    sum over up cells   of log b(y - base_up - 1)   - log b(y - base_up)
-    + sum over down cells of log b(y - base_down) - log b(y - base_down - 1).
+    sum over up cells i   of log b(y_i - base_i - 1) - log b(y_i - base_i)
+    + sum over down cells of log b(y_i - base_i)     - log b(y_i - base_i - 1).
 
-Padding and the permutation have no part in that model; `head` looks for a permutation that does
-not move the first report.
+Padding and the permutation have no part in that model. A second distinguisher, `head`, looks for a
+permutation that does not move the first report.
 """
 
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ from riffle.experiments.audit.pipeline import Views, identity_seals, views, view
 from riffle.experiments.audit.world import Setting, World
 
 CERTAIN = 1e3
-"""The score that stands for an outcome which only one population can have."""
+"""The score of an outcome that only one population can have."""
 
 TUNING_SHARE = 2
-"""One tuning trial for so many fresh ones."""
+"""Fresh trials for each tuning trial."""
 
 Pair = tuple[Views, Views]
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attack on one encoding: what was claimed of it, what was found."""
+    """The outcome of one attack on one encoding: the claim, and bounds on the real guarantee."""
 
     name: str
     epsilon: float
@@ -44,11 +44,11 @@ class Attack:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim is refuted at the stated error."""
+        """Whether the bounds refute the claim at the stated error."""
         return self.bounds.epsilon > self.epsilon or self.bounds.beta > self.beta
 
-    def document(self) -> dict[str, Any]:
-        """What was found, under the keys that the command documents."""
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the outcome under the keys that the command documents."""
         b = self.bounds
         return {
             "attack": self.name,
@@ -68,11 +68,11 @@ class Attack:
 
 
 def audit(world: World, trials: int, error: float) -> tuple[Attack, Pair]:
-    """Attack a batch with an identity seal; also what the fresh trials showed."""
+    """Attacks a batch with an identity seal; returns the outcome and the views of fresh trials."""
     tuning_trials = max(1, trials // TUNING_SHARE)
     with identity_seals():
-        tuning = both(world, tuning_trials)
-        fresh = both(world, trials, start=tuning_trials)
+        tuning = both_views(world, tuning_trials)
+        fresh = both_views(world, trials, start=tuning_trials)
     return judge("riffle", world.setting, scores(world, tuning), scores(world, fresh), error), fresh
 
 
@@ -83,14 +83,14 @@ def judge(
     fresh: dict[str, Scores],
     error: float,
 ) -> Attack:
-    """An attack's outcome at the setting's claim."""
-    claim = (setting.epsilon, setting.beta)
-    found = evidence.bound(tuning, fresh, epsilon=claim[0], beta=claim[1], error=error)
-    return Attack(name, *claim, found)
+    """Returns an attack's outcome at the setting's claim."""
+    epsilon, beta = setting.epsilon, setting.beta
+    bounds = evidence.bound(tuning, fresh, epsilon=epsilon, beta=beta, error=error)
+    return Attack(name, epsilon, beta, bounds)
 
 
-def both(world: World, trials: int, start: int = 0) -> Pair:
-    """Views (trials) under both populations; seeded trials are numbered apart."""
+def both_views(world: World, trials: int, start: int = 0) -> Pair:
+    """Returns the views of trials under both populations; all seeded trials have own numbers."""
     return (
         views(world, trials, first=True, start=2 * start),
         views(world, trials, first=False, start=2 * start + trials),
@@ -98,43 +98,43 @@ def both(world: World, trials: int, start: int = 0) -> Pair:
 
 
 def scores(world: World, pair: Pair) -> dict[str, Scores]:
-    """Both distinguishers' scores."""
+    """Returns the scores of both distinguishers."""
     up, down = world.cells()
 
-    def head(seen: Views) -> FloatArray:
-        difference = seen.head[:, up].sum(axis=1) - seen.head[:, down].sum(axis=1)
+    def head(view: Views) -> FloatArray:
+        difference = view.head[:, up].sum(axis=1) - view.head[:, down].sum(axis=1)
         return np.asarray(difference, dtype=np.float64)
 
     return {
-        "likelihood ratio": Scores(*(likelihood_ratio(world, seen.counts) for seen in pair)),
-        "head": Scores(*(head(seen) for seen in pair)),
+        "likelihood ratio": Scores(*(likelihood_ratio(world, view.counts) for view in pair)),
+        "head": Scores(*(head(view) for view in pair)),
     }
 
 
 def likelihood_ratio(world: World, counts: Ints) -> FloatArray:
-    """The score of counts (trials, C), in [-CERTAIN, CERTAIN] for each cell."""
+    """Returns the scores of counts (trials, C), within [-CERTAIN, CERTAIN] for each cell."""
     up, down = world.cells()
-    gain = step(world.noise_bits, world.noise.p)
+    gain = log_ratios(world.noise_bits, world.noise.p)
     others = world.setting.n - 1
     rising = _look_up(gain, counts[:, up])
     falling = _look_up(gain, counts[:, down] - others)
     return np.asarray(rising.sum(axis=1) - falling.sum(axis=1))
 
 
-def step(N: int, p: float) -> FloatArray:
-    """log b(y - 1) - log b(y) for y = 0 ... N + 1, shape (N + 2,)."""
+def log_ratios(N: int, p: float) -> FloatArray:
+    """Returns log b(y - 1) - log b(y) for y = 0 ... N + 1, shape (N + 2,)."""
     y = np.arange(N + 2)
     with np.errstate(divide="ignore"):
         log_mass = stats.binom.logpmf(np.arange(-1, N + 2), N, p)
-    found = log_mass[y] - log_mass[y + 1]
-    return np.asarray(np.clip(found, -CERTAIN, CERTAIN))
+    ratios = log_mass[y] - log_mass[y + 1]
+    return np.asarray(np.clip(ratios, -CERTAIN, CERTAIN))
 
 
 def agreement(world: World, pair: Pair, trials: int) -> float:
-    """p-value of "trials with real HPKE seals have the same law as those of ``pair``".
+    """Returns the p-value of "trials with real HPKE seals have the same law as those of ``pair``".
 
-    The sealed ones are opened by the deployed analyzer. Chi-square tests on the scores, binned at
-    the identity trials' deciles, one a population, with Bonferroni's factor two.
+    The deployed analyzer opens the sealed trials. The test is chi-square on the scores, binned at
+    the identity trials' deciles, once for each population, with Bonferroni's factor two.
     """
     start = 1 << 32
     sealed = [

@@ -1,24 +1,24 @@
-"""Reports permuted as whole units: the analyzer sees an anonymous vector a user.
+"""The same attack on two encodings that do not protect: one envelope a report, and sums.
 
-Noise is Riffle's, calibrated for the multiset of all messages, and reports come from the product's
-encoder; only the shuffle keeps a report's messages together. Each vector then carries one user's
-noise, 1/n of what the proof counts on. With g(v | e) the law of one vector given its user's
-episode, everybody else having e', the likelihood ratio of the two populations is
+**One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
+each user. Noise is Riffle's, calibrated for the multiset of all messages, and reports come from the
+product's encoder; only the shuffle keeps a report's messages together. Each vector then carries one
+user's noise, 1/n of what the proof counts on. Let g(v | e) be the law of one vector given its
+user's episode, while everybody else has e'. The likelihood ratio of the two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
-The papers' encoding taken literally: a user sends z = bit + noise, a number a counter.
-
-Document 000, section V. With n > tau the noise is one bit of probability tau / 2n, else the number
-of ones among m = ceil(tau / n) fair bits. The analyzer gets the permuted numbers of each counter.
-z = 2 (or m + 1) needs a bit of 1 and all noise bits of 1: a user with bit 0 never sends it, so
-where everybody else has bit 0 it gives the user away with probability tau / 2n (or 2^-m), which no
-epsilon pays for.
+**Sums**: the papers' encoding taken literally (000, section V). A user sends z = bit + noise, one
+number for each counter. With n > tau the noise is one bit of probability tau / 2n, else the number
+of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of each
+counter. z = 2 (or m + 1) needs a bit of 1 and all noise bits of 1: a user with bit 0 never sends
+it. So where everybody else has bit 0 it exposes the user with probability tau / 2n (or 2^-m), which
+no epsilon pays for.
 
 The product cannot run this encoding, so its views are drawn from their exact law: everybody else's
 numbers are one multinomial, the user's own is one more. With f the noise's mass and k_z the
-numbers seen, the likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z)
-over all n numbers, infinite when m + 1 is among them.
+number of times that z occurs, the likelihood ratio of bit 1 to bit 0 on a counter is the mean of
+f(z - 1) / f(z) over all n numbers, infinite if m + 1 is among them.
 """
 
 import math
@@ -38,34 +38,35 @@ from riffle.experiments.audit.pipeline import reports
 from riffle.experiments.audit.world import Setting, World
 
 
-def attack(world: World, trials: int, error: float) -> Attack:
-    """One-envelope reports at the world's claim, which holds for Riffle's messages."""
-    tuning = max(1, trials // TUNING_SHARE)
-    seen = (_scores(world, tuning, 0), _scores(world, trials, 2 * tuning))
-    return judge("one-envelope", world.setting, *seen, error)
+def attack_envelopes(world: World, trials: int, error: float) -> Attack:
+    """Attacks one-envelope reports at the world's claim, which holds for Riffle's messages."""
+    tuning_trials = max(1, trials // TUNING_SHARE)
+    tuning = _envelope_scores(world, tuning_trials, 0)
+    fresh = _envelope_scores(world, trials, 2 * tuning_trials)
+    return judge("one-envelope", world.setting, tuning, fresh, error)
 
 
-def _scores(world: World, trials: int, start: int) -> dict[str, Scores]:
+def _envelope_scores(world: World, trials: int, start: int) -> dict[str, Scores]:
     first = vectors(world, trials, first=True, start=start)
     second = vectors(world, trials, first=False, start=start + trials)
     return {"likelihood ratio": Scores(_log_mean(world, first), _log_mean(world, second))}
 
 
 def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
-    """Every user's counts (trials, n, C). Their order is not used: the score is symmetric."""
-    layout = world.plan.layout
-    seen = np.empty((trials, world.setting.n, layout.counters), dtype=np.int64)
+    """Returns every user's counts (trials, n, C); the score does not depend on the users' order."""
+    layout = world.batch.layout
+    counts = np.empty((trials, world.setting.n, layout.counters), dtype=np.int64)
     for i in range(trials):
         for user, report in enumerate(reports(world, start + i, first=first)):
-            seen[i, user] = count(layout, report)
+            counts[i, user] = count(layout, report)
         world.on_trial()
-    return seen
+    return counts
 
 
 def _log_mean(world: World, v: Ints) -> FloatArray:
-    """log mean g(v | e) / g(v | e'), shape (trials,), in [-CERTAIN, CERTAIN].
+    """Returns log mean g(v | e) / g(v | e'), shape (trials,), within [-CERTAIN, CERTAIN].
 
-    A vector that no user with e' can send is the user's own: infinite.
+    A vector that no user with e' can send is user 0's own, and its ratio is infinite.
     """
     up, down = world.cells()
     bits = world.noise.bits
@@ -75,17 +76,17 @@ def _log_mean(world: World, v: Ints) -> FloatArray:
     given_other = mass[v[..., up] + 1].sum(axis=-1) + mass[v[..., down]].sum(axis=-1)
     possible = np.isfinite(given_other)
     gain = np.where(possible, given_e, CERTAIN) - np.where(possible, given_other, 0.0)
-    found = special.logsumexp(gain, axis=-1) - np.log(world.setting.n)
-    return np.asarray(np.clip(found, -CERTAIN, CERTAIN))
+    log_mean = special.logsumexp(gain, axis=-1) - np.log(world.setting.n)
+    return np.asarray(np.clip(log_mean, -CERTAIN, CERTAIN))
 
 
 REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
-"""n over tau. The user is given away with probability tau / 2n = 1/4 and 2^-m = 1/4 a cell."""
+"""n over tau. A cell exposes the user with probability tau / 2n = 1/4 and 2^-m = 1/4."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiteralBatch:
-    """n users with the papers' noise; ``cells`` counters go up by one, as many down."""
+    """A batch of n users with the papers' noise; ``cells`` counters go up by one, as many down."""
 
     n: int
     noise: Noise
@@ -93,38 +94,35 @@ class LiteralBatch:
 
     @property
     def mass(self) -> FloatArray:
-        """f(0 ... m + 1), the last one zero."""
-        return np.asarray(stats.binom.pmf(np.arange(self.noise.bits + 2), *self._law))
-
-    @property
-    def _law(self) -> tuple[int, float]:
-        return self.noise.bits, self.noise.p
+        """f(0 ... m + 1); the last one is zero."""
+        bits, p = self.noise.bits, self.noise.p
+        return np.asarray(stats.binom.pmf(np.arange(bits + 2), bits, p))
 
 
-def attacks(setting: Setting, trials: int, error: float) -> list[Attack]:
-    """Both regimes at the papers' own tau; the error is shared between them."""
+def attack_sums(setting: Setting, trials: int, error: float) -> list[Attack]:
+    """Attacks both regimes at the papers' own tau; they share the error."""
     tau = paper_tau(setting.epsilon, setting.beta, setting.sizes)
-    found = []
+    outcomes = []
     for name, factor in REGIMES.items():
         n = math.ceil(factor * tau)
         batch = LiteralBatch(n, paper_noise(n, tau), setting.layout.cells)
         generator = _generator(setting.seed, name)
-        tuning = _scores_of_paper_sums(batch, max(1, trials // TUNING_SHARE), generator)
-        fresh = _scores_of_paper_sums(batch, trials, generator)
+        tuning = _sum_scores(batch, max(1, trials // TUNING_SHARE), generator)
+        fresh = _sum_scores(batch, trials, generator)
         label = f"paper-sums, {name} (n = {n}, tau = {tau})"
-        found.append(judge(label, setting, tuning, fresh, error / len(REGIMES)))
-    return found
+        outcomes.append(judge(label, setting, tuning, fresh, error / len(REGIMES)))
+    return outcomes
 
 
 def _generator(seed: int | None, name: str) -> np.random.Generator:
-    """Draws of a simulation, not of a person's noise."""
+    """Returns the generator of a simulation; no person's noise comes from it."""
     return np.random.default_rng() if seed is None else generator_for(seed, "audit", name)
 
 
-def _scores_of_paper_sums(
+def _sum_scores(
     batch: LiteralBatch, trials: int, generator: np.random.Generator
 ) -> dict[str, Scores]:
-    """The likelihood ratio under both populations."""
+    """Draws the likelihood ratio under both populations."""
     first = _cells(batch, trials, 1, generator) - _cells(batch, trials, 0, generator)
     second = _cells(batch, trials, 0, generator) - _cells(batch, trials, 1, generator)
     return {"likelihood ratio": Scores(first, second)}
@@ -133,7 +131,7 @@ def _scores_of_paper_sums(
 def _cells(
     batch: LiteralBatch, trials: int, bit: int, generator: np.random.Generator
 ) -> FloatArray:
-    """Sum over cells of log P(numbers | bit 1) / P(numbers | bit 0), shape (trials,)."""
+    """Draws the sum over cells of log P(numbers | bit 1) / P(numbers | bit 0), (trials,)."""
     f = batch.mass
     size = (trials, batch.cells)
     numbers = generator.multinomial(batch.n - 1, f, size)

@@ -1,16 +1,16 @@
-"""From scores to lower bounds on epsilon and beta that hold with a stated confidence.
+"""Turns scores into lower bounds on epsilon and beta that hold with a stated confidence.
 
 (epsilon, beta)-DP says P(E) <= e^epsilon Q(E) + beta for every event E, with P and Q the views of
 two neighbouring populations, in either order. A distinguisher gives every view a score, large
-where P is likelier; its events are "score >= t" (drawn from P) and "score <= t" (drawn from Q, the
-two exchanged). On one sample the event that promises most is chosen, on another, untouched so far,
+where P is likelier. Its events are "score >= t" (drawn from P) and "score <= t" (drawn from Q, with
+P and Q exchanged). One sample chooses the event with the largest bound; on another, fresh sample
 P(E) and Q(E) are bounded by Clopper and Pearson. With p below P(E) and q above Q(E),
 
     epsilon >= log((p - beta) / q),    and at the claimed epsilon, beta >= p - e^epsilon q.
 
 One event is chosen for epsilon and one for beta, so four one-sided bounds are stated; each fails
-with probability error / 4, hence with probability 1 - error both answers hold. Choosing costs
-nothing more, since it saw other trials. Any score gives valid bounds; a bad one gives weak ones.
+with probability error / 4, so both answers hold with probability 1 - error. The choice costs
+nothing, since it saw other trials. Any score gives valid bounds; a bad score gives weak ones.
 """
 
 import math
@@ -48,7 +48,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """How often it happened in the likelier population, and in the other."""
+        """Returns how often the event occurs in the likelier population, and in the other."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:
@@ -77,7 +77,7 @@ def bound(
     beta: float,
     error: float,
 ) -> Bounds:
-    """Bounds from fresh scores, by events chosen on the tuning scores; both by distinguisher."""
+    """Returns bounds from fresh scores, by events chosen on tuning scores; keys: distinguishers."""
     each = error / STATED_BOUNDS
     trials = len(next(iter(fresh.values())).first)
 
@@ -107,9 +107,9 @@ def choose(
     value: Callable[[FloatArray, FloatArray], FloatArray],
     error: float,
 ) -> Event:
-    """The event with the largest bound on the tuning sample itself.
+    """Returns the event with the largest bound on the tuning sample itself.
 
-    Plain rates would choose rare events that the sample favoured by chance.
+    Rates instead of bounds would choose rare events that the sample favours by chance.
     """
     best, chosen = -math.inf, None
     for name, scores in tuning.items():
@@ -127,22 +127,22 @@ def choose(
 def rates(
     likelier: float | FloatArray, other: float | FloatArray, trials: int, error: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Clopper-Pearson: a lower bound on the one rate, an upper bound on the other."""
+    """Returns Clopper-Pearson bounds: a lower one on the first rate, an upper one on the second."""
     return lower(likelier, trials, error), upper(other, trials, error)
 
 
 def lower(hits: float | FloatArray, trials: int, error: float) -> FloatArray:
-    """Below the true rate with probability at least 1 - error."""
+    """Returns a bound below the true rate with probability at least 1 - error."""
     k = np.asarray(hits, dtype=np.float64)
-    found = special.betaincinv(np.maximum(k, 1e-9), trials - k + 1, error)
-    return np.where(k > 0, found, 0.0)
+    quantile = special.betaincinv(np.maximum(k, 1e-9), trials - k + 1, error)
+    return np.where(k > 0, quantile, 0.0)
 
 
 def upper(hits: float | FloatArray, trials: int, error: float) -> FloatArray:
-    """Above the true rate with probability at least 1 - error."""
+    """Returns a bound above the true rate with probability at least 1 - error."""
     k = np.asarray(hits, dtype=np.float64)
-    found = special.betaincinv(k + 1, np.maximum(trials - k, 1e-9), 1.0 - error)
-    return np.where(k < trials, found, 1.0)
+    quantile = special.betaincinv(k + 1, np.maximum(trials - k, 1e-9), 1.0 - error)
+    return np.where(k < trials, quantile, 1.0)
 
 
 def _hits_by_threshold(

@@ -1,15 +1,15 @@
-"""Guessing users' data from what leaves their devices, without any key.
+"""Guesses users' data from what leaves their devices, without any key.
 
-An observer sees, for every report, its size, when it came, and its place in the order. Here he
-gets more than a network would show: the time of every single report's making, episode to frame, in
-the process itself. Each user has one of two episodes by a fair coin, as far apart as episodes can
-be: every reward 1 in the first state, or none in the last one. On the first third of the batch he
-is told the data and fits rules: for every feature the likelihood ratio of its tenths, and Fisher's
-linear rule on all of them. On the second third he picks the rule that guesses best, on the last
-third he is tested. Chance is 1/2 and the test exact (binomial).
+An observer sees of every report its size, its time, and its place in the order. Here the observer
+gets more than a network would show: the time that making each report took, from episode to frame,
+in the process itself. Each user has one of two episodes by a fair coin, as far apart as episodes
+can be: every reward 1 in the first state, or none in the last one. On the first third of the batch
+the observer knows the data and fits rules: for every feature the likelihood ratio of its tenths,
+and Fisher's linear rule on all features. The second third chooses the rule that guesses best, and
+the last third tests it. Chance is 1/2, and the test is exact (binomial).
 
-Real seals are used. With ``padded`` false the same code runs with the padding taken out, which is
-what tells whether this observer could see anything at all.
+Real seals are used. With ``padded`` false the same code runs without padding, which shows whether
+this observer can see anything at all.
 """
 
 import secrets
@@ -30,15 +30,21 @@ from riffle.common.mechanism.randomness import Randomness
 from riffle.common.mechanism.shuffle import noise_messages
 from riffle.common.protocol.messages import frame
 from riffle.experiments.audit.evidence import FloatArray
-from riffle.experiments.audit.world import Scripted, Setting, World, build, calibrated_noise
+from riffle.experiments.audit.world import (
+    ConstantEnvironment,
+    Setting,
+    World,
+    build,
+    calibrated_noise,
+)
 from riffle.node_client import episode as node_report
 from riffle.node_client.sealing import pack, seal_reports
 
 LEVEL = 1e-6
-"""Chance that an observer who knows nothing is called better than chance."""
+"""The probability that an observer without any knowledge is called better than chance."""
 
 POPULATION = Setting(1.0, 1e-5, n=4096, sizes=Sizes(X=4, A=2, H=6), families="lean")
-"""Rewards of 0 send no message in ``lean``: without padding they would show in the length."""
+"""In ``lean`` a reward of 0 sends no message: without padding it would show in the length."""
 
 Bits = NDArray[np.bool_]
 Rule = Callable[[FloatArray], Bits]
@@ -46,7 +52,10 @@ Rule = Callable[[FloatArray], Bits]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What he saw, features (users, 4): size, seconds, seconds of the one before, place; data."""
+    """The observer's features (users, 4), and the users' data.
+
+    Features: size, seconds, seconds of the report before, place in the order.
+    """
 
     features: FloatArray
     data: Bits
@@ -54,7 +63,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Right guesses among the users he was tested on."""
+    """The number of right guesses among the test users."""
 
     right: int
     users: int
@@ -62,21 +71,21 @@ class Guess:
 
     @property
     def accuracy(self) -> float:
-        """Share of right guesses; chance is 1/2."""
+        """The share of right guesses; chance is 1/2."""
         return self.right / self.users
 
     @property
     def p_value(self) -> float:
-        """Chance to guess so well knowing nothing."""
+        """The probability of guessing so well without any knowledge."""
         return float(stats.binom.sf(self.right - 1, self.users, 0.5))
 
     @property
     def better_than_chance(self) -> bool:
-        """At `LEVEL`."""
+        """Whether the guesses are better than chance at `LEVEL`."""
         return self.p_value < LEVEL
 
-    def document(self) -> dict[str, Any]:
-        """What was found, under the keys that the command documents."""
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the outcome under the keys that the command documents."""
         return {
             "padding": "on" if self.padded else "off (broken on purpose)",
             "accuracy": self.accuracy,
@@ -88,7 +97,7 @@ class Guess:
 
 
 def observe(users: int, *, padded: bool) -> Guess:
-    """Make reports of ``users`` users and guess the data of a third of them."""
+    """Makes the reports of ``users`` users and guesses the data of a third of them."""
     with _padding(padded):
         traffic = _traffic(build(POPULATION, calibrated_noise(POPULATION)), users)
     third = users // 3
@@ -105,7 +114,7 @@ def unpadded(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """`common.mechanism.shuffle.encode` without its last step: data and noise, no dummies."""
+    """Encodes as `common.mechanism.shuffle.encode` without its last step: no dummies."""
     del padding
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     return np.concatenate([data, noise_messages(layout.counters, noise, randomness)])
@@ -132,10 +141,10 @@ def _traffic(world: World, users: int) -> Traffic:
 
 
 def _upload(world: World, user: int, rich: bool) -> bytes:
-    """One user's report as it leaves the device."""
+    """Returns one user's report as it leaves the device."""
     X = world.setting.sizes.X
-    environment = Scripted(world.setting.sizes, 0 if rich else X - 1, reward=float(rich))
-    _, messages = node_report.slot_report(world.plan, environment, user)
+    environment = ConstantEnvironment(world.setting.sizes, 0 if rich else X - 1, reward=float(rich))
+    _, messages = node_report.slot_report(world.batch, environment, user)
     keys = replace(world.seal_keys, messages=len(messages))
     return frame(f"{user:032x}", seal_reports(keys, pack(messages)))
 
@@ -146,16 +155,16 @@ def _rules(features: FloatArray, data: Bits) -> list[Rule]:
 
 
 def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
-    """Guess what was commoner in the tenth of the training values that a value falls into."""
+    """Guesses the commoner data in that tenth of the training values where a value falls."""
     edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
     bins = np.searchsorted(edges, features[:, column])
     balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)
-    return lambda seen: balance[np.searchsorted(edges, seen[:, column])] > 0
+    return lambda values: balance[np.searchsorted(edges, values[:, column])] > 0
 
 
 def _fisher(features: FloatArray, data: Bits) -> Rule:
-    if data.all() or not data.any():  # chance told him of one kind only
-        return lambda seen: np.full(len(seen), data.all())
+    if data.all() or not data.any():  # by chance the training users are of one kind
+        return lambda values: np.full(len(values), data.all())
     centre, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     z = (features - centre) / scale
@@ -163,7 +172,7 @@ def _fisher(features: FloatArray, data: Bits) -> Rule:
     middle = (z[data].mean(axis=0) + z[~data].mean(axis=0)) / 2
     within = np.cov(z.T) + 1e-3 * np.eye(z.shape[1])
     weights = np.linalg.solve(within, difference)
-    return lambda seen: np.asarray(((seen - centre) / scale - middle) @ weights > 0)
+    return lambda values: np.asarray(((values - centre) / scale - middle) @ weights > 0)
 
 
 def _right(rule: Rule, traffic: Traffic, part: slice) -> int:

@@ -1,27 +1,26 @@
-"""One trial: the product's code from a user's slot to the analyzer's count.
+"""Runs one trial: the product's code from a user's slot to the analyzer's count.
 
 Episode and encoding (`node_client.episode.slot_report`), seals and frames (`node_client.sealing`,
 `common.protocol.messages`), the shuffle (`shuffler.permutation.shuffle`) and the count
-(`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as they are
-deployed. Noise and permutation come from the system's CSPRNG unless the setting is seeded.
+(`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as deployed.
+Noise and permutation come from the system's CSPRNG unless the setting is seeded.
 
-Sealing that hides nothing and costs nothing, so that an audit can afford 1e5 trials.
-
-Encryption has no part in the guarantee against the analyzer, who opens every message. Only the
-HPKE suite behind `common.protocol.hpke` is replaced; sizes, framing, batching and opening stay the
-product's. Trials with real sealing must agree (`attack.agreement`).
+An audit affords 1e5 trials because `identity_seals` replaces encryption by a seal that hides
+nothing and costs nothing. Encryption has no part in the guarantee against the analyzer, who opens
+every message. Only the HPKE suite behind `common.protocol.hpke` is replaced; sizes, framing,
+batching and opening stay the product's. Trials with real seals must agree (`attack.agreement`).
 """
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
-import numpy.typing as npt
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import SeededRandomness
@@ -39,9 +38,9 @@ from riffle.shuffler.store.vault import KEY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What the analyzer saw: counts (trials, C), and counts of the first data_slots messages.
+    """The analyzer's views: counts (trials, C), and counts of the first data_slots messages (head).
 
-    The second would show the data of the first report if the shuffle did not move it.
+    The head would show the data of the first report if the shuffle did not move it.
     """
 
     counts: Ints
@@ -49,43 +48,45 @@ class Views:
 
 
 def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """Run ``trials`` batches; ``start`` numbers them, which matters to seeded settings only."""
-    C = world.plan.layout.counters
-    counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)
-    for i in range(trials):
-        released = release(world, reports(world, start + i, first=first), start + i)
-        head[i], counts[i] = _opened(world, released)
-        world.on_trial()
-    return Views(counts, head)
+    """Runs ``trials`` batches; ``start`` numbers them, which only seeded settings use."""
+    return _views(world, trials, first, start, partial(_count, world))
 
 
 def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """The same, opened by `Analyzer.open` as in a deployed coordinator, in a thread."""
+    """Runs batches as `views`, opened by `Analyzer.open` as in a coordinator, in a thread."""
     analyzer = Analyzer(OneKey(world.analyzer), 1, pool=ThreadPoolExecutor)
-    C = world.plan.layout.counters
-
-    async def run() -> Views:
-        counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)
-        for i in range(trials):
-            released = release(world, reports(world, start + i, first=first), start + i)
-            opening = await analyzer.open(world.context, released)
-            counts[i] = opening.histogram[:C]
-            head[i] = _count(world, released[: _head_bytes(world)])
-            world.on_trial()
-        return Views(counts, head)
-
+    C = world.batch.layout.counters
     try:
-        return asyncio.run(run())
+        with asyncio.Runner() as runner:
+
+            def count(released: bytes) -> Ints:
+                opening = runner.run(analyzer.open(world.context, released))
+                return np.asarray(opening.histogram[:C])
+
+            return _views(world, trials, first, start, count)
     finally:
         analyzer.close()
 
 
+def _views(
+    world: World, trials: int, first: bool, start: int, count: Callable[[bytes], Ints]
+) -> Views:
+    C = world.batch.layout.counters
+    head_bytes = world.batch.padding.data_slots * world.context.descriptor.message_bytes
+    counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)
+    for i in range(trials):
+        released = release(world, reports(world, start + i, first=first), start + i)
+        counts[i], head[i] = count(released), _count(world, released[:head_bytes])
+        world.on_trial()
+    return Views(counts, head)
+
+
 def reports(world: World, number: int, *, first: bool) -> Ints:
-    """The users' half: messages (n, L) of one batch."""
+    """Returns the messages (n, L) that the users of one batch send."""
     n, seeded = world.setting.n, world.setting.seed is not None
     rows = [
         slot_report(
-            world.plan, world.environment(user, first), number * n + user, test_entry=seeded
+            world.batch, world.environment(user, first), number * n + user, test_entry=seeded
         )[1]
         for user in range(n)
     ]
@@ -93,7 +94,7 @@ def reports(world: World, number: int, *, first: bool) -> Ints:
 
 
 def release(world: World, messages: Ints, number: int) -> bytes:
-    """Seals, frames and the shuffle: the bytes that the analyzer is handed."""
+    """Seals, frames and shuffles messages; returns the bytes that the analyzer receives."""
     descriptor, size = world.context.descriptor, world.context.descriptor.report_bytes
     sealed = seal_reports(world.seal_keys, pack(messages))
     body = b"".join(
@@ -119,18 +120,8 @@ def _permutation_key(world: World, number: int) -> bytes:
     return SeededRandomness.keyed(seed, "permutation", number).read(KEY_BYTES)
 
 
-def _opened(world: World, released: bytes) -> tuple[Ints, Ints]:
-    edge = _head_bytes(world)
-    head = _count(world, released[:edge])
-    return head, head + _count(world, released[edge:])
-
-
-def _head_bytes(world: World) -> int:
-    return world.plan.padding.data_slots * world.context.descriptor.message_bytes
-
-
-def _count(world: World, messages: bytes) -> npt.NDArray[np.int64]:
-    layout = world.plan.layout
+def _count(world: World, messages: bytes) -> Ints:
+    layout = world.batch.layout
     histogram, failed = open_histogram(
         world.analyzer.private,
         world.context.message_info,
@@ -147,21 +138,21 @@ _TAG = bytes(hpke.OVERHEAD)
 
 
 class IdentitySuite:
-    """Stands for an HPKE suite: the plaintext, and as many zero bytes as a seal adds."""
+    """Replaces an HPKE suite: the plaintext, and as many zero bytes as a seal adds."""
 
     def encrypt(self, plaintext: bytes, key: object, info: bytes) -> bytes:
-        """The plaintext and OVERHEAD zero bytes."""
+        """Returns the plaintext and OVERHEAD zero bytes."""
         del key, info
         return plaintext + _TAG
 
     def decrypt(self, ciphertext: bytes, key: object, info: bytes) -> bytes:
-        """The plaintext back."""
+        """Returns the plaintext."""
         del key, info
         return ciphertext[: -hpke.OVERHEAD]
 
 
 @contextmanager
 def identity_seals() -> Iterator[None]:
-    """Within this context nothing is encrypted. Never within a process that serves."""
+    """Encrypts nothing within this context; never to be used in a process that serves."""
     with patch.object(hpke, "_SUITE", IdentitySuite()):
         yield

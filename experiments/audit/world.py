@@ -1,12 +1,12 @@
-"""Two neighbouring populations, and the batch that both of them report in.
+"""Two neighbouring populations, and the batch in which both of them report.
 
 User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
 e stays in state 0, e' in state X - 1, both with every reward bit 1, so that every family and step
 moves one counter up and one down: `CounterLayout.cells` pairs, the most that replacing one user can
 move.
 
-The batch is small on purpose. An audit can only show what some 1e5 trials can show: epsilon of
-order one at beta of order 1e-2, and its trials cost as many messages as the noise has 1-bits.
+The batch is small on purpose. Some 1e5 trials can only show an epsilon of order one at a beta of
+order 1e-2, and a trial costs as many messages as the noise has 1-bits.
 """
 
 from collections.abc import Callable
@@ -40,21 +40,24 @@ RUN_ID = "00" * 16
 NEVER = 1 << 40
 
 P_LOG2 = 3
-"""p = 1/8: half the messages of fair bits, without the thousands of draws that a tiny p takes."""
+"""p = 1/8: half the messages of fair bits, without the thousands of draws of a tiny p."""
 
 SMALLEST = Sizes(X=2, A=1, H=1)
-"""The default: eight counters in ``joint``, one of them up and one down."""
+"""The default: eight counters in ``joint``, of which one goes up and one down."""
 
 MOST_EPSILON = 20.0
-"""No number of trials that anybody runs could tell such a claim from none."""
+"""No feasible number of trials distinguishes a larger claim from none."""
 
 OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
-"""As in calibration: beta's share for padding, and room for rounding."""
+"""Beta's share for padding, and room for rounding, as in calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is claimed, epsilon at beta, and the batch it is claimed of; ``seed`` None: CSPRNG."""
+    """The claim, epsilon at beta, and the batch that it is about; ``seed`` None: CSPRNG.
+
+    Raises ValueError for a value out of range.
+    """
 
     epsilon: float = 1.0
     beta: float = 1e-2
@@ -70,7 +73,6 @@ class Setting:
             raise ValueError(f"epsilon must lie in (0, {MOST_EPSILON:g}], got {self.epsilon:g}")
         if not 0.0 < self.beta < 1.0:
             raise ValueError(f"beta must lie strictly between 0 and 1, got {self.beta:g}")
-
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"a seed must not be negative, got {self.seed}")
 
@@ -81,8 +83,8 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Scripted:
-    """An environment whose every episode stays in one state with one reward."""
+class ConstantEnvironment:
+    """An environment whose episodes stay in one state and earn one reward."""
 
     sizes: Sizes
     state: int
@@ -91,26 +93,26 @@ class Scripted:
     absorbing: int | None = None
 
     def reset(self, randomness: Randomness) -> int:
-        """The state."""
+        """Returns the state."""
         del randomness
         return self.state
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """The state again, and the reward."""
+        """Returns the state and the reward."""
         del action, randomness
         return self.state, self.reward, False
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A batch ready to run: descriptor, keys of every role, and what the claim rests on.
+    """A batch ready to run: descriptor, keys of every role, and the noise behind the claim.
 
     ``on_trial`` is called after every trial.
     """
 
     setting: Setting
     context: Context
-    plan: PreparedBatch
+    batch: PreparedBatch
     noise: Noise
     analyzer: KeyPair
     outer: KeyPair
@@ -119,46 +121,46 @@ class World:
 
     @property
     def noise_bits(self) -> int:
-        """N, the bits that all users together put on a counter."""
+        """N, the noise bits of all users together on a counter."""
         return self.noise.bits * self.setting.n
 
-    def environment(self, user: int, first: bool) -> Scripted:
-        """The world of one user; ``first``: the population in which user 0 has e."""
+    def environment(self, user: int, first: bool) -> ConstantEnvironment:
+        """Returns the environment of one user; ``first``: the population where user 0 has e."""
         sizes = self.setting.sizes
-        return Scripted(sizes, 0 if user == 0 and first else sizes.X - 1)
+        return ConstantEnvironment(sizes, 0 if user == 0 and first else sizes.X - 1)
 
     def cells(self) -> tuple[Ints, Ints]:
-        """Counters (cells,) that e feeds, and those that e' feeds."""
+        """Returns the counters (cells,) that e increments, and those that e' increments."""
         return _cells(self.setting, 0), _cells(self.setting, self.setting.sizes.X - 1)
 
 
 def build(setting: Setting, noise: Noise | None = None) -> World:
-    """The batch of a setting.
+    """Returns the batch of a setting.
 
-    The product's own check must accept it, unless ``noise`` is given: a fault planted to see
-    whether the audit finds it.
+    The product's own check must accept it, unless the caller gives ``noise``: a planted fault that
+    the audit has to find.
 
     Raises:
-        RemoteError: ``weak-guarantee``, when the claim is not what the accountant gives.
+        RemoteError: ``weak-guarantee``: the accountant does not give the claim.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
     added = noise or fitting_noise(setting)
     descriptor = _descriptor(setting, added, analyzer)
     if noise is None:
-        claim(descriptor)
+        check_claim(descriptor)
     context = parse(serialize(descriptor))
     keys = SealKeys.of(context, outer.public)
     return World(setting, context, PreparedBatch.of(descriptor), added, analyzer, outer, keys)
 
 
-def claim(descriptor: BatchDescriptor) -> Account:
-    """What every role of the product checks before it takes part."""
+def check_claim(descriptor: BatchDescriptor) -> Account:
+    """Checks a descriptor as every role of the product does before it takes part."""
     promised = descriptor.guarantee
     return check_guarantee(descriptor, Guarantee(promised.epsilon, promised.beta))
 
 
 def fitting_noise(setting: Setting) -> Noise:
-    """The fewest bits of p = 1/8 a user with (epsilon, beta)-DP."""
+    """Returns the fewest bits of p = 1/8 for each user that give (epsilon, beta)-DP."""
     p, target = 2.0**-P_LOG2, setting.epsilon * (1.0 - MARGIN)
     composition = setting.beta * (1.0 - OVERFLOW_SHARE)
     bits = needed_bits(p, setting.layout.cells, target, composition)
@@ -166,7 +168,7 @@ def fitting_noise(setting: Setting) -> Noise:
 
 
 def calibrated_noise(setting: Setting) -> Noise:
-    """What the product itself would choose: the fewest 1-bits."""
+    """Returns the noise that the product would choose: the fewest 1-bits."""
     layout = setting.layout
     return calibrate(
         n=setting.n,

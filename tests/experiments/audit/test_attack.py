@@ -37,7 +37,7 @@ def audited(world: World) -> tuple[Attack, Pair]:
 
 def test_the_bound_is_not_above_the_claim(world: World, audited: tuple[Attack, Pair]) -> None:
     found, _ = audited
-    assert not (found.violated and audit(world, TRIALS, ERROR)[0].violated), found.document()
+    assert not (found.violated and audit(world, TRIALS, ERROR)[0].violated), found.as_dict()
 
 
 def test_the_bound_is_most_of_the_claim(world: World, audited: tuple[Attack, Pair]) -> None:
@@ -77,7 +77,7 @@ def test_a_shuffle_that_does_not_permute_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_a_step_of_the_likelihood_ratio_is_the_binomials() -> None:
     """log b(y - 1) / b(y) = log y (1 - p) / ((N - y + 1) p); impossible outcomes are certain."""
-    gain = attack.step(6, 0.125)
+    gain = attack.log_ratios(6, 0.125)
     y = np.arange(1, 7)
     assert gain[1:7] == pytest.approx(np.log(y * 0.875 / ((7 - y) * 0.125)))
     assert (gain[0], gain[7]) == (-attack.CERTAIN, attack.CERTAIN)
@@ -87,7 +87,7 @@ def test_the_likelihood_ratio_subtracts_everybody_elses_data() -> None:
     """Two users: user 1 has e', so the down cell's noise is its count less one."""
     batch = build(Setting(n=2), Noise(3, 1, 3))
     (up,), (down,) = batch.cells()
-    counts = np.zeros((1, batch.plan.layout.counters), dtype=np.int64)
+    counts = np.zeros((1, batch.batch.layout.counters), dtype=np.int64)
     counts[0, up], counts[0, down] = 4, 3
-    gain = attack.step(6, 0.125)
+    gain = attack.log_ratios(6, 0.125)
     assert attack.likelihood_ratio(batch, counts)[0] == pytest.approx(gain[4] - gain[2])

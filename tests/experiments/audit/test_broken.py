@@ -23,17 +23,17 @@ def shown_broken(found: Attack) -> bool:
 
 @pytest.mark.parametrize("beta", [1e-3, 1e-5])
 def test_sums_sent_as_numbers_are_broken_in_both_regimes(beta: float) -> None:
-    found = broken.attacks(Setting(1.0, beta), 20_000, ERROR)
+    found = broken.attack_sums(Setting(1.0, beta), 20_000, ERROR)
     assert len(found) == 2
     for attack in found:
-        assert shown_broken(attack), attack.document()
+        assert shown_broken(attack), attack.as_dict()
         assert attack.bounds.beta > 10 * beta
         assert attack.bounds.beta < 0.26  # tau / 2n = 2^-m = 1/4, and no more
 
 
 def test_one_envelope_a_report_is_broken() -> None:
-    found = broken.attack(build(Setting(1.0, 1e-2, n=16)), 500, ERROR)
-    assert shown_broken(found), found.document()
+    found = broken.attack_envelopes(build(Setting(1.0, 1e-2, n=16)), 500, ERROR)
+    assert shown_broken(found), found.as_dict()
     assert found.bounds.beta > 10 * found.beta
 
 

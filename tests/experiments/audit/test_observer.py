@@ -16,7 +16,7 @@ from riffle.experiments.audit.world import build, calibrated_noise
 
 def test_an_observer_of_uploads_does_no_better_than_chance() -> None:
     guess = observe(450, padded=True)
-    assert not guess.better_than_chance, guess.document()
+    assert not guess.better_than_chance, guess.as_dict()
     assert guess.users == 150
 
 
@@ -24,7 +24,7 @@ def test_he_does_better_when_padding_is_off() -> None:
     guess = observe(750, padded=False)
     if not guess.better_than_chance:
         guess = observe(750, padded=False)
-    assert guess.better_than_chance, guess.document()
+    assert guess.better_than_chance, guess.as_dict()
 
 
 def test_every_padded_upload_has_one_size() -> None:

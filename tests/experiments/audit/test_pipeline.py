@@ -33,7 +33,7 @@ def test_counts_are_those_of_the_reports() -> None:
         seen = pipeline.views(batch, 5, first=False, start=3)
     for i in range(5):
         sent = pipeline.reports(batch, 3 + i, first=False)
-        assert np.array_equal(seen.counts[i], count(batch.plan.layout, sent.ravel()))
+        assert np.array_equal(seen.counts[i], count(batch.batch.layout, sent.ravel()))
 
 
 def test_identity_seals_have_a_seals_size_and_end_with_the_context() -> None:
@@ -66,7 +66,7 @@ def test_only_user_0_differs() -> None:
 def test_a_claim_that_the_accountant_does_not_give_is_refused() -> None:
     weak = world.build(SEEDED, Noise(2, 1, 3))
     with pytest.raises(RemoteError, match="gives"):
-        world.claim(weak.context.descriptor)
+        world.check_claim(weak.context.descriptor)
 
 
 @pytest.mark.parametrize(

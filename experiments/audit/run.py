@@ -1,7 +1,7 @@
-"""What `riffle audit` does and says: the attacks on one encoding, as one document.
+"""Runs the audit of one encoding: ``riffle audit``.
 
-A claim is violated when a bound says so at the family-wise error, when sealed trials do not follow
-the law of the identity ones (then the bounds say nothing of the product), or when the observer
+A claim is violated if a bound exceeds it at the family-wise error, if sealed trials do not follow
+the law of the identity ones (then the bounds say nothing about the product), or if the observer
 guesses better than chance. The last two are tested at 1e-6, which adds next to nothing.
 """
 
@@ -17,22 +17,25 @@ from riffle.experiments.audit.world import Setting, World, build
 Encoding = Literal["riffle", "paper-sums", "one-envelope"]
 
 ERROR = 0.01
-"""Family-wise error of a report: its bounds hold with 99 % confidence."""
+"""Family-wise error of an audit: its bounds hold with 99 % confidence."""
 
 AGREEMENT_LEVEL = 1e-6
 
 TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-sums": 100_000, "one-envelope": 5_000}
-"""Fresh trials a side that fit into a minute; half as many choose the thresholds."""
+"""Fresh trials a side that take about a minute; half as many choose the thresholds."""
 
 LEAST_TRIALS, MOST_TRIALS = 100, 10**9
 
 ENVELOPES = 16
-"""Users of a one-envelope batch: each vector hides in 1/16 of the noise the claim counts on."""
+"""Users of a one-envelope batch: each vector has 1/16 of the noise that the claim counts on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Fresh trials a side, sealed trials a side, users observed (the last two for riffle)."""
+    """The size of an audit: fresh and sealed trials a side, and users observed.
+
+    The last two are for the encoding ``riffle`` only. Raises ValueError for a value out of range.
+    """
 
     trials: int
     sealed: int
@@ -47,9 +50,9 @@ class Effort:
             raise ValueError("sealed trials and observed users must not be negative")
 
     def batches(self, encoding: Encoding) -> int | None:
-        """Batches that an attack runs: tuning, fresh and sealed, on both sides.
+        """Returns the number of batches of an attack: tuning, fresh and sealed, on both sides.
 
-        None for the papers' sums, whose views are drawn from their law, all at once.
+        None for the papers' sums, whose views are all drawn at once.
         """
         if encoding == "paper-sums":
             return None
@@ -63,9 +66,9 @@ def run(
     effort: Effort,
     on_trial: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Attack an encoding; the document that the command prints. ``violated`` says the verdict.
+    """Attacks an encoding; returns the document that the command prints.
 
-    ``on_trial`` is called after every one of its batches.
+    ``violated`` is the verdict. ``on_trial`` is called after every batch.
     """
     started = time.monotonic()
     if encoding == "riffle":
@@ -73,9 +76,9 @@ def run(
     elif encoding == "one-envelope":
         setting = replace(setting, n=ENVELOPES)
         world = replace(build(setting), on_trial=on_trial)
-        document = _headline([broken.attack(world, effort.trials, ERROR)]) | _batch(world)
+        document = _headline([broken.attack_envelopes(world, effort.trials, ERROR)]) | _batch(world)
     else:
-        document = _headline(broken.attacks(setting, effort.trials, ERROR))
+        document = _headline(broken.attack_sums(setting, effort.trials, ERROR))
     document = {"encoding": encoding} | document
     document["verdict"] = "violated" if document["violated"] else "not refuted"
     randomness = "the system's" if setting.seed is None else f"seeded ({setting.seed}), for tests"
@@ -84,35 +87,33 @@ def run(
 
 def _riffle(setting: Setting, effort: Effort, on_trial: Callable[[], None]) -> dict[str, Any]:
     world = replace(build(setting), on_trial=on_trial)
-    found, fresh = audit(world, effort.trials, ERROR)
-    document = _headline([found]) | _batch(world)
+    outcome, fresh = audit(world, effort.trials, ERROR)
+    document = _headline([outcome]) | _batch(world)
     if effort.sealed:
         p_value = agreement(world, fresh, effort.sealed)
         agrees = p_value >= AGREEMENT_LEVEL
         document |= {"sealed_trials": 2 * effort.sealed, "sealed_agreement_p_value": p_value}
         document["violated"] |= not agrees
     if effort.users:
-        seen = observer.observe(effort.users, padded=True)
-        document["observer"] = seen.document()
-        document["observer_without_padding"] = observer.observe(
-            effort.users, padded=False
-        ).document()
-        document["violated"] |= seen.better_than_chance
+        padded, unpadded = (observer.observe(effort.users, padded=on) for on in (True, False))
+        document["observer"] = padded.as_dict()
+        document["observer_without_padding"] = unpadded.as_dict()
+        document["violated"] |= padded.better_than_chance
     return document
 
 
 def _headline(attacks: list[Attack]) -> dict[str, Any]:
-    """The worst attack's numbers, and all of them where there are several."""
+    """Returns the worst attack's numbers, and all attacks if there are several."""
     worst = max(attacks, key=lambda attack: attack.bounds.beta)
-    document = worst.document()
+    document = worst.as_dict()
     document["confidence"] = 1.0 - ERROR
     if len(attacks) > 1:
-        document["attacks"] = [attack.document() for attack in attacks]
+        document["attacks"] = [attack.as_dict() for attack in attacks]
     return document | {"violated": any(attack.violated for attack in attacks)}
 
 
 def _batch(world: World) -> dict[str, Any]:
-    noise, layout = world.noise, world.plan.layout
+    noise, layout = world.noise, world.batch.layout
     return {
         "episodes": world.setting.n,
         "families": world.setting.families,
@@ -120,5 +121,5 @@ def _batch(world: World) -> dict[str, Any]:
         "cells": layout.cells,
         "bits_per_user": noise.bits,
         "p": noise.p,
-        "padded_messages": world.plan.padding.messages,
+        "padded_messages": world.batch.padding.messages,
     }

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from riffle.deploy.cli.main import build
-from riffle.experiments.audit.report import Effort, run
+from riffle.experiments.audit.run import Effort, run
 from riffle.experiments.audit.world import Setting
 
 QUICK = ["--sealed", "0", "--users", "0", "--format", "json"]
