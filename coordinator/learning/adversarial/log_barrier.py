@@ -53,30 +53,28 @@ def log_barrier_step(
 ) -> Step:
     """Solves for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
 
-    Stops above `tolerance` where rounding forbids more (rows of the box near MARGIN); the gap of
-    the answer says so.
+    Stops above `tolerance` where rounding forbids more (rows of the box near MARGIN); the answer's
+    gap says so.
 
     Raises:
         LearnerError: the numbers are out of reach: the method is made for cost q_k <= 10, and
             eta l^ q_k <= eta in the algorithm.
     """
-    rows, numbers = np.zeros((6, layers.pair_count, layers.W)), _numbers(layers)
-    given, widths = np.zeros((3, *rows.shape[1:])), np.array(layers.widths)
-    begin(widths, box.lower, box.upper, cost, q, given, rows)
+    rows, (sizes, own, after) = np.zeros((6, layers.pair_count, layers.W)), _structure(layers)
+    given, y = np.zeros((3, *rows.shape[1:])), np.zeros(own[-1] + 1)
+    start(np.array(layers.widths), box.lower, box.upper, cost, q, given, rows)
     try:
         with np.errstate(all="ignore"):  # uncompiled loops warn where compiled ones are silent
-            gap, iterations = follow(*numbers, given, rows, np.zeros(numbers[1][-1] + 1), tolerance)
+            gap, iterations = minimise(sizes, own, after, given, rows, y, tolerance)
     except np.linalg.LinAlgError as error:
-        raise LearnerError(
-            "the log-barrier step stopped at a gap out of reach: singular system"
-        ) from error
+        raise LearnerError("the log-barrier step stopped at a gap out of reach") from error
     if not np.isfinite(gap) or iterations == MAX_ITERATIONS:
         raise LearnerError(f"the log-barrier step stopped at a gap of {gap:.1e}")
     return answer(layers, rows[0], gap, iterations)
 
 
 def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Step:
-    """The step of q's rows (R, W)."""
+    """Returns the step of q's rows (R, W)."""
     q = np.zeros(layers.cells.shape)
     q[layers.pairs] = rows
     log_q = np.log(q, out=np.full_like(q, -np.inf), where=q > 0)
@@ -85,10 +83,14 @@ def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Ste
 
 
 @compiled
-def begin(
+def start(
     widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats, given: Floats, rows: Floats
 ) -> None:
-    """`Problem.of` into given and `start_at` into rows, see `follow`."""
+    """Writes the problem into `given` and where to start into `rows`, see `minimise`.
+
+    The start is q_k's policy, with its transitions moved well inside the box. Bounds that cannot
+    bind are moved out of the way.
+    """
     H, W, A = cost.shape
     visits, P, i = np.zeros((H + 1, W)), np.zeros(W), 0
     visits[0, 0] = 1.0
@@ -115,7 +117,7 @@ def begin(
 
 @compiled
 def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
-    """`_inside` of one row."""
+    """Moves a row P towards a centre of the box until it is well inside every bound."""
     room, need, theta = 0.0, 1.0, 0.0
     for w in range(n):
         room += upper[w] - lower[w]
@@ -137,7 +139,7 @@ def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
 
 @compiled
 def set_duals(n: int, given: Floats, row: Floats) -> None:
-    """`Point.start` of one row, whose q is there."""
+    """Writes the slacks of a row whose q is given, and duals that fit them."""
     m = 0.0
     for w in range(n):
         m += row[0, w]
@@ -149,8 +151,11 @@ def set_duals(n: int, given: Floats, row: Floats) -> None:
 
 
 @lru_cache(maxsize=64)
-def _numbers(layers: Layers) -> tuple[Ints, Ints, Ints]:
-    """Of every row: successors, its state, and the first state of the next layer (-1: x_H)."""
+def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
+    """Returns for every row its successors, its state, and the next layer's first state.
+
+    Rows are the R pairs (x, a). -1 stands for x_H, which has no equation of flow.
+    """
     h, x, _ = np.nonzero(layers.pairs)
     widths = np.array(layers.widths)
     first = np.cumsum(widths) - widths
@@ -159,11 +164,14 @@ def _numbers(layers: Layers) -> tuple[Ints, Ints, Ints]:
 
 
 @compiled
-def follow(
+def minimise(
     sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats, tolerance: float
 ) -> tuple[float, int]:
-    """The loop of `log_barrier_step` in place: given = (c, upper, lower), rows = (q, s_u, s_l, z,
-    z_u, z_l), each (R, W); the gap and the number of steps.
+    """Takes Newton steps in place; returns the gap and their number.
+
+    given = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are kept,
+    not recomputed: near a bound the difference would lose all its digits. sigma, the factor of the
+    next mu, shrinks as steps go well.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()
@@ -175,18 +183,18 @@ def follow(
         mu /= 2 * count
         if not (gap > tolerance and mu > ROUNDING):
             return gap, iteration
-        moved = newton(sizes, own, after, given, rows, sigma * mu, change)
+        y_new = newton(sizes, own, after, given, rows, sigma * mu, change)
         t, u = longest(sizes, rows[:3], change[:3]), longest(sizes, rows[3:], change[3:])
         rows[:3] += t * change[:3]
         rows[3:] += u * change[3:]
-        y += u * (moved - y)
+        y += u * (y_new - y)
         sigma = min(0.5, max(0.01, (1 - min(t, u)) ** 2))
     return gap, MAX_ITERATIONS
 
 
 @compiled
 def pull(own: int, after: int, w: int, y: Floats) -> float:
-    """A^T y at one cell."""
+    """Returns A^T y at one cell: +1 at a state's own rows, -1 where it is entered."""
     return float(y[own] - (y[after + w] if after >= 0 else 0.0))
 
 
@@ -194,7 +202,7 @@ def pull(own: int, after: int, w: int, y: Floats) -> float:
 def duality_gap(
     sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats
 ) -> float:
-    """`Problem.gap`."""
+    """Returns the objective at q minus the Lagrangian bound; infinite if that is no bound."""
     gap = float(y[0])
     for i in range(len(sizes)):
         row = 0.0
@@ -214,7 +222,7 @@ def duality_gap(
 def newton(
     sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, mu: float, change: Floats
 ) -> Floats:
-    """One Newton step towards mu: `change` of rows, and the new y (S,)."""
+    """Writes a Newton step towards mu into `change`; returns the new y (S,)."""
     R, W = given.shape[1:]
     inverses, g = np.zeros((R, W, W)), np.zeros((R, W))
     S = own[-1] + 1
@@ -235,7 +243,7 @@ def newton(
 
 @compiled
 def gradient(n: int, given: Floats, row: Floats, mu: float, g: Floats) -> None:
-    """The barrier's gradient of a row, without A^T y."""
+    """Writes the barrier's gradient of a row, without A^T y."""
     shared = 0.0
     for w in range(n):
         shared += given[2, w] * (mu / row[2, w]) - given[1, w] * (mu / row[1, w])
@@ -245,7 +253,7 @@ def gradient(n: int, given: Floats, row: Floats, mu: float, g: Floats) -> None:
 
 @compiled
 def invert(n: int, given: Floats, row: Floats, inverse: Floats) -> None:
-    """`_inverse` of `_row_hessian`: Gauss-Jordan on a unit diagonal."""
+    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l: Gauss-Jordan, scaled to ones."""
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
     for w in range(n):
         D_u, D_l = row[4, w] / row[1, w], row[5, w] / row[2, w]
@@ -286,18 +294,18 @@ def add_to_schur(
     matrix: Floats,
     target: Floats,
 ) -> None:
-    """One row's part of A R A^T and of A q - A R g."""
+    """Adds one row's part of A R A^T and of A q - A R g, with R the inverse Hessian."""
     for w in range(n):
-        sums, moved = 0.0, q[w]
+        sums, rest = 0.0, q[w]
         for v in range(n):
             sums += inverse[w, v]
-            moved -= inverse[w, v] * g[v]
+            rest -= inverse[w, v] * g[v]
         matrix[own, own] += sums
-        target[own] += moved
+        target[own] += rest
         if after >= 0:
             matrix[own, after + w] -= sums
             matrix[after + w, own] -= sums
-            target[after + w] -= moved
+            target[after + w] -= rest
             for v in range(n):
                 matrix[after + w, after + v] += inverse[w, v]
 
@@ -306,7 +314,7 @@ def add_to_schur(
 def change_row(
     n: int, given: Floats, row: Floats, mu: float, inverse: Floats, pulled: Floats, change: Floats
 ) -> None:
-    """dq = -R (g + A^T y) of a row, and what follows for slacks and duals."""
+    """Writes dq = -R (g + A^T y) of a row, and the changes of slacks and duals that follow."""
     dm = 0.0
     for w in range(n):
         change[0, w] = 0.0
@@ -323,7 +331,7 @@ def change_row(
 
 @compiled
 def longest(sizes: Ints, values: Floats, steps: Floats) -> float:
-    """`_length`."""
+    """Returns the longest step <= 1 that keeps all values positive, with a margin."""
     worst = 0.0
     for k in range(len(values)):
         for i in range(len(sizes)):

@@ -45,7 +45,7 @@ TOLERANCE = 1e-7  # of the flow residual, in probability
 LOG_ZERO = -1e5
 MAX_ITERATIONS = 500
 HOPELESS = 1e-4
-ABSENT = 1e12  # cost of a padding pair: its m is zero
+ABSENT = 1e12  # -ABSENT is below every dual value
 RIDGE = 1e-10
 DAMPING = tuple(10.0**power for power in range(-6, 3))
 LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range: far out, a step means little
@@ -89,10 +89,11 @@ def ftrl_step(
     """
     v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()
     try:
-        solved = solve(np.array(layers.widths), box.lower, box.upper, cost, v, tolerance)
+        q, log_q, policy, transitions, residual, gap, iterations = solve(
+            np.array(layers.widths), box.lower, box.upper, cost, v, tolerance
+        )
     except np.linalg.LinAlgError as error:
         raise LearnerError("the FTRL step met a singular system") from error
-    q, log_q, policy, transitions, residual, gap, iterations = solved
     if not residual <= max(HOPELESS, tolerance):
         raise LearnerError(f"the FTRL step stopped at flow residual {residual:.1e}")
     return Step(q, log_q, policy, transitions, residual, gap, iterations, v)
@@ -102,7 +103,10 @@ def ftrl_step(
 def solve(
     widths: Ints, lower: Floats, upper: Floats, cost: Floats, v: Floats, tolerance: float
 ) -> tuple[Floats, Floats, Floats, Floats, float, float, int]:
-    """All of `ftrl_step` but its refusals; v is overwritten."""
+    """Runs `ftrl_step` without its refusals; overwrites v.
+
+    Returns q, log_q, policy, transitions, residual, gap and the number of iterations.
+    """
     H, W, A = cost.shape
     logs, m, p = np.zeros((2, H, W, A, W)), np.zeros((2, H, W, A)), np.zeros((3, H, W, A, W))
     flows = np.zeros((2, H + 1, W))
@@ -118,7 +122,7 @@ def solve(
 
 @compiled
 def logarithms(widths: Ints, values: Floats, logs: Floats) -> None:
-    """`Bounds.of` of one side of the box, on cells."""
+    """Writes the logarithms of one side of the box, on cells."""
     for h in range(len(widths) - 1):
         for x in range(widths[h]):
             for a in range(values.shape[2]):
@@ -131,7 +135,7 @@ def logarithms(widths: Ints, values: Floats, logs: Floats) -> None:
 def answer(
     widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
 ) -> float:
-    """`answer` into q, log_q, policy; the objective at q."""
+    """Writes the occupancy measure of ln m and p into q, log_q, policy; returns its objective."""
     H, W, A = cost.shape
     visits, objective = np.zeros((H + 1, W)), 0.0
     visits[0, 0] = 1.0
@@ -164,13 +168,15 @@ def descend(
     p: Floats,
     flows: Floats,
 ) -> tuple[float, int]:
-    """The loop of `ftrl_step` in place: v, m = (m, ln m), p = (p, ln p, p on free cells).
+    """Minimises f in place: v, m = (m, ln m), p = (p, ln p, p on free cells, zero elsewhere).
 
-    flows (2, H + 1, W) are inflow and outflow of every state; returns f and the number of steps.
+    flows (2, H + 1, W) are inflow and outflow of every state. Every iteration tries Newton's step
+    on the logarithms, then damped ones, and stops when none lowers f enough or halves the residual
+    (near the end). Returns f and the number of iterations.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
-    gradient = np.zeros((H - 1, W))
+    gradient, ones = np.zeros((H - 1, W)), np.ones((H + 1, W))
     f = evaluate(widths, logs, cost, v, m, p, flows)
     for iteration in range(MAX_ITERATIONS):
         gradient[:] = flows[0, 1:-1] - flows[1, 1:-1]
@@ -178,22 +184,24 @@ def descend(
         if residual <= tolerance:
             return f, iteration
         derivatives(widths, m[0], p, flows, blocks)
-        inflow, outflow = flows[0].copy(), flows[1].copy()
+        inflow, outflow = np.maximum(flows[0], TINY), np.maximum(flows[1], TINY)
         before[:] = v
         accepted = False
         for attempt in range(1 + len(DAMPING)):
             if attempt == 0:
-                step[:] = logarithmic_step(widths, inflow, outflow, blocks)
+                target = np.log(outflow[1:-1]) - np.log(inflow[1:-1])
+                step[:] = newton_step(widths, target, blocks, inflow, outflow, 0.0)
                 step *= min(1.0, longest / max(np.abs(step).max(), TINY))
             else:
-                step[:] = damped_step(widths, gradient, blocks, DAMPING[attempt - 1])
+                damping = DAMPING[attempt - 1]
+                step[:] = newton_step(widths, -gradient, blocks, ones, ones, damping)
             v[1:-1] = before[1:-1] + step
-            tried = evaluate(widths, logs, cost, v, m, p, flows)
+            trial = evaluate(widths, logs, cost, v, m, p, flows)
             slope = (gradient * step).sum()
-            left = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max()
-            descends = slope < 0 and tried <= f + 1e-4 * slope + 1e-13 * (1.0 + abs(f))
-            if descends or left <= residual / 2:
-                f, accepted = tried, True
+            rest = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max()
+            descends = slope < 0 and trial <= f + 1e-4 * slope + 1e-13 * (1.0 + abs(f))
+            if descends or rest <= residual / 2:
+                f, accepted = trial, True
                 break
         if not accepted:
             v[:] = before
@@ -205,7 +213,7 @@ def descend(
 def evaluate(
     widths: Ints, logs: Floats, cost: Floats, v: Floats, m: Floats, p: Floats, flows: Floats
 ) -> float:
-    """f at v; m, p and flows are overwritten."""
+    """Returns f at v; overwrites m, p and flows."""
     H, A = len(widths) - 1, cost.shape[2]
     f = 0.0
     flows[:] = 0.0
@@ -238,7 +246,10 @@ def evaluate(
 
 @compiled
 def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
-    """`_project_rows` of one row of n successors: p (3, W) is p, ln p, p on free cells."""
+    """Projects a row of n successors on its box: p (3, W) is p, ln p, p on free cells.
+
+    `logs` (2, W) are the logarithms of the bounds, `after` (W,) the dual values v(x').
+    """
     last = last_break(n, logs, after)
     left, mass, shift = 1.0, 0.0, -ABSENT
     for y in range(n):
@@ -264,7 +275,7 @@ def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
 
 @compiled
 def last_break(n: int, logs: Floats, after: Floats) -> float:
-    """The last delta at which a bound starts or ends to hold and the row's sum is at most one."""
+    """Returns the last breakpoint, see the module, at which the row's sum is at most one."""
     last = -np.inf
     for bound in range(2):
         for y in range(n):
@@ -278,7 +289,12 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 
 @compiled
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
-    """`_Derivatives`: blocks (3, H, W, W) are, at step h, into h + 1, leaving h, and across."""
+    """Writes the blocks (3, H, W, W) of the derivatives of inflow and outflow in v.
+
+    At step h, `into` is that of the inflow of layer h + 1 in its own v, and -`across` transposed is
+    that in v of layer h; -`leave` is that of the outflow of layer h in its own v, and -`across` is
+    that in v of layer h + 1.
+    """
     inflow, outflow = flows
     blocks[:] = 0.0
     for h in range(len(widths) - 1):
@@ -298,7 +314,7 @@ def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Float
 
 @compiled
 def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
-    """What the row of one pair adds: p moves on free cells only."""
+    """Adds the row of one pair. p moves on free cells only: dp = diag(p) - p p^T / sum p there."""
     total = 0.0
     for y in range(n):
         total += free[y]
@@ -311,49 +327,35 @@ def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Flo
 
 
 @compiled
-def logarithmic_step(widths: Ints, inflow: Floats, outflow: Floats, blocks: Floats) -> Floats:
-    """`_logarithmic_step` (H - 1, W)."""
+def newton_step(
+    widths: Ints, target: Floats, blocks: Floats, inflow: Floats, outflow: Floats, damping: float
+) -> Floats:
+    """Returns Newton's step (H - 1, W): the derivatives' system with rows divided by the flows.
+
+    With the flows themselves it is the step on ln inflow - ln outflow = 0; with ones and -gradient
+    it is -(Hessian of f + damping)^-1 gradient. Padding states stay.
+    """
     H, W = len(widths) - 1, inflow.shape[1]
-    matrix, target = null_space(widths, W), np.zeros((H - 1, W))
+    matrix, step = null_space(widths, W) + damping * np.eye((H - 1) * W), np.zeros((H - 1, W))
     for h in range(1, H):
         for x in range(W):
-            flow, out = max(inflow[h, x], TINY), max(outflow[h, x], TINY)
+            into, out, row = inflow[h, x], outflow[h, x], (h - 1) * W + x
             if x < widths[h]:
-                target[h - 1, x] = np.log(out) - np.log(flow)
-            row = (h - 1) * W + x
+                step[h - 1, x] = target[h - 1, x]
             for y in range(W):
-                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] / flow
+                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] / into
                 matrix[row, (h - 1) * W + y] += blocks[1, h, x, y] / out
                 if h < H - 1:
                     matrix[row, h * W + y] += blocks[2, h, x, y] / out
                 if h > 1:
-                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x] / flow
-    target[:] = np.linalg.solve(matrix, target.ravel()).reshape(H - 1, W)
-    return target
-
-
-@compiled
-def damped_step(widths: Ints, gradient: Floats, blocks: Floats, damping: float) -> Floats:
-    """`_damped_step` (H - 1, W)."""
-    H, W = len(widths) - 1, gradient.shape[1]
-    matrix = null_space(widths, W) + damping * np.eye((H - 1) * W)
-    for h in range(1, H):
-        for x in range(W):
-            row = (h - 1) * W + x
-            for y in range(W):
-                matrix[row, (h - 1) * W + y] += blocks[0, h - 1, x, y] + blocks[1, h, x, y]
-                if h < H - 1:
-                    matrix[row, h * W + y] += blocks[2, h, x, y]
-                if h > 1:
-                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x]
-    step = np.zeros((H - 1, W))
-    step[:] = np.linalg.solve(matrix, -gradient.ravel()).reshape(H - 1, W)
+                    matrix[row, (h - 2) * W + y] += blocks[2, h - 1, y, x] / into
+    step[:] = np.linalg.solve(matrix, step.ravel()).reshape(H - 1, W)
     return step
 
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """`_null_space`."""
+    """Returns 1 1^T on every layer's states, one on padding, and a ridge against singularity."""
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

@@ -111,8 +111,8 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage's constraint: V in `model` is at least `least`; at `sure` it is so in phi too."""
+class Inequality:
+    """One stage's constraint: V in `model` is at least `least`; policies at `sure` are in phi."""
 
     model: Model
     least: float
@@ -126,7 +126,7 @@ class ImplicitPolicies:
     d1: FloatArray
     actions: BoolArray
     anchor: PolicyArray
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Inequality, ...] = ()
 
     @classmethod
     def all_policies(cls, sizes: Sizes, d1: FloatArray) -> ImplicitPolicies:
@@ -191,11 +191,11 @@ class ImplicitPolicies:
         member = self._best(model, [stage.sure for stage in self.stages])
         best = float(member.value)
         if best == -np.inf:
-            return self._add(Stage(model, -np.inf, sure)), float(self.best(model).value)
+            return self._add(Inequality(model, -np.inf, sure)), float(self.best(model).value)
         least = best - radius - _slack(best)
-        return replace(self, anchor=member.policy)._add(Stage(model, least, sure)), best
+        return replace(self, anchor=member.policy)._add(Inequality(model, least, sure)), best
 
-    def _add(self, stage: Stage) -> ImplicitPolicies:
+    def _add(self, stage: Inequality) -> ImplicitPolicies:
         """Returns the set with one more stage, and the decisions that then remain."""
         stages, actions = (*self.stages, stage), self.actions
         for s in reversed(stages):
