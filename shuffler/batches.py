@@ -14,8 +14,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
@@ -37,6 +36,7 @@ from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostErr
 SLOTS_A_DELETE = 4_096
 RELEASES_IN_MEMORY = 2
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -75,7 +75,7 @@ class Batches:
         Raises:
             RemoteError: see `accept_deposit`; ``descriptor-conflict`` for a second descriptor.
         """
-        present = await self._store.read(partial(records.signed_descriptor, batch_id=batch_id))
+        present = await self._store.read(records.signed_descriptor, batch_id)
         if present is not None:
             return _same(present, data), False
         pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
@@ -83,8 +83,7 @@ class Batches:
         context = await asyncio.to_thread(
             accept_deposit, data, signature, batch_id, demands, self._clock()
         )
-        insert = partial(self._insert, data=data, context=context, signature=signature or "")
-        signed, created = await self._store.write(insert)
+        signed, created = await self._store.write(self._insert, data, context, signature or "")
         self._changes.notify()
         note("deposited", batch_id=batch_id, n=context.descriptor.n)
         return signed, created
@@ -112,7 +111,7 @@ class Batches:
         Raises:
             RemoteError: ``unknown-batch``.
         """
-        signed = await self._store.read(partial(records.signed_descriptor, batch_id=batch_id))
+        signed = await self._store.read(records.signed_descriptor, batch_id)
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
         return signed
@@ -121,12 +120,10 @@ class Batches:
         self, batch_id: str, *, wait: float = 0, wanted: BatchState | None = None
     ) -> BatchStatus:
         """Returns the status once ``wanted`` is reached, after ``wait`` seconds at the latest."""
-
-        async def read() -> BatchStatus:
-            return await self.tidied(partial(records.status, batch_id=batch_id, now=self._clock()))
-
         return await self._changes.poll(
-            wait, read, lambda status: wanted is None or reached(status.state, wanted)
+            wait,
+            lambda: self.tidied(records.status, batch_id, self._clock()),
+            lambda status: wanted is None or reached(status.state, wanted),
         )
 
     # Hand-over
@@ -138,13 +135,11 @@ class Batches:
             RemoteError: ``unknown-batch``, ``batch-not-ready``, ``late``.
         """
         async with self._releasing:
-            batch = await self._store.read(partial(records.find, batch_id=batch_id))
+            batch = await self._store.read(records.find, batch_id)
             after(batch.state, "forward")
             release = self._releases.get(batch_id) or await self._shuffle(batch)
             digest, count = release.sha256, len(release.messages)
-            await self._store.write(
-                partial(records.mark_forwarded, batch_id=batch_id, sha256=digest, messages=count)
-            )
+            await self._store.write(records.mark_forwarded, batch_id, digest, count)
             self._remember(batch_id, release)
         self._changes.notify()
         note("forwarded", batch_id=batch_id, messages=count)
@@ -189,12 +184,12 @@ class Batches:
 
     async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
         """Erases a batch whose messages the analyzer has."""
-        await self._store.write(partial(records.acknowledge, batch_id=batch_id, sha256=sha256))
+        await self._store.write(records.acknowledge, batch_id, sha256)
         return await self._end(batch_id)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
         """Gives a short batch up; its users stay marked."""
-        await self._store.write(partial(records.abandon, batch_id=batch_id))
+        await self._store.write(records.abandon, batch_id)
         return await self._end(batch_id)
 
     async def _end(self, batch_id: str) -> BatchStatus:
@@ -206,7 +201,7 @@ class Batches:
 
     async def give_up(self, batch_id: str) -> None:
         """Gives up a batch whose secret is lost, unless its messages have left."""
-        state = await self._store.write(partial(records.give_up, batch_id=batch_id))
+        state = await self._store.write(records.give_up, batch_id)
         if state in records.NEED_SECRET:  # else it ended meanwhile, and its secret with it
             note("secret-lost", batch_id=batch_id, state=state)
         await self.tidy()
@@ -227,17 +222,19 @@ class Batches:
                 needed.remove(batch_id)
         return len(needed)
 
-    async def tidied(self, query: Callable[[Connection], T]) -> T:
+    async def tidied(
+        self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Returns the result of a query after `tidy`: in one read where nothing is due."""
 
         def read(connection: Connection) -> tuple[T] | None:
-            return None if self._due(connection) else (query(connection),)
+            return None if self._due(connection) else (query(connection, *args, **kwargs),)
 
         result = await self._store.read(read)
         if result is not None:
             return result[0]
         await self.tidy()
-        return await self._store.read(query)
+        return await self._store.read(query, *args, **kwargs)
 
     async def tidy(self) -> None:
         """Ends the batches that are due, then erases those that are over. Repeats harmlessly."""
@@ -245,7 +242,7 @@ class Batches:
         async with self._tidying:
             if not await self._store.read(self._due):
                 return
-            await self._store.write(partial(records.end_due, now=now, retention=retention))
+            await self._store.write(records.end_due, now, retention)
             # Read after the write returned: a secret goes only once its batch's end is durable.
             for batch_id in await self._store.read(records.to_clean):
                 await self._clean(batch_id)
@@ -257,11 +254,11 @@ class Batches:
     async def _clean(self, batch_id: str) -> None:
         self._releases.pop(batch_id, None)
         await asyncio.to_thread(self._vault.destroy, batch_id)
-        batch = await self._store.read(partial(records.find, batch_id=batch_id))
+        batch = await self._store.read(records.find, batch_id)
         for start in range(0, batch.next_slot, SLOTS_A_DELETE):
             slots = range(start, start + SLOTS_A_DELETE)
-            await self._store.write(partial(records.delete_reports, batch_id=batch_id, slots=slots))
-        await self._store.write(partial(records.mark_clean, batch_id=batch_id))
+            await self._store.write(records.delete_reports, batch_id, slots)
+        await self._store.write(records.mark_clean, batch_id)
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:

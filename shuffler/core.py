@@ -5,9 +5,9 @@ the event loop stays free.
 """
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -32,7 +32,7 @@ from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.admission import IDLE_RECHECK_SECONDS, Admission, Budget, ChangeSignal
 from riffle.shuffler.batches import Batches
-from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, add_latencies, census, note
+from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, add_latencies, note
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store import records, slots, users
@@ -112,17 +112,13 @@ class Shuffler:
         return [batch for batch in listing.batches if batch.free_slots]
 
     async def _read_open(self) -> records.OpenBatches:
-        return await self.batches.tidied(partial(records.open_batches, now=self.now))
+        return await self.batches.tidied(records.open_batches, self.now)
 
     async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> LeaseReply:
         """Leases slots to users of a node."""
         s = self.settings
         terms = slots.LeaseTerms(self.now, s.lease_seconds, s.max_node_share)
-        reply = await self._store.write(
-            partial(
-                slots.lease_slots, batch_id=batch_id, node_id=node_id, wanted=wanted, terms=terms
-            )
-        )
+        reply = await self._store.write(slots.lease_slots, batch_id, node_id, wanted, terms)
         self.metrics.count_leases(reply)
         return reply
 
@@ -146,10 +142,7 @@ class Shuffler:
         try:
             leases, sealed = split_frames(body, batch.report_bytes)
         except RemoteError as error:
-            problems = {error.slug: 1}
-            await self._store.write(
-                partial(records.count_dropped, batch_id=batch_id, problems=problems)
-            )
+            await self._store.write(records.count_dropped, batch_id, {error.slug: 1})
             self.metrics.frames.labels(error.slug).inc()
             raise
         self.callers.reports(node_id, len(leases), clock())
@@ -196,11 +189,11 @@ class Shuffler:
 
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
-        return await self._store.write(partial(users.enrol, request=request))
+        return await self._store.write(users.enrol, request)
 
     async def revoke(self, node_id: str) -> None:
         """Refuses a node from now on."""
-        await self._store.write(partial(users.revoke, node_id=node_id))
+        await self._store.write(users.revoke, node_id)
         self.changes.notify()
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
@@ -220,16 +213,14 @@ class Shuffler:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
             raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
-        await self._store.write(partial(records.write_probe, now=self.now))
+        await self._store.write(records.write_probe, self.now)
 
     async def measure(self) -> None:
         """Brings the gauges up to date."""
-        self.metrics.set_gauges(
-            await self._store.read(census),
-            inflight_bytes=self.inflight.taken,
-            writes_waiting=self._store.committer.waiting,
-            data_dir=self.settings.data_dir,
-        )
+        await self._store.read(self.metrics.measure_store)
+        self.metrics.inflight.set(self.inflight.taken)
+        self.metrics.waiting.set(self._store.committer.waiting)
+        self.metrics.free.set(shutil.disk_usage(self.settings.data_dir).free)
 
 
 def preflight(settings: Settings) -> None:

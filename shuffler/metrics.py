@@ -1,7 +1,7 @@
 """What the shuffler counts, and who may see it: metrics, conservation records, the log.
 
 **Metrics** for Prometheus are for the operator alone, since they show single uploads. Counters and
-histograms are this process's. Gauges that are read from the store (`census`) are the same at every
+histograms are this process's. Gauges that are read from the store are the same at every
 replica: take their maximum, not their sum. No label is a node, a user or a batch.
 
 **Conservation records** say what became of everything sent to a batch: accepted = held + forwarded
@@ -18,12 +18,9 @@ sent when would undo the shuffle for its reader.
 """
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry
@@ -39,33 +36,6 @@ from riffle.shuffler.store.schema import batches, dropped, latencies, reports
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
 note = JOURNAL.note
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What the store holds: batches by state, reports, dropped reports and refused frames."""
-
-    batches: dict[str, int]
-    held: int
-    discarded: dict[str, int]
-    refused: dict[str, int]
-
-
-def census(connection: Connection) -> Census:
-    """Counts what the store holds."""
-    states = select(batches.c.state, func.count()).group_by(batches.c.state)
-    ended = (
-        select(batches.c.ended_by, func.sum(batches.c.discarded))
-        .where(batches.c.ended_by.is_not(None))
-        .group_by(batches.c.ended_by)
-    )
-    refused = select(dropped.c.problem, func.sum(dropped.c.frames)).group_by(dropped.c.problem)
-    return Census(
-        batches={row[0]: row[1] for row in connection.execute(states)},
-        held=int(connection.scalar(select(func.sum(reports.c.held))) or 0),
-        discarded={row[0]: int(row[1]) for row in connection.execute(ended)},
-        refused={row[0]: int(row[1]) for row in connection.execute(refused)},
-    )
 
 
 class ShufflerMetrics:
@@ -105,9 +75,9 @@ class ShufflerMetrics:
             "frames refused in all batches of the store",
             ["problem"],
         )
-        self._inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
-        self._waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
-        self._free = gauge("riffle_shuffler_disk_free_bytes", "free space for the data")
+        self.inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
+        self.waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
+        self.free = gauge("riffle_shuffler_disk_free_bytes", "free space for the data")
 
     def count_leases(self, reply: LeaseReply) -> None:
         """Counts the answer to a lease request."""
@@ -121,20 +91,20 @@ class ShufflerMetrics:
             self.frames.labels(outcome).inc(count)
         self.uploading.observe(seconds)
 
-    def set_gauges(
-        self, stored: Census, *, inflight_bytes: int, writes_waiting: int, data_dir: Path
-    ) -> None:
-        """Sets the gauges."""
-        for state in (*ORDER, "abandoned"):
-            self._batches.labels(state).set(stored.batches.get(state, 0))
-        for reason, count in stored.discarded.items():
-            self._discarded.labels(reason).set(count)
-        for problem, count in stored.refused.items():
-            self._refused.labels(problem).set(count)
-        self._held.set(stored.held)
-        self._inflight.set(inflight_bytes)
-        self._waiting.set(writes_waiting)
-        self._free.set(shutil.disk_usage(data_dir).free)
+    def measure_store(self, connection: Connection) -> None:
+        """Sets the gauges of what the store holds."""
+        c, d = batches.c, dropped.c
+        states = select(c.state, func.count()).group_by(c.state)
+        ended = select(c.ended_by, func.sum(c.discarded)).where(c.ended_by.is_not(None))
+        refused = select(d.problem, func.sum(d.frames)).group_by(d.problem)
+        counts = dict.fromkeys((*ORDER, "abandoned"), 0) | dict(connection.execute(states).all())
+        for state, count in counts.items():
+            self._batches.labels(state).set(count)
+        for reason, count in connection.execute(ended.group_by(c.ended_by)):
+            self._discarded.labels(reason).set(int(count))
+        for problem, count in connection.execute(refused):
+            self._refused.labels(problem).set(int(count))
+        self._held.set(int(connection.scalar(select(func.sum(reports.c.held))) or 0))
 
 
 SMALLEST_SHOWN = 100
@@ -272,8 +242,8 @@ class BatchStatistics:
             RemoteError: ``unknown-batch``.
         """
         if buckets := self._buffered.pop(batch_id, None):
-            await self._store.write(partial(add_latencies, batch_id=batch_id, buckets=buckets))
-        record = await self._store.read(partial(conservation, batch_id=batch_id))
+            await self._store.write(add_latencies, batch_id, buckets)
+        record = await self._store.read(conservation, batch_id)
         return record if whole else self._coarsen(record, now)
 
     def _coarsen(self, record: Conservation, now: int) -> Conservation:

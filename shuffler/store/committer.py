@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import wraps
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
@@ -25,6 +26,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import is_shared, writer
 from riffle.shuffler.store.schema import not_usable, open_store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_GROUP = 64
@@ -177,8 +179,10 @@ class Store:
         self.committer.close()
         self.engine.dispose()
 
-    async def read(self, query: Callable[[Connection], T]) -> T:
-        """Returns the result of a query.
+    async def read(
+        self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Returns the result of a query, which is called with a connection and the arguments.
 
         Raises:
             LocalError: ``unavailable``: the store cannot be read.
@@ -186,7 +190,7 @@ class Store:
 
         def run() -> T:
             with self.engine.connect() as connection:
-                return query(connection)
+                return query(connection, *args, **kwargs)
 
         try:
             return await asyncio.to_thread(run)
@@ -194,14 +198,21 @@ class Store:
             raise not_usable("read", error) from error
 
     @in_span("store")
-    async def write(self, write: Callable[[Connection], T]) -> T:
+    async def write(
+        self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Returns the result of a write, once the write is durable.
 
         Raises:
             LocalError: ``unavailable``, ``too-many-requests``; see `Committer.submit`.
         """
+
+        @wraps(write)
+        def job(connection: Connection) -> T:
+            return write(connection, *args, **kwargs)
+
         self.writes += 1
         try:
-            return await asyncio.wrap_future(self.committer.submit(write))
+            return await asyncio.wrap_future(self.committer.submit(job))
         finally:
             self.writes += 1
