@@ -1,1 +1,5 @@
-"""The privacy mechanisms, pure: counters, noise, and every role's half of each workflow."""
+"""The privacy mechanisms: counters, noise, and every role's half of each workflow.
+
+Here belongs what decides how data becomes a noisy count. It is pure: no I/O, no clock, and
+randomness is an argument. Seals, documents and the accounting of privacy are elsewhere.
+"""

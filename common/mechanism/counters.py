@@ -1,17 +1,17 @@
-"""Counters: what a batch counts, and how an episode becomes counter increments.
+"""Counters: what a batch counts, and how an episode becomes increments of counters.
 
 At step h an episode in state x takes action a, reaches x' and receives a reward bit r. The counter
 families of `000`, section III-A (N_h(x, a, x'), N_h(x, a), R_h(x, a)) can be counted in three ways:
 
-- ``paper``: transitions, visits, rewards, each with noise of its own.
+- ``paper``: transitions, visits and rewards, each with noise of its own.
 - ``lean``: transitions and rewards; visits are sums over x'.
 - ``joint``: one symbol (x, a, x', r) a step; everything else is a sum.
 
-A batch of scope ``all`` (``layer=None``) counts every step and the rewards. A batch of one layer
-(``layer=h``) counts that step's transitions (and visits in ``paper``) and no rewards.
+A batch of scope ``all`` (``layer=None``) counts every step, and the rewards. A batch of one layer
+(``layer=h``) counts that step's transitions (in ``paper`` also visits) and no rewards.
 
-Order of the counters: (family, h, x, a, x'), row-major (``joint``: h, x, a, x', r). The dummy is
-the index after the last counter.
+Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
+dummy is the index after the last counter.
 """
 
 import math
@@ -29,11 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """X states, A actions, H steps.
-
-    Raises:
-        ValueError: a size is below one.
-    """
+    """X states, A actions, H steps. Raises ValueError if one is below 1."""
 
     X: int
     A: int
@@ -59,11 +55,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class CounterLayout:
-    """Which counters a batch has and where each stands.
-
-    Raises:
-        ValueError: ``layer`` is not a step of the horizon.
-    """
+    """The counters of a batch in order. Raises ValueError if ``layer`` is not in the horizon."""
 
     sizes: Sizes
     families: Families
@@ -80,7 +72,7 @@ class CounterLayout:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Family -> shape of its block of counters, in the order of the formats."""
+        """Shape of each family's block of counters, in the order of the counters."""
         return _shapes(self)
 
     @property
@@ -95,27 +87,27 @@ class CounterLayout:
 
     @property
     def width(self) -> int:
-        """Bytes of a message's plaintext: enough for the dummy's index."""
+        """Bytes that hold any index, the dummy's included."""
         return max(1, (self.dummy.bit_length() + 7) // 8)
 
     @property
     def cells(self) -> int:
-        """Cells up, and as many down, when one user is replaced: families x layers in scope.
+        """Most cells that move up by one, and as many down, when one user is replaced.
 
-        Every family has one symbol a step, so two episodes differ in at most one cell up and one
-        cell down for each family and step. Privacy rests on this number (`account`).
+        Every family has one symbol a step, so for each family and step in scope two episodes differ
+        in at most one cell up and one cell down. Privacy rests on this number (`account`).
         """
         return len(self.shapes) * self.layers
 
     @property
     def data_slots(self) -> int:
-        """Most data messages of one report: one a family and step, equal to ``cells``."""
+        """Most data messages of one report: one for each family and step, as many as ``cells``."""
         return self.cells
 
     def encode(self, episode: Episode) -> Ints:
-        """Counter indices of an episode's increments, shape (at most ``data_slots``,).
+        """Returns the indices of an episode's increments, shape (at most ``data_slots``,).
 
-        A reward of 0 has no message of its own in ``paper`` and ``lean``: padding hides it.
+        In ``paper`` and ``lean`` a reward of 0 has no message of its own; padding hides it.
 
         Raises:
             ValueError: the episode does not have this layout's sizes.
@@ -139,7 +131,7 @@ class CounterLayout:
         return np.concatenate(parts)
 
     def split(self, counts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
-        """Counts (C,) as one array a family, shaped as in ``shapes``."""
+        """Returns counts (C,) as one array for each family, shaped as in ``shapes``."""
         blocks: dict[str, npt.NDArray[np.float64]] = {}
         offset = 0
         for family, shape in self.shapes.items():

@@ -1,21 +1,23 @@
-"""The local mechanism whole: randomised response on a report's bits, every role's half.
+"""The local mechanism: randomised response on a report's bits, every role's half.
 
-The local workflow of `000`, Fig. 2, and of the Local Privatizer of `004`: nobody is trusted.
+The local workflow of `000`, Fig. 2, and of the Local Privatizer of `004`. Nobody is trusted.
 
-- A user writes the episode as C bits, one a counter, flips each with probability f on its own, and
-  sends all of them in one message.
-- The shuffler's permutation protects nobody here and is made all the same: one way for all.
-- The analyzer adds the n reports bit by bit and undoes the flips' mean: with S 1-bits of n on a
+- A user writes the episode as C bits, one a counter, flips each independently with probability f,
+  and sends all of them in one message.
+- The shuffler permutes the messages as in every workflow, although here this protects nobody.
+- The analyzer adds the n reports bit by bit and removes the flips' mean: with S 1-bits of n on a
   counter, (S - n f) / (1 - 2 f) is unbiased with variance n f (1 - f) / (1 - 2 f)**2.
 
-Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, against everyone, the
-shuffler and the analyzer together included, whatever all others do. Two episodes differ in at most
-``cells`` bits one way and ``cells`` bits the other; each such bit has the losses log((1 - f) / f)
-and its negative (`common.accounting.binomial.step_losses`), and bits that agree have none. The
-proof needs that flips are independent of each other and of the data, and a report's length fixed: C
-bits.
+Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, against everyone,
+including the shuffler and the analyzer together, whatever all others do. Two episodes differ in at
+most ``cells`` bits one way and ``cells`` bits the other. Each such bit has the losses
+log((1 - f) / f) and its negative (`common.accounting.binomial.step_losses`); bits that agree have
+none. The proof needs:
 
-Why flips and not the Laplace noise of `004`: `common.accounting.calibrate`.
+1. *Independent flips:* of each other and of the data.
+2. *Fixed length:* a report has C bits.
+
+`common.accounting.calibrate` says why a report has flips and not the Laplace noise of `004`.
 """
 
 import numpy as np
@@ -27,17 +29,17 @@ from riffle.common.mechanism.randomness import Randomness
 
 
 def report_bytes(counters: int) -> int:
-    """Bytes that hold a bit for each of so many counters."""
+    """Returns the bytes that hold one bit a counter."""
     return -(-counters // 8)
 
 
 def encode(
     layout: CounterLayout, flips: Flips, episode: Episode | None, randomness: Randomness
 ) -> Ints:
-    """A user's half: the bytes of one report, first counter in the highest bit.
+    """The user's half: returns the bytes of one report, the first counter in the highest bit.
 
-    ``episode`` is None when the environment failed: all bits are 0 before they are flipped, which
-    is as far from every episode as two episodes may be from each other, and no farther.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips, which is no
+    farther from any episode than two episodes may be from each other.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:
@@ -48,26 +50,27 @@ def encode(
 
 
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, int]:
-    """The analyzer's half: 1-bits a counter and, last, reports counted: (C + 1,); and the failed.
+    """The analyzer's half, first step: counts the reports (N, bytes).
 
-    ``reports`` has shape (N, bytes). A report with a bit past the last counter is not counted.
+    Returns:
+        The 1-bits of each counter and, last, the number of reports counted, shape (C + 1,); and the
+        number of reports not counted, because they have a bit past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)
-    good = bits[~bits[:, C:].any(axis=1), :C]
-    sums = good.sum(axis=0, dtype=np.int64)
-    return np.append(sums, len(good)), len(bits) - len(good)
+    valid = bits[~bits[:, C:].any(axis=1), :C]
+    return np.append(valid.sum(axis=0, dtype=np.int64), len(valid)), len(bits) - len(valid)
 
 
 def debias(sums: Ints, reports: int, flips: Flips) -> npt.NDArray[np.float64]:
-    """Unbiased counts (C,) from the 1-bits of so many reports."""
+    """The analyzer's half, second step: returns unbiased counts (C,) from the 1-bits of reports."""
     return np.asarray((sums - flips.mean(reports)) / (1.0 - 2.0 * flips.f))
 
 
 def run(
     layout: CounterLayout, flips: Flips, episodes: list[Episode | None], randomness: Randomness
 ) -> npt.NDArray[np.float64]:
-    """All roles in one place, without network or encryption: unbiased counts (C,)."""
+    """Runs all roles, without network or encryption; returns unbiased counts (C,)."""
     reports = np.stack([encode(layout, flips, episode, randomness) for episode in episodes])
     histogram, _ = count(layout, reports)
     return debias(histogram[:-1], int(histogram[-1]), flips)

@@ -1,20 +1,20 @@
-"""What a user's node adds to a report before it leaves: noise bits, and padding.
+"""The noise of each workflow, and the padding of a report: parameters only, no draws.
 
-Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle Privatizer, paper 000,
-section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and p = tau / (2 n)). A bit that
-is 1 becomes one message, the index of its counter; a bit that is 0 is not sent. Only the multiset
-of messages reaches the analyzer, so a counter that N bits fed carries Binomial(N, p) noise.
+**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle
+Privatizer, paper 000, section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and
+p = tau / (2 n)). A bit that is 1 becomes one message, the index of its counter; a bit that is 0 is
+not sent. Only the multiset of messages reaches the analyzer, so a counter that receives N bits
+carries Binomial(N, p) noise. p is an integer over a power of two, so every node draws exactly the
+same distribution from its random bits, and no accountant has to trust a rounding of p.
 
-p is an integer over a power of two, so that every node draws exactly the same distribution from
-its random bits and no accountant has to trust a rounding of p.
+**Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local`).
 
-That is the workflow of the shuffle model. In the two others of 000, Fig. 2, noise is `Flips`
-(local: every user flips bits of the own report, `common.mechanism.local`), or `Laplace` or
-`FairBits` (central: the coordinator adds one draw to every counter, `common.mechanism.central`).
+**Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
+(`common.mechanism.central`).
 
-Padding fixes the number of messages of a report, because the number of 1-bits would otherwise tell
-whoever sees the upload about the user's data. Slots for data and slots for noise are apart: only
-noise is ever cut off, so a failure never depends on the data.
+**Padding** fixes the number of messages of a report; otherwise the number of 1-bits would tell
+everyone who sees the upload about the user's data. Data and noise have separate slots. Only noise
+is ever cut off, so a failure never depends on the data.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fractions import Fraction
 from typing import Literal
 
 Trust = Literal["shuffle", "local", "central"]
-"""Who is trusted: the shuffle and a share of the users; nobody; the coordinator."""
+"""Trusted are: the shuffler and a share of the users; nobody; the coordinator."""
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
 MAX_REPORTS = 2**53
 MAX_DRAWS = 1 << 28
-"""Most noise bits, over all counters, that one report may take: seconds of a node's time."""
+"""Most noise bits of one report, over all counters: seconds of a node's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class Noise:
 
     @property
     def term(self) -> float:
-        """Bits are terms of size at most one (`BatchNoise`)."""
+        """Bernstein's b (`BatchNoise`): a bit is at most one."""
         return 1.0
 
     def mean(self, n: int) -> float:
-        """Expected noise of one counter when all n reports are honest: n bits p."""
+        """Returns the expected noise of one counter if all n reports are honest: n bits p."""
         return n * self.bits * self.p
 
     def variance(self, n: int) -> float:
-        """Variance of one counter's noise when all n reports are honest: n bits p (1 - p)."""
+        """Returns the variance of one counter's noise if all n reports are honest."""
         return n * self.bits * self.p * (1.0 - self.p)
 
 
@@ -94,15 +94,15 @@ class Flips:
 
     @property
     def term(self) -> float:
-        """Largest size of one user's debiased and centred bit (`BatchNoise`)."""
+        """Bernstein's b (`BatchNoise`): the largest size of one user's debiased, centred bit."""
         return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:
-        """Expected 1-bits of n users whose bits are 0: n f."""
+        """Returns the expected 1-bits of n users whose bits are 0: n f."""
         return n * self.f
 
     def variance(self, n: int) -> float:
-        """Variance of the debiased count, n f (1 - f) / (1 - 2 f)**2, whatever the data."""
+        """Returns the variance of the debiased count, whatever the data."""
         return n * self.f * (1.0 - self.f) / (1.0 - 2.0 * self.f) ** 2
 
 
@@ -126,17 +126,15 @@ class Laplace:
 
     @property
     def term(self) -> float:
-        """3 c, as log E exp(x Z) <= V x**2 / (2 - 2 c x) for c = 1 / (1 - q) (`BatchNoise`)."""
+        """Bernstein's b: 3 c, as log E exp(x Z) <= V x**2 / (2 - 2 c x) for c = 1 / (1 - q)."""
         return 3.0 / (1.0 - self.q)
 
     def mean(self, n: int) -> float:
-        """Zero."""
-        del n
+        """Returns 0, whatever n is."""
         return 0.0
 
     def variance(self, n: int) -> float:
-        """2 q / (1 - q)**2, whatever n is."""
-        del n
+        """Returns 2 q / (1 - q)**2, whatever n is."""
         return 2.0 * self.q / (1.0 - self.q) ** 2
 
 
@@ -152,29 +150,27 @@ class FairBits:
 
     @property
     def term(self) -> float:
-        """Bits are terms of size at most one (`BatchNoise`)."""
+        """Bernstein's b (`BatchNoise`): a bit is at most one."""
         return 1.0
 
     def mean(self, n: int) -> float:
-        """bits / 2, whatever n is."""
-        del n
+        """Returns bits / 2, whatever n is."""
         return self.bits / 2.0
 
     def variance(self, n: int) -> float:
-        """bits / 4, whatever n is."""
-        del n
+        """Returns bits / 4, whatever n is."""
         return self.bits / 4.0
 
 
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
-"""Noise of a batch. With V its variance and b its ``term``, it exceeds s on a counter, either way,
-with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein), and sums likewise."""
+"""Noise of a batch. With V its variance and b its ``term``, a counter's noise exceeds s, either way,
+with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein); likewise sums of noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Slots of a report: the most data messages, and room for noise (both non-negative)."""
+    """Slots of a report: for the most data messages, and for noise. Both are non-negative."""
 
     data_slots: int
     noise_slots: int
@@ -188,13 +184,13 @@ class Padding:
 
     @property
     def messages(self) -> int:
-        """Messages of every report, L = data_slots + noise_slots."""
+        """L, the messages of every report: data_slots + noise_slots."""
         return self.data_slots + self.noise_slots
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """(epsilon, beta)-DP for each user while at most this fraction of the reports is dishonest."""
+    """(epsilon, beta)-DP for each user if at most this fraction of the reports is dishonest."""
 
     epsilon: float
     beta: float
@@ -209,16 +205,16 @@ class Guarantee:
 
 
 def check_fraction(dishonest_fraction: float) -> None:
-    """Raise ValueError unless 0 <= dishonest_fraction < 1."""
+    """Raises ValueError unless 0 <= dishonest_fraction < 1."""
     if not 0.0 <= dishonest_fraction < 1.0:
         raise ValueError(f"dishonest_fraction must lie in [0, 1), got {dishonest_fraction}")
 
 
 def honest_reports(n: int, dishonest_fraction: float) -> int:
-    """Reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
+    """Returns the reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
 
-    The fraction is the shortest decimal that names the double, and the product exact: three tenths
-    of 10 are 3 although the double 0.3 is less, and all roles agree on every platform.
+    The fraction is taken as the shortest decimal that names the double, and the product is exact:
+    three tenths of 10 are 3 although the double 0.3 is less. So all roles agree on every platform.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")

@@ -1,8 +1,8 @@
-"""Policies and mixtures, with weights that every role computes the same.
+"""Policies and mixtures, with weights that are the same for every role.
 
-A deterministic policy is an array (H, X) of actions. A mixture draws one policy an episode, with
-integer weights over 2**32, so that a draw is one comparison with a 32-bit word and nothing is
-rounded differently on two machines.
+A deterministic policy is an array (H, X) of actions. A mixture draws one policy for each episode.
+Its weights are integers over 2**32, so a draw compares a 32-bit word with sums of weights, and two
+machines never round differently.
 """
 
 from dataclasses import dataclass
@@ -40,40 +40,40 @@ class Mixture:
 
     @classmethod
     def single(cls, policy: npt.ArrayLike) -> "Mixture":
-        """The mixture that always draws one policy (H, X)."""
+        """Returns the mixture that always draws one policy (H, X)."""
         policies = np.asarray(policy, dtype=np.int64)[None]
         return cls(policies, np.array([TOTAL_WEIGHT], dtype=np.int64))
 
     @classmethod
     def from_probabilities(cls, policies: npt.ArrayLike, probabilities: npt.ArrayLike) -> "Mixture":
-        """Round probabilities to weights by largest remainder; equal policies are merged.
+        """Rounds probabilities to weights by largest remainder, and merges equal policies.
 
         Raises:
             ValueError: a probability is negative, or none is positive.
         """
         stacked = np.asarray(policies, dtype=np.int64)
-        chances = np.asarray(probabilities, dtype=np.float64)
-        if chances.size == 0 or chances.min() < 0 or chances.sum() <= 0:
+        shares = np.asarray(probabilities, dtype=np.float64)
+        if shares.size == 0 or shares.min() < 0 or shares.sum() <= 0:
             raise ValueError("probabilities must be non-negative and not all zero")
         unique, inverse = np.unique(stacked, axis=0, return_inverse=True)
-        merged = np.bincount(inverse.ravel(), weights=chances, minlength=len(unique))
+        merged = np.bincount(inverse.ravel(), weights=shares, minlength=len(unique))
         weights = _largest_remainder(merged / merged.sum())
         keep = weights > 0
         return cls(unique[keep], weights[keep])
 
     @property
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """Weights as probabilities (M,), exact in double precision."""
+        """The weights as probabilities (M,), exact in double precision."""
         return np.asarray(self.weights / float(TOTAL_WEIGHT))
 
     def pick(self, word: int) -> Policies:
-        """The policy (H, X) that a uniform 32-bit word selects."""
+        """Returns the policy (H, X) that a uniform 32-bit word selects."""
         bounds = np.cumsum(self.weights)
-        chosen = int(bounds.searchsorted(word, side="right"))
-        return np.asarray(self.policies[chosen])
+        index = int(bounds.searchsorted(word, side="right"))
+        return np.asarray(self.policies[index])
 
     def check(self, sizes: Sizes) -> None:
-        """Raise ValueError unless every policy has shape (H, X) and actions in 0..A-1."""
+        """Raises ValueError unless every policy has shape (H, X) and actions in 0..A-1."""
         expected = (sizes.H, sizes.X)
         if self.policies.shape[1:] != expected:
             raise ValueError(f"policies have shape {self.policies.shape[1:]}, expected {expected}")

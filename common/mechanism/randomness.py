@@ -1,9 +1,9 @@
-"""Two sources of randomness that no function can mistake for one another.
+"""Two sources of randomness, of two types that no function can confuse.
 
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people
 (noise bits, reward bits, policy draws, the shuffler's permutation) comes from it.
-`SeededRandomness` is for experiments and for the test entry point: a SeedSequence keyed by what
-the draw is for (run, batch, slot, purpose), never by arrival order. A deployed node refuses it.
+`SeededRandomness` is for experiments and for the test entry point. Its key names the purpose of a
+draw (run, batch, slot, purpose), never the order of arrival. A deployed node refuses it.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ Words = npt.NDArray[np.uint32]
 
 
 class ByteSource(Protocol):
-    """Anything that yields uniformly random bytes, such as a keystream."""
+    """A source of uniformly random bytes, such as a keystream."""
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
+        """Returns the next ``size`` bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemRandomness:
-    """The system's CSPRNG. Has no state of its own, so it can be shared and needs no lock."""
+    """The system's CSPRNG. It has no state of its own, so threads may share it without a lock."""
 
     def read(self, size: int) -> bytes:
-        """``size`` uniformly random bytes."""
+        """Returns ``size`` uniformly random bytes."""
         return os.urandom(size)
 
 
@@ -37,18 +37,18 @@ class SystemRandomness:
 class SeededRandomness:
     """A reproducible stream for experiments: PCG64 from a SeedSequence.
 
-    Build it with `keyed`; two streams with different keys are independent.
+    `keyed` makes one. Streams with different keys are independent.
     """
 
     generator: np.random.Generator = field(repr=False)
 
     @classmethod
     def keyed(cls, seed: int, *key: str | int) -> "SeededRandomness":
-        """The stream of ``key`` under ``seed``; strings enter through their SHA-256."""
+        """Returns the stream of ``key`` under ``seed``; the key enters through its SHA-256."""
         return cls(generator_for(seed, *key))
 
     def read(self, size: int) -> bytes:
-        """``size`` pseudo-random bytes, the next of this stream."""
+        """Returns the next ``size`` pseudo-random bytes of this stream."""
         return self.generator.bytes(size)
 
 
@@ -56,7 +56,7 @@ Randomness = SystemRandomness | SeededRandomness
 
 
 def generator_for(seed: int, *key: str | int) -> np.random.Generator:
-    """NumPy generator of a simulation's draw, keyed by what the draw is for.
+    """Returns a simulation's NumPy generator, keyed by the purpose of the draws.
 
     Raises:
         ValueError: the seed is negative.
@@ -67,18 +67,18 @@ def generator_for(seed: int, *key: str | int) -> np.random.Generator:
 
 
 def word(randomness: Randomness) -> int:
-    """One uniform 32-bit word."""
+    """Returns one uniform 32-bit word."""
     return int.from_bytes(randomness.read(4), "little")
 
 
 def bernoulli(randomness: Randomness, mean: float) -> int:
-    """One bit with probability ``mean`` in [0, 1], to 2**-53."""
+    """Returns 1 with probability ``mean`` in [0, 1], to 2**-53, else 0."""
     draw = int.from_bytes(randomness.read(8), "little") >> 11
     return int(draw < mean * (1 << 53))
 
 
 def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> int:
-    """Index drawn by cumulative probabilities (X,), to 2**-53."""
+    """Returns an index drawn by cumulative probabilities (X,), to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
     return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
 

@@ -1,12 +1,12 @@
-"""The three workflows of `000`, Fig. 2, where they differ: what a message is, and what it counts.
+"""The differences between the three workflows of `000`, Fig. 2: what a message is and counts.
 
-- ``shuffle`` trusts the shuffle and a share of the users. A report is L messages of one index;
+- ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index;
   noise comes from all users together (`common.mechanism.shuffle`).
 - ``local`` trusts nobody. A report is one message of C flipped bits (`common.mechanism.local`).
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central`).
 
-Everything else is one way for all three: descriptor, leases, seals, shuffle, counts, ledger.
+Descriptor, leases, seals, permutation, counts and ledger are the same for all three.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Symbols:
 
     @classmethod
     def of(cls, trust: Trust, layout: CounterLayout) -> "Symbols":
-        """What a message holds under this trust model."""
+        """Returns the format of a message under a trust model."""
         return {
             "shuffle": cls(1, layout.width),
             "local": cls(local.report_bytes(layout.counters), 1),
@@ -38,11 +38,11 @@ class Symbols:
 
     @property
     def size(self) -> int:
-        """Bytes of the plaintext."""
+        """Size of the plaintext in bytes."""
         return self.count * self.width
 
     def read(self, plaintexts: bytes) -> Ints:
-        """Symbols (messages, count) of plaintexts end to end."""
+        """Returns the symbols (messages, count) of plaintexts end to end."""
         digits = np.frombuffer(plaintexts, dtype=np.uint8).reshape(-1, self.count, self.width)
         places = 256 ** np.arange(self.width - 1, -1, -1, dtype=np.int64)
         return np.asarray(digits @ places, dtype=np.int64)
@@ -55,7 +55,7 @@ def encode(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """A user's half: the symbols (L * count,) of one report, message by message."""
+    """The user's half: returns the symbols (L * count,) of one report, message by message."""
     match noise:
         case Noise():
             return shuffle.encode(layout, noise, padding, episode, randomness)
@@ -68,14 +68,15 @@ def encode(
 def count(
     trust: Trust, layout: CounterLayout, symbols: npt.NDArray[np.integer]
 ) -> tuple[Ints, int]:
-    """The analyzer's half: histogram (C + 1,) and messages that did not make sense.
+    """The analyzer's half, first step: counts symbols of shape (messages, count).
 
-    ``symbols`` has shape (messages, count). The histogram's last entry is the number of dummies
-    (``shuffle``) or of the reports that were counted (``local``, ``central``).
+    Returns:
+        A histogram (C + 1,), and the number of messages not counted. The histogram's last entry is
+        the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
 
     Raises:
-        ValueError: a message of ``shuffle`` names no counter (`common.protocol.hpke.open_histogram`
-            is what counts those of strangers).
+        ValueError: a message of ``shuffle`` names no counter. For strangers' messages use
+            `common.protocol.hpke.open_histogram`.
     """
     if trust == "local":
         return local.count(layout, symbols)
@@ -86,7 +87,7 @@ def count(
 
 
 def debias(noise: BatchNoise, n: int, histogram: Ints) -> npt.NDArray[np.float64]:
-    """The analyzer's half, last step: unbiased counts (C,) of a batch of n reports."""
+    """The analyzer's half, last step: returns unbiased counts (C,) of a batch of n reports."""
     sums, last = histogram[:-1], int(histogram[-1])
     match noise:
         case Noise():

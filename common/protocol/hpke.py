@@ -108,17 +108,11 @@ def open_histogram(
     size = OVERHEAD + width
     if len(sealed) % size:
         raise ValueError(f"{len(sealed)} bytes are not a whole number of {size}-byte messages")
-    key = X25519PrivateKey.from_private_bytes(private_key)
-    decrypt = _SUITE.decrypt
     histogram = [0] * (counters + 1)
     failed = 0
-    for start in range(0, len(sealed), size):
-        try:
-            plaintext = decrypt(sealed[start : start + size], key, info)
-        except (InvalidTag, ValueError):
-            failed += 1
-            continue
-        index = int.from_bytes(plaintext, "big")
+    messages = (sealed[start : start + size] for start in range(0, len(sealed), size))
+    for plaintext in open_each(private_key, info, messages):
+        index = counters + 1 if plaintext is None else int.from_bytes(plaintext, "big")
         if index <= counters:
             histogram[index] += 1
         else:
