@@ -8,39 +8,18 @@ Read in this order: `binomial` (one counter's losses, and what padding costs), `
 counters, both directions, rigorous bounds), `account`, `calibrate`.
 """
 
-from riffle.common.accounting.account import (
-    NEIGHBOURS,
-    Account,
-    BatchEvent,
-    LedgerEntry,
-    account,
-    repeated_user_guarantee,
-    run_guarantee,
-)
-from riffle.common.accounting.calibrate import (
-    Calibration,
-    CalibrationName,
-    calibrate,
-    calibrate_central,
-    calibrate_local,
-    paper_tau,
-)
-from riffle.common.accounting.search import CalibrationError, gaussian_variance
-
-__all__ = [
-    "NEIGHBOURS",
-    "Account",
-    "BatchEvent",
-    "Calibration",
-    "CalibrationError",
-    "CalibrationName",
-    "LedgerEntry",
-    "account",
-    "calibrate",
-    "calibrate_central",
-    "calibrate_local",
-    "gaussian_variance",
-    "paper_tau",
-    "repeated_user_guarantee",
-    "run_guarantee",
-]
+from riffle.common.accounting.account import NEIGHBOURS as NEIGHBOURS
+from riffle.common.accounting.account import Account as Account
+from riffle.common.accounting.account import BatchEvent as BatchEvent
+from riffle.common.accounting.account import LedgerEntry as LedgerEntry
+from riffle.common.accounting.account import account as account
+from riffle.common.accounting.account import repeated_user_guarantee as repeated_user_guarantee
+from riffle.common.accounting.account import run_guarantee as run_guarantee
+from riffle.common.accounting.calibrate import Calibration as Calibration
+from riffle.common.accounting.calibrate import CalibrationName as CalibrationName
+from riffle.common.accounting.calibrate import calibrate as calibrate
+from riffle.common.accounting.calibrate import calibrate_central as calibrate_central
+from riffle.common.accounting.calibrate import calibrate_local as calibrate_local
+from riffle.common.accounting.calibrate import paper_tau as paper_tau
+from riffle.common.accounting.search import CalibrationError as CalibrationError
+from riffle.common.accounting.search import gaussian_variance as gaussian_variance

@@ -164,8 +164,8 @@ class FairBits:
 
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
-"""Noise of a batch. With V its variance and b its ``term``, a counter's noise exceeds s, either way,
-with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein); likewise sums of noise."""
+"""Noise of a batch. With V its variance and b its ``term``, a counter's noise exceeds s in size
+with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein), and sums likewise."""
 
 
 @dataclass(frozen=True, slots=True)

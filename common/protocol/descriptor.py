@@ -206,14 +206,13 @@ class BatchDescriptor(Document):
     @property
     def mixture(self) -> Mixture:
         """The policies with their weights."""
-        shape = (len(self.policies), self.horizon, self.states)
-        flat = [a for policy in self.policies for row in policy for a in row]
-        if len(flat) != int(np.prod(shape)) or any(
+        shape = (self.horizon, self.states)
+        if any(
             len(policy) != self.horizon or any(len(row) != self.states for row in policy)
             for policy in self.policies
         ):
-            raise ValueError(f"every policy must have shape ({self.horizon}, {self.states})")
-        policies = np.array(flat, dtype=np.int64).reshape(shape)
+            raise ValueError(f"every policy must have shape {shape}")
+        policies = np.array(self.policies, dtype=np.int64)
         return Mixture(policies, np.array(self.weights, dtype=np.int64))
 
     @property

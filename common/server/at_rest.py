@@ -14,9 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from pydantic import SecretStr
 
-from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.errors import LocalError
 
 MAGIC = b"riffle at rest 1\n"
@@ -31,9 +29,7 @@ class FileCipher:
 
     def __init__(self, key: bytes | None) -> None:
         if key is not None and len(key) != KEY_BYTES:
-            raise LocalError(
-                "invalid-spec", "the storage key must be 32 bytes as 64 hexadecimal digits"
-            )
+            raise LocalError("invalid-spec", "the storage key must be 32 bytes as 64 hex digits")
         self._key = key
 
     @property
@@ -145,34 +141,3 @@ def erase_file(file: Path) -> None:
 def is_sealed(data: bytes) -> bool:
     """Whether a file's bytes are encrypted."""
     return data.startswith(MAGIC)
-
-
-def storage_cipher(key: SecretStr | None, file: Path | None, host: str, prefix: str) -> FileCipher:
-    """Returns the cipher of a service's storage key, given in its environment or in a file.
-
-    Raises:
-        LocalError: ``invalid-spec`` if both are given, if the key is malformed, or if there is none
-            and ``host`` is not loopback: only a demonstration may keep private keys in clear.
-    """
-    name = f"{prefix}STORAGE_KEY"
-    if key is not None and file is not None:
-        raise LocalError("invalid-spec", f"set one of {name} and {name}_FILE")
-    if key is None and file is None:
-        if not is_loopback(host):
-            raise LocalError(
-                "invalid-spec",
-                f"private keys must be encrypted where others can connect: set {name}_FILE",
-            )
-        return FileCipher(None)
-    try:
-        text = key.get_secret_value() if key is not None else _read(file)
-        return FileCipher(bytes.fromhex(text.strip()))
-    except ValueError as error:
-        raise LocalError("invalid-spec", f"{name}: must be 64 hexadecimal digits") from error
-
-
-def _read(file: Path | None) -> str:
-    try:
-        return file.read_text(encoding="ascii") if file is not None else ""
-    except OSError as error:
-        raise LocalError("invalid-spec", f"cannot read {file}: {error.strerror}") from error

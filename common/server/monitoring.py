@@ -21,7 +21,6 @@ from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -118,11 +117,6 @@ class MetricsMiddleware:
         self._metrics.observe(matched_route(scope) or ("none", "none"), status, seconds, body_bytes)
         if (problem := scope.get(PROBLEM_KEY)) is not None:
             self._metrics.problems.labels(problem).inc()
-
-
-def note_problem(request: Request, slug: str) -> None:
-    """Records which problem answers a request."""
-    request.scope[PROBLEM_KEY] = slug
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:

@@ -34,7 +34,7 @@ from riffle.common.protocol.errors import (
     RemoteError,
     RiffleError,
 )
-from riffle.common.server.monitoring import note_problem
+from riffle.common.server.monitoring import PROBLEM_KEY
 
 FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns off the web framework's own telemetry. With a global provider, which
@@ -86,7 +86,7 @@ def problem_response(error: RiffleError) -> JSONResponse:
 
 def problem_answer(request: Request, error: RiffleError) -> JSONResponse:
     """Returns an error's response and counts the problem in the metrics."""
-    note_problem(request, error.slug)
+    request.scope[PROBLEM_KEY] = error.slug
     return problem_response(error)
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex32, hex_file
 from riffle.common.process.endpoint import Tls, is_loopback, tls_files
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import FileCipher, storage_cipher
+from riffle.common.server.at_rest import FileCipher
 
 
 class ServerSettings(RoleSettings):
@@ -41,9 +41,22 @@ class ServerSettings(RoleSettings):
         """Returns the cipher of the private keys on this service's disk.
 
         Raises:
-            LocalError: see `common.server.at_rest.storage_cipher`.
+            LocalError: ``invalid-spec`` if the storage key is given twice, if it is malformed, or
+                if there is none off loopback: only a demonstration may keep private keys in clear.
         """
-        return storage_cipher(self.storage_key, self.storage_key_file, self.host, self.prefix())
+        variable = f"{self.prefix()}STORAGE_KEY"
+        if self.storage_key is not None and self.storage_key_file is not None:
+            raise LocalError("invalid-spec", f"set one of {variable} and {variable}_FILE")
+        if self.storage_key_file is not None:
+            return FileCipher(hex_file(f"{variable}_FILE", self.storage_key_file))
+        if self.storage_key is not None:
+            return FileCipher(hex32(variable, self.storage_key.get_secret_value().encode()))
+        if not is_loopback(self.host):
+            raise LocalError(
+                "invalid-spec",
+                f"private keys must be encrypted where others can connect: set {variable}_FILE",
+            )
+        return FileCipher(None)
 
     def signing_key(self) -> bytes:
         """Returns the raw Ed25519 private key (32 bytes)."""

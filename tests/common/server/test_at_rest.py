@@ -1,4 +1,4 @@
-"""Private keys on disk: encrypted under a key from elsewhere."""
+"""Private keys on disk, encrypted under a key that is kept elsewhere."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import (
@@ -16,22 +15,20 @@ from riffle.common.server.at_rest import (
     erase_file,
     is_sealed,
     replace_file,
-    storage_cipher,
 )
 
 KEY = bytes(range(32))
-PREFIX = "RIFFLE_TEST_"
 
 
 @given(st.binary(max_size=200), st.text(max_size=40))
-def test_what_is_sealed_opens_and_shows_nothing(data: bytes, name: str) -> None:
+def test_sealed_data_opens_and_shows_nothing(data: bytes, name: str) -> None:
     sealed = FileCipher(KEY).seal(data, name)
     assert FileCipher(KEY).open(sealed, name) == data
     assert len(sealed) == len(data) + OVERHEAD
     assert len(data) < 8 or data not in sealed.removeprefix(MAGIC)
 
 
-def test_the_same_data_twice_looks_different() -> None:
+def test_sealing_the_same_data_twice_gives_different_files() -> None:
     assert FileCipher(KEY).seal(b"key", "a") != FileCipher(KEY).seal(b"key", "a")
 
 
@@ -55,51 +52,20 @@ def test_every_changed_byte_is_refused(at: int) -> None:
     ],
     ids=["other key", "other name", "magic only", "too short", "in clear", "no key"],
 )
-def test_what_does_not_open_says_why(key: bytes | None, data: bytes, says: str) -> None:
+def test_a_file_that_does_not_open_says_why(key: bytes | None, data: bytes, says: str) -> None:
     with pytest.raises(LocalError, match=says):
         FileCipher(key).open(data, "a")
 
 
-def test_without_a_key_files_are_as_they_are() -> None:
+def test_without_a_key_files_are_in_clear() -> None:
     assert FileCipher(None).open(FileCipher(None).seal(b"key", "a"), "a") == b"key"
     assert not is_sealed(b"key")
-
-
-def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text(KEY.hex() + "\n")
-    sealed = FileCipher(KEY).seal(b"x", "a")
-    for given_key, given_file in ((SecretStr(KEY.hex()), None), (None, file)):
-        assert storage_cipher(given_key, given_file, "192.0.2.1", PREFIX).open(sealed, "a") == b"x"
-    assert not storage_cipher(None, None, "127.0.0.1", PREFIX).encrypts
-
-
-@pytest.mark.parametrize(
-    ("key", "file", "says"),
-    [
-        (None, None, "must be encrypted where others can connect"),
-        ("zz", None, "64 hexadecimal digits"),
-        ("00" * 31, None, "64 hexadecimal digits"),
-        (None, "missing", "cannot read"),
-        ("00" * 32, "missing", "set one of"),
-    ],
-)
-def test_a_storage_key_that_is_none(
-    tmp_path: Path, key: str | None, file: str | None, says: str
-) -> None:
-    with pytest.raises(LocalError, match=says):
-        storage_cipher(
-            None if key is None else SecretStr(key),
-            None if file is None else tmp_path / file,
-            "192.0.2.1",
-            PREFIX,
-        )
 
 
 def test_files_are_replaced_whole_and_erased(tmp_path: Path) -> None:
     file = tmp_path / "key"
     replace_file(file, b"one")
-    other = os.open(file, os.O_RDONLY)  # who has it open still sees what is overwritten
+    other = os.open(file, os.O_RDONLY)  # an open descriptor still sees the overwritten bytes
     erase_file(file)
     erase_file(file)
     assert os.pread(other, 3, 0) != b"one"

@@ -1,0 +1,46 @@
+"""The storage key of a server, from its environment or from a file."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.at_rest import FileCipher
+from riffle.common.server.settings import ServerSettings
+
+KEY = bytes(range(32))
+
+
+def storage_cipher(key: str | None, file: Path | None, host: str) -> FileCipher:
+    secret = None if key is None else SecretStr(key)
+    settings = ServerSettings(
+        host=host, storage_key=secret, storage_key_file=file, signing_key_file=Path("key")
+    )
+    return settings.file_cipher()
+
+
+def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY.hex() + "\n")
+    sealed = FileCipher(KEY).seal(b"x", "a")
+    for given_key, given_file in ((KEY.hex(), None), (None, file)):
+        assert storage_cipher(given_key, given_file, "192.0.2.1").open(sealed, "a") == b"x"
+    assert not storage_cipher(None, None, "127.0.0.1").encrypts
+
+
+@pytest.mark.parametrize(
+    ("key", "file", "says"),
+    [
+        (None, None, "must be encrypted where others can connect"),
+        ("zz", None, "64 hex digits"),
+        ("00" * 31, None, "64 hex digits"),
+        (None, "missing", "cannot read"),
+        ("00" * 32, "missing", "set one of"),
+    ],
+)
+def test_a_malformed_storage_key_is_refused(
+    tmp_path: Path, key: str | None, file: str | None, says: str
+) -> None:
+    with pytest.raises(LocalError, match=says):
+        storage_cipher(key, None if file is None else tmp_path / file, "192.0.2.1")
