@@ -14,10 +14,10 @@ from rich.table import Table
 
 from riffle.deploy.cli.options import Force, Out, is_given
 from riffle.deploy.cli.runs import results
-from riffle.deploy.load.benchmark import bench, disturbed, missed
+from riffle.deploy.load.benchmark import disturbance, missed_bars, run_benchmark
 from riffle.deploy.load.generator import Arrivals, Sample
-from riffle.deploy.load.page import write_report
-from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, own_network, run
+from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, loopback_target, run
+from riffle.deploy.load.summary import write_summary
 from riffle.deploy.network.processes import interrupt_on_termination
 from riffle.deploy.operator import COORDINATOR_URL
 from riffle.deploy.output import (
@@ -98,20 +98,20 @@ def load_command(
         lock = stack.enter_context(results(out, force=force))
         progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
         target = (
-            stack.enter_context(own_network(config, lock))
+            stack.enter_context(loopback_target(config, lock))
             if network is None
             else Target(network, shuffler_url, coordinator_url)
         )
-        report = _run_live(config, target)
-        write_report(out, report)
-    emit(report, output, lambda: table(("quantity", "value"), _rows(report), f"written to {out}"))
-    if report["interrupted"]:
+        summary = _run_live(config, target)
+        write_summary(out, summary)
+    emit(summary, output, lambda: table(("quantity", "value"), _rows(summary), f"written to {out}"))
+    if summary["interrupted"]:
         raise typer.Exit(Exit.INTERRUPTED)
-    raise typer.Exit(Exit.DONE if report["verdict"]["limit"] == "none" else Exit.NO)
+    raise typer.Exit(Exit.DONE if summary["verdict"]["limit"] == "none" else Exit.NO)
 
 
 def _run_live(config: LoadConfig, target: Target) -> dict[str, Any]:
-    """Loads the target with a live table on a terminal; returns the report's document."""
+    """Loads the target with a live table on a terminal; returns its summary."""
     screen = LiveScreen()
     with Live(
         get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True
@@ -187,16 +187,16 @@ def _snapshot(now: Sample, before: Sample) -> Table:
     return grid
 
 
-def _rows(report: dict[str, Any]) -> list[tuple[str, object]]:
-    """Returns the report's summary as rows of a table."""
-    reports, verdict = report["reports"], report["verdict"]
+def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
+    """Returns the summary as rows of a table."""
+    reports, verdict = report["reports"], summary["verdict"]
     rows = [(name, reports[name]) for name in ("due", "accepted", "undecided", "messages")]
-    rows += [(name, report[name]) for name in ("accepted_a_second", "messages_a_second")]
+    rows += [(name, summary[name]) for name in ("accepted_a_second", "messages_a_second")]
     rows += [(f"rejected {why}", n) for why, n in reports["rejected"].items()]
     rows += [(f"answer {what}", n) for what, n in reports["answers"].items()]
     for name in ("latency_from_due_ms", "latency_from_send_ms"):
         rows += [(f"{name}_{kind}", value) for kind, value in reports[name].items()]
-    rows += [("interrupted", "yes")] if report["interrupted"] else []
+    rows += [("interrupted", "yes")] if summary["interrupted"] else []
     return [*rows, ("limit", verdict["limit"]), ("why", verdict["why"])]
 
 
@@ -230,10 +230,10 @@ def wire_command(
     """
     cores = workers or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
-        document = bench(messages, Path(folder), cores, preset("paper"))
+        document = run_benchmark(messages, Path(folder), cores, preset("paper"))
     emit(document, output, lambda: table(("quantity", "value"), list(dotted_rows(document))))
-    for limit in missed(document):
+    for limit in missed_bars(document):
         progress.print(f"missed: {limit}", highlight=False)
-    if why := disturbed(document):
+    if why := disturbance(document):
         progress.print(why, highlight=False)
-    raise typer.Exit(Exit.NO if missed(document) else Exit.DONE)
+    raise typer.Exit(Exit.NO if missed_bars(document) else Exit.DONE)

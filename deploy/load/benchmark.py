@@ -1,15 +1,15 @@
-"""How fast messages go through the services, beside the primitive's own rate on the same cores.
+"""Throughput of the services, beside that of the cryptographic primitive on the same cores.
 
 A message is sealed once and opened once. With s and o the seconds of the primitive's seal and open,
 called directly on plaintexts of the same size by one process a core, the primitive's own rate is
-1 / (s + o): what nothing built on it can exceed. The product's rate is n L messages over the wall
-time of one deployment on live services, from asking for it until it is counted: policy draws,
-episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one
-run, the primitive before and after, so that a machine that changes its speed meanwhile shows.
+1 / (s + o), which nothing built on it can exceed. Riffle's rate is n L messages over the wall time
+of one deployment on live services, from the request until it is counted: policy draws, episodes,
+noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one run, the
+primitive before and after, so that a machine that changes its speed meanwhile shows.
 
-What servers do outside cryptography is all processor time of shuffler and coordinator, their pools
-aside, less what the shuffler itself measured of its opening of outer seals. The run is by
-hand, so what the coordinator plans is the batch's noise and the estimate of its value.
+The servers' work outside cryptography is all processor time of shuffler and coordinator without
+their pools, less the shuffler's own measure of its opening of outer seals. The run is manual, so
+the coordinator only computes the batch's noise and an estimate of its value.
 """
 
 import os
@@ -28,7 +28,8 @@ from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import LABEL_MESSAGE
 from riffle.coordinator.batches.issue import calibrated
-from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.load.feed import constant_deployment, manual_spec
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import Usage
 from riffle.deploy.operator import LAST_EVENTS, Answer, Operator
@@ -37,39 +38,39 @@ from riffle.deploy.presets import Preset
 
 PRIMITIVE_SECONDS = 4.0
 WARM_EPISODES, WARM_SECONDS = 400, 5.0
-MOST_EPISODES = 1 << 22
 LEAST_EPISODES = 300
 SHARE_BAR, SERVER_BAR = 0.85, 1.5
 STEADY = 1.1
-"""What the primitive's rates before and after may differ by on a machine that nothing disturbs."""
+"""Largest ratio of the primitive's rates before and after on an undisturbed machine."""
 
-Timed = tuple[float, float]
+CallTime = tuple[float, float]
+"""Seconds of processor time and of wall time that one call takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """Seconds of one core for a message's seal and open, and messages a second, each sealed and
-    opened, with all cores at work."""
+    """Seconds of one core for a message's seal and for its open, and messages a second that all
+    cores together seal and open."""
 
     seal: float
     open: float
     rate: float
 
     def mean(self, other: "Primitive") -> "Primitive":
-        """Of two measurements."""
-        one, two = asdict(self), asdict(other)
-        return Primitive(**{name: (one[name] + two[name]) / 2 for name in one})
+        """Returns the mean of two measurements."""
+        pairs = zip(asdict(self).items(), asdict(other).values(), strict=True)
+        return Primitive(**{name: (mine + theirs) / 2 for (name, mine), theirs in pairs})
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where processor time went, in seconds of one core.
+    """Processor time by purpose, in seconds of one core.
 
-    ``crypto``: sealing and opening processes, and the shuffler's outer opens; ``http``: the event
-    loops of all three; ``store``: the shuffler's other threads, with the permutation;
-    ``episodes``: the nodes' other threads, with noise and encoding; ``coordinator``: its other
-    threads: its store, counting, ledger and the learner's planning, which share threads, so that
-    only the wall clock tells them apart.
+    ``crypto``: sealing and opening processes, and the shuffler's outer opens. ``http``: the event
+    loops of all three roles. ``store``: the shuffler's other threads, with the permutation.
+    ``episodes``: the nodes' other threads, with noise and encoding. ``coordinator``: its other
+    threads (store, counting, ledger, the learner's planning), which only the wall clock tells
+    apart.
     """
 
     crypto: float
@@ -80,7 +81,7 @@ class Split:
 
     @classmethod
     def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
-        """From each role's use; ``outer_seconds`` is what the shuffler's outer opens took."""
+        """Splits the roles' use; ``outer_seconds`` is the time of the shuffler's outer opens."""
         node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
         return cls(
             crypto=node.pool + coordinator.pool + outer_seconds,
@@ -91,14 +92,12 @@ class Split:
         )
 
 
-def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
-    """Run the benchmark on a network of its own in ``folder``; ``messages`` is the least n L.
+def run_benchmark(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
+    """Runs the benchmark on its own network in ``folder``; ``messages`` is the least n L.
 
-    Raises:
-        LocalError: the network does not start, or the deployment fails.
+    Raises LocalError if the network does not start or the deployment fails.
     """
-    fields = {"name": "wire", "learner": MANUAL, "episodes": MOST_EPISODES, "options": {}}
-    spec = RunSpec.model_validate(chosen.spec.model_dump() | fields)
+    spec = manual_spec(chosen.spec, "wire")
     n = batch_for(spec, messages)
     total = n * calibrated(spec, n, None).padding.messages
     progress.print(f"a batch of {total} messages in {n} reports, {cores} cores", highlight=False)
@@ -120,17 +119,17 @@ def bench(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, 
             _deploy(operator, run_id, spec, WARM_EPISODES)
         before = measure_primitive(width, cores)
         with timed_bar(f"{n} reports", total / before.rate):
-            opened, use = network.opening_seconds(), network.usage()
-            started = time.monotonic()
+            opening, use = network.opening_seconds(), network.usage()
+            start = time.monotonic()
             row = _deploy(operator, run_id, spec, n)
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - start
         used = {role: now.since(use[role]) for role, now in network.usage().items()}
-        split = Split.of(used, network.opening_seconds() - opened)
+        split = Split.of(used, network.opening_seconds() - opening)
         after = measure_primitive(width, cores)
-    return report(row, seconds, split, used["node"].main, (before, after), cores)
+    return summarize(row, seconds, split, used["node"].main, (before, after), cores)
 
 
-def report(
+def summarize(
     row: Answer,
     seconds: float,
     split: Split,
@@ -138,9 +137,9 @@ def report(
     primitives: tuple[Primitive, Primitive],
     cores: int,
 ) -> dict[str, Any]:
-    """The benchmark's document from a counted deployment and what it used.
+    """Returns the benchmark's document from a counted deployment and what it used.
 
-    ``nodes_http``: the part of the split's ``http`` that is the nodes', who are no servers.
+    ``nodes_http`` is the nodes' part of the split's ``http``; nodes are no servers.
     """
     n, total = row["n"], row["n"] * row["messages"]
     own = primitives[0].mean(primitives[1])
@@ -167,19 +166,18 @@ def report(
     }
 
 
-def missed(document: dict[str, Any]) -> list[str]:
-    """The bars that a benchmark's document missed, each with its number."""
+def missed_bars(document: dict[str, Any]) -> list[str]:
+    """Returns the bars that a benchmark missed, each with its number."""
     share, server = document["share_of_primitive"], document["server_us_a_message"]
-    found = [] if share >= SHARE_BAR else [f"share_of_primitive {share:.3f} < {SHARE_BAR}"]
-    return (
-        found
-        if server <= SERVER_BAR
-        else [*found, f"server_us_a_message {server:.1f} > {SERVER_BAR}"]
-    )
+    bars = {
+        f"share_of_primitive {share:.3f} < {SHARE_BAR}": share < SHARE_BAR,
+        f"server_us_a_message {server:.1f} > {SERVER_BAR}": server > SERVER_BAR,
+    }
+    return [bar for bar, missed in bars.items() if missed]
 
 
-def disturbed(document: dict[str, Any]) -> str | None:
-    """That the machine had another speed after the benchmark than before it, where it had."""
+def disturbance(document: dict[str, Any]) -> str | None:
+    """Returns a warning if the machine's speed changed during the benchmark."""
     before, after = document["primitive_before"], document["primitive_after"]
     if max(before, after) <= STEADY * min(before, after):
         return None
@@ -190,7 +188,7 @@ def disturbed(document: dict[str, Any]) -> str | None:
 
 
 def batch_for(spec: RunSpec, messages: int) -> int:
-    """The smallest n whose n L is at least ``messages`` (n L grows with n, but for rounding)."""
+    """Returns the smallest n with n L >= ``messages`` (n L grows with n, but for rounding)."""
     low, high = LEAST_EPISODES, max(LEAST_EPISODES + 1, messages)
     while low < high:
         n = (low + high) // 2
@@ -202,42 +200,40 @@ def batch_for(spec: RunSpec, messages: int) -> int:
 
 
 def measure_primitive(width: int, cores: int) -> Primitive:
-    """The primitive on ``width`` bytes, with one process a core."""
+    """Measures the primitive on ``width`` bytes, with one process a core."""
     pool = ProcessPoolExecutor(cores, mp_context=SPAWN)
     with timed_bar("the primitive alone", PRIMITIVE_SECONDS), pool:
-        list(pool.map(_one_core, [(width, 0.05)] * cores))  # started and warm
-        each = list(pool.map(_one_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))
-    seal, opened = (sum(one[i][0] for one in each) / cores for i in range(2))
-    return Primitive(seal, opened, sum(1 / (one[0][1] + one[1][1]) for one in each))
+        list(pool.map(_measure_core, [(width, 0.05)] * cores))  # started and warm
+        times = list(pool.map(_measure_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))
+    seal, opening = (sum(pair[i][0] for pair in times) / cores for i in range(2))
+    return Primitive(seal, opening, sum(1 / (s[1] + o[1]) for s, o in times))
 
 
-def _one_core(job: tuple[int, float]) -> tuple[Timed, Timed]:
-    """Seconds a seal and an open, each tried for so many seconds."""
+def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
+    """Returns the times of a seal and of an open; ``job`` is plaintext bytes, seconds for each."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)
     public, data = private.public_key(), os.urandom(width)
-    small = suite.encrypt(data, public, info)
+    sealed = suite.encrypt(data, public, info)
     return (
-        _timed(lambda: suite.encrypt(data, public, info), seconds),
-        _timed(lambda: suite.decrypt(small, private, info), seconds),
+        _time(lambda: suite.encrypt(data, public, info), seconds),
+        _time(lambda: suite.decrypt(sealed, private, info), seconds),
     )
 
 
-def _timed(work: Callable[[], object], seconds: float) -> Timed:
-    """Seconds of processor and of wall time that one call takes."""
-    calls, started, used = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() < started + seconds:
+def _time(work: Callable[[], object], seconds: float) -> CallTime:
+    calls, start, used = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() < start + seconds:
         for _ in range(50):
             work()
         calls += 50
-    return (time.process_time() - used) / calls, (time.perf_counter() - started) / calls
+    return (time.process_time() - used) / calls, (time.perf_counter() - start) / calls
 
 
 def _deploy(operator: Operator, run_id: str, spec: RunSpec, n: int) -> Answer:
-    """Deploy a constant policy for n episodes; its row, once it is counted."""
-    policy = tuple(tuple(0 for _ in range(spec.states)) for _ in range(spec.horizon))
-    row = operator.deploy(run_id, ManualDeployment(policy=policy, episodes=n))
+    """Deploys a constant policy for n episodes; returns its row once it is counted."""
+    row = operator.deploy(run_id, constant_deployment(spec, n))
     for event in operator.events(run_id):
         if event["kind"] == "batch_counted" and event["data"]["index"] == row["index"]:
             return operator.deployments(run_id)[row["index"]]

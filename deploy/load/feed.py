@@ -1,9 +1,10 @@
-"""Keeps a batch open: manual runs that deploy a constant policy again and again.
+"""The operator's half of a load test: runs that keep a batch open, and nodes' credentials.
 
-Two runs take turns, so that one batch fills while the coordinator opens the other. When opening is
-slower than filling no batch is open for a while, which is what the load is there to show.
+Two manual runs deploy a constant policy again and again. They take turns, so that one batch fills
+while the coordinator opens the other. If opening is slower than filling, no batch is open for a
+while, which a load test is there to show.
 
-Enrolment of a generator's nodes, many at a time, and their revocation when it ends.
+A generator's nodes are enrolled many at a time, and revoked when it ends.
 """
 
 import asyncio
@@ -21,31 +22,47 @@ from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from riffle.deploy.network.secrets import (
     SHUFFLER_TOKEN_FILE,
     async_operator_client,
-    enrolled,
     operator_token,
+    parse_enrolment,
     refusal,
 )
 from riffle.deploy.operator import LAST_EVENTS, Operator
 from riffle.node_client.settings import Credential
 
-LANES = 2
+RUNS = 2
 READY_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
 SETTLE_PAUSE_SECONDS = 0.5
-MOST_EPISODES = 1 << 40
+ENDLESS = 1 << 40
+"""Episodes of a run that never ends by itself, and users that a node may have."""
+CONCURRENT_REQUESTS = 16
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
+    """Returns an endless manual run with the environment and guarantee of ``base``."""
+    fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}}
+    return RunSpec.model_validate(base.model_dump() | fields)
+
+
+def constant_deployment(spec: RunSpec, episodes: int) -> ManualDeployment:
+    """Returns a deployment of the policy that always takes action 0."""
+    policy = ((0,) * spec.states,) * spec.horizon
+    return ManualDeployment(policy=policy, episodes=episodes)
 
 
 class Feeder:
-    """Deployments of ``n`` episodes in `LANES` runs, while the context lasts.
+    """Keeps deployments of ``n`` episodes open in `RUNS` runs, while the context lasts.
 
-    Raises:
-        LocalError: no batch could be opened, with the coordinator's reason.
+    Raises LocalError with the coordinator's reason if no batch could be opened.
     """
 
     def __init__(self, connect: Callable[[], Operator], spec: RunSpec, n: int) -> None:
         self._connect, self._spec, self._n = connect, spec, n
         self._runs: list[str] = []
-        self._open = threading.Barrier(LANES + 1)
+        self._open = threading.Barrier(RUNS + 1)
         self._threads: list[threading.Thread] = []
         self.trouble: str | None = None
 
@@ -60,11 +77,11 @@ class Feeder:
 
     def _start(self) -> None:
         with self._connect() as operator:
-            for lane in range(LANES):
-                spec = self._spec.model_copy(update={"name": f"load-{lane + 1}"})
+            for number in range(1, RUNS + 1):
+                spec = self._spec.model_copy(update={"name": f"load-{number}"})
                 self._runs.append(str(operator.create_run(spec)["id"]))
         for run_id in self._runs:
-            thread = threading.Thread(target=self._lane, args=(run_id,), daemon=True)
+            thread = threading.Thread(target=self._feed, args=(run_id,), daemon=True)
             thread.start()
             self._threads.append(thread)
         try:
@@ -75,16 +92,16 @@ class Feeder:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def settle(self, seconds: float, noted: Sequence[int] = ()) -> None:
-        """Wait, so long at most, until no batch is full and not counted, or a signal is noted."""
+    def settle(self, seconds: float, signals: Sequence[int] = ()) -> None:
+        """Waits until every full batch is counted, for ``seconds`` at most or until a signal."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not noted:
+        while time.monotonic() < deadline and not signals:
             time.sleep(SETTLE_PAUSE_SECONDS)
             if all(batch["state"] != "sealed" for batch in self.batches()):
                 return
 
     def stop(self) -> None:
-        """Stop the runs; what is open is abandoned."""
+        """Stops the runs; open batches are abandoned."""
         with self._connect() as operator:
             for run_id in self._runs:
                 try:
@@ -95,7 +112,7 @@ class Feeder:
             thread.join(LEAVE_SECONDS)
 
     def batches(self) -> list[dict[str, Any]]:
-        """Every batch so far: its run, sizes, state and timings."""
+        """Returns run, sizes, state and timings of every batch so far."""
         with self._connect() as operator:
             rows = [(run_id, row) for run_id in self._runs for row in operator.deployments(run_id)]
         return [
@@ -110,14 +127,15 @@ class Feeder:
             for run_id, row in rows
         ]
 
-    def _lane(self, run_id: str) -> None:
+    def _feed(self, run_id: str) -> None:
+        """Deploys again whenever a batch of this run is counted."""
         try:
             with self._connect() as operator:
-                self._deploy(operator, run_id)
+                operator.deploy(run_id, constant_deployment(self._spec, self._n))
                 self._open.wait(READY_SECONDS)
                 for event in operator.events(run_id):
                     if event["kind"] == "batch_counted":
-                        self._deploy(operator, run_id)
+                        operator.deploy(run_id, constant_deployment(self._spec, self._n))
                     elif event["kind"] in LAST_EVENTS:
                         return
         except RiffleError as error:
@@ -126,75 +144,57 @@ class Feeder:
         except threading.BrokenBarrierError:
             return
 
-    def _deploy(self, operator: Operator, run_id: str) -> None:
-        row = tuple(0 for _ in range(self._spec.states))
-        policy = tuple(row for _ in range(self._spec.horizon))
-        operator.deploy(run_id, ManualDeployment(policy=policy, episodes=self._n))
-
-
-def load_spec(base: RunSpec) -> RunSpec:
-    """A manual run of the base's environment and guarantee that never ends by itself."""
-    fields = {"name": "load", "learner": MANUAL, "episodes": MOST_EPISODES, "options": {}}
-    return RunSpec.model_validate(base.model_dump() | fields)
-
-
-AT_ONCE = 16
-USERS = 1 << 40
-
-A = TypeVar("A")
-T = TypeVar("T")
-
 
 def enrol_nodes(
     secrets: Path, url: str, count: int, on_node: Callable[[], None]
 ) -> list[Credential]:
-    """Credentials of ``count`` new nodes; they are kept nowhere. ``on_node`` is called after each.
+    """Enrols ``count`` nodes; calls ``on_node`` after each. The credentials are stored nowhere.
 
-    Raises:
-        RemoteError: the shuffler refused.
-        LocalError: ``unavailable``, it does not answer.
+    Raises RemoteError if the shuffler refuses, and LocalError ``unavailable`` if it does not
+    answer.
     """
 
-    async def one(client: httpx.AsyncClient, number: int) -> Credential:
-        request = EnrolRequest(name=f"load-{number + 1}", users=USERS)
-        made = enrolled(await client.post("/v1/nodes", content=request.model_dump_json()))
+    async def enrol_one(client: httpx.AsyncClient, number: int) -> Credential:
+        request = EnrolRequest(name=f"load-{number + 1}", users=ENDLESS)
+        answer = await client.post("/v1/nodes", content=request.model_dump_json())
+        enrolment = parse_enrolment(answer)
         on_node()
-        return Credential(node_id=made.node_id, token=made.token)
+        return Credential(node_id=enrolment.node_id, token=enrolment.token)
 
-    return _each(secrets, url, range(count), one)
+    return _for_each(secrets, url, range(count), enrol_one)
 
 
-def revoke_nodes(secrets: Path, url: str, members: list[Credential]) -> None:
-    """Refuse these nodes from now on. Raises as `enrol_nodes` does."""
+def revoke_nodes(secrets: Path, url: str, nodes: list[Credential]) -> None:
+    """Revokes these nodes' credentials. Raises as `enrol_nodes` does."""
 
-    async def one(client: httpx.AsyncClient, member: Credential) -> None:
-        answer = await client.delete(f"/v1/nodes/{member.node_id}")
+    async def revoke_one(client: httpx.AsyncClient, node: Credential) -> None:
+        answer = await client.delete(f"/v1/nodes/{node.node_id}")
         if answer.is_error:
             raise refusal(answer, "the shuffler")
 
-    _each(secrets, url, members, one)
+    _for_each(secrets, url, nodes, revoke_one)
 
 
-def _each(
+def _for_each(
     secrets: Path,
     url: str,
     arguments: Iterable[A],
-    one: Callable[[httpx.AsyncClient, A], Awaitable[T]],
+    request: Callable[[httpx.AsyncClient, A], Awaitable[T]],
 ) -> list[T]:
-    """Ask for each, `AT_ONCE` at a time, as the shuffler's operator."""
+    """Sends a request for each argument as the shuffler's operator, some at a time."""
     token = operator_token(secrets, SHUFFLER_TOKEN_FILE)
 
-    async def all_of_them() -> list[T]:
-        room = asyncio.Semaphore(AT_ONCE)
+    async def send_all() -> list[T]:
+        free = asyncio.Semaphore(CONCURRENT_REQUESTS)
         async with async_operator_client(secrets, url, token) as client:
 
-            async def in_turn(argument: A) -> T:
-                async with room:
-                    return await one(client, argument)
+            async def send(argument: A) -> T:
+                async with free:
+                    return await request(client, argument)
 
-            return list(await asyncio.gather(*map(in_turn, arguments)))
+            return list(await asyncio.gather(*map(send, arguments)))
 
     try:
-        return asyncio.run(all_of_them())
+        return asyncio.run(send_all())
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error

@@ -1,15 +1,13 @@
-"""When reports arrive: an open loop. Pure.
+"""The processes that generate load, from the schedule of reports to samples of what happened.
 
-Times are fixed before the first request. A generator that waits for an answer before it asks again
-omits, while the server stalls, just the requests that would have waited (coordinated omission);
-here every report is due at its time, and its latency counts from there.
+Arrivals are an open loop: their times are fixed before the first request. A generator that waited
+for an answer before it asked again would omit, while the server stalls, just the requests that
+would have waited (coordinated omission). Here every report is due at its time, and its latency
+counts from then.
 
-A process of the generator: an event loop with its share of the nodes, and a sealing process.
-
-It says when it is ready, begins when it is told, sends its tally twice a second and once more when
-it is done. It ends with whoever started it, and leaves Ctrl-C to it.
-
-The generator's processes as one: started, told to begin, watched, ended.
+Each process runs an event loop with its share of the nodes, and one sealing process. It says when
+it is ready, begins when it is told, and sends its tally twice a second and once more at the end. It
+ignores the signals of a terminal, which are for its parent, and ends with its parent.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,21 +29,30 @@ import uvloop
 from riffle.common.process.endpoint import server_verification
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
-from riffle.deploy.load.fleet import Fleet, members
-from riffle.deploy.load.tally import Tally, merged
+from riffle.deploy.load.fleet import Fleet, load_nodes
+from riffle.deploy.load.tally import Tally, merge
 from riffle.deploy.network.processes import Usage, busy_by_core, read_usage, record_signals
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Credential, Settings
 
 Arrivals = Literal["poisson", "constant"]
 Times = npt.NDArray[np.float64]
+Pipe: TypeAlias = "Connection[object, object]"
+
+TALLY_SECONDS = 0.5
+SEALERS = 1
+START_SECONDS = 120.0
+HEAD_START = 0.5
+GRACE_SECONDS = 45.0  # after the last arrival; longer than a node's patience
+LEAVE_SECONDS = 10.0
+MOST_SAMPLES = 600
 
 
 def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> Times:
-    """Seconds from the start at which reports are due, ascending, all below ``seconds``.
+    """Returns the ascending times at which reports are due, in seconds below ``seconds``.
 
-    ``constant``: every 1/rate. ``poisson``: independent exponential gaps of mean 1/rate, as of many
-    people who do not know of each other.
+    ``constant``: every 1/rate. ``poisson``: independent exponential gaps of mean 1/rate, like those
+    of many people who do not know of each other.
     """
     if kind == "constant":
         return np.arange(int(np.ceil(rate * seconds)), dtype=np.float64) / rate
@@ -55,13 +62,9 @@ def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generat
     return times[times < seconds]
 
 
-TOLD_SECONDS = 0.5
-SEALERS = 1
-
-
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one process does: nodes, times in seconds from the start, processors it may use."""
+class Assignment:
+    """One process's nodes, times in seconds from the start, and the processors it may use."""
 
     settings: Settings
     credentials: Sequence[Credential]
@@ -71,47 +74,45 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A process and the way to speak with it."""
+class GeneratorProcess:
+    """A process of the generator and the pipe to it."""
 
     process: BaseProcess
-    pipe: "Connection[object, object]"
+    pipe: Pipe
 
 
-def start(share: Share) -> Worker:
-    """Start a process; it answers True when it is ready and then waits for the starting time."""
+def start_process(assignment: Assignment) -> GeneratorProcess:
+    """Starts a process; it sends True when it is ready, then waits for the starting time."""
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=_work, args=(share, theirs), daemon=False)
+    process = SPAWN.Process(target=_generate, args=(assignment, theirs), daemon=False)
     process.start()
     theirs.close()
-    return Worker(process, ours)
+    return GeneratorProcess(process, ours)
 
 
-def _work(share: Share, pipe: "Connection[object, object]") -> None:
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # of a terminal: the parent's
+def _generate(assignment: Assignment, pipe: Pipe) -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a terminal's, for the parent
         signal.signal(number, signal.SIG_IGN)
-    os.sched_setaffinity(0, share.cores)
+    os.sched_setaffinity(0, assignment.cores)
     tally = Tally()
     with contextlib.suppress(EOFError, OSError), SealingPool(SEALERS) as pool:
-        uvloop.run(_serve(share, pool, pipe, tally))
+        uvloop.run(_run_fleet(assignment, pool, pipe, tally))
         pipe.send(tally)
     pipe.close()
 
 
-async def _serve(
-    share: Share, pool: SealingPool, pipe: "Connection[object, object]", tally: Tally
-) -> None:
-    settings = share.settings
+async def _run_fleet(assignment: Assignment, pool: SealingPool, pipe: Pipe, tally: Tally) -> None:
+    settings = assignment.settings
     environment = settings.make_environment()
     verify = server_verification(settings.ca_file)
     context = verify if isinstance(verify, ssl.SSLContext) else ssl.create_default_context()
     fleet = Fleet(
-        nodes=members(share.credentials, settings.shuffler_url, context, tally),
+        nodes=load_nodes(assignment.credentials, settings.shuffler_url, context, tally),
         demands=settings.demands(environment),
         environment=environment,
         seal=pool.seal,
         tally=tally,
-        presealed=share.presealed,
+        presealed=assignment.presealed,
     )
     pipe.send(True)
     begin = await asyncio.to_thread(pipe.recv)
@@ -119,43 +120,35 @@ async def _serve(
         await fleet.close()
         return
     stop = asyncio.Event()
-    listening = asyncio.create_task(_listen(pipe, stop))
-    telling = asyncio.create_task(_tell(pipe, tally))
+    listening = asyncio.create_task(_wait_for_stop(pipe, stop))
+    sending = asyncio.create_task(_send_tallies(pipe, tally))
     try:
-        await fleet.run([begin + float(when) for when in share.times], stop)
+        await fleet.run([begin + float(when) for when in assignment.times], stop)
     finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
-        pipe.send(None)  # answered, which ends the thread that listens
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        pipe.send(None)  # the parent answers, which ends the thread that listens
         await listening
         await fleet.close()
 
 
-async def _listen(pipe: "Connection[object, object]", stop: asyncio.Event) -> None:
-    """Whatever is said, or that nobody is there any more, means stop."""
+async def _wait_for_stop(pipe: Pipe, stop: asyncio.Event) -> None:
+    """Sets ``stop`` at any message, or when the parent is gone."""
     with contextlib.suppress(EOFError, OSError):
         await asyncio.to_thread(pipe.recv)
     stop.set()
 
 
-async def _tell(pipe: "Connection[object, object]", tally: Tally) -> None:
+async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
     while True:
-        await asyncio.sleep(TOLD_SECONDS)
+        await asyncio.sleep(TALLY_SECONDS)
         pipe.send(tally)
-
-
-START_SECONDS = 120.0
-HEAD_START = 0.5
-GRACE_SECONDS = 45.0
-"""How long after the last arrival reports may still end; longer than a node's patience."""
-
-LEAVE_SECONDS = 10.0
-MOST_SAMPLES = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load at one moment, seconds after its start; use by name of role or ``generator i``."""
+    """The load ``at`` seconds after its start. ``use`` is by role, or ``generator i``; ``cores``
+    is core -> (seconds busy, seconds in all)."""
 
     at: float
     tally: Tally
@@ -163,17 +156,16 @@ class Sample:
     cores: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
-class Crew:
-    """Processes that generate load. Use as a context manager; they leave with it.
+class Generator:
+    """All processes that generate load. Use as a context manager; they end with it.
 
-    Raises:
-        LocalError: ``unavailable``: one of them does not start.
+    Raises LocalError ``unavailable`` if one of them does not start.
     """
 
-    def __init__(self, shares: Sequence[Share]) -> None:
-        self._shares = shares
-        self.processes: list[Worker] = []
-        self._tallies = [Tally() for _ in shares]
+    def __init__(self, assignments: Sequence[Assignment]) -> None:
+        self._assignments = assignments
+        self.processes: list[GeneratorProcess] = []
+        self._tallies = [Tally() for _ in assignments]
         self._done: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -185,13 +177,13 @@ class Crew:
         return self
 
     def _start(self) -> None:
-        for share in self._shares:
-            self.processes.append(start(share))
+        for assignment in self._assignments:
+            self.processes.append(start_process(assignment))
         deadline = time.monotonic() + START_SECONDS
-        for worker in self.processes:
+        for member in self.processes:
             try:
-                ready = worker.pipe.poll(max(0.0, deadline - time.monotonic()))
-                ready = ready and worker.pipe.recv() is True
+                ready = member.pipe.poll(max(0.0, deadline - time.monotonic()))
+                ready = ready and member.pipe.recv() is True
             except EOFError:
                 ready = False
             if not ready:
@@ -203,71 +195,72 @@ class Crew:
     def watch(
         self, seconds: float, pids: dict[str, int], show: Callable[[Sample, Sample], None]
     ) -> tuple[list[Sample], bool]:
-        """Begin, and look every now and then until all is decided; whether it was interrupted.
+        """Begins the load and samples it until all reports are decided.
 
-        ``show`` gets the newest sample and the one before it.
+        ``pids`` are the services' processes by role; ``show`` gets each sample and the one before
+        it. Returns the samples, and whether a signal interrupted the load.
         """
         begin = time.monotonic() + HEAD_START
         pids = pids | {
-            f"generator {i + 1}": w.process.pid or 0 for i, w in enumerate(self.processes)
+            f"generator {i + 1}": member.process.pid or 0 for i, member in enumerate(self.processes)
         }
         samples = [self._sample(begin, pids)]
-        for worker in self.processes:
-            worker.pipe.send(begin)
-        pause, told = max(1.0, seconds / MOST_SAMPLES), False
-        with record_signals() as noted:
+        for member in self.processes:
+            member.pipe.send(begin)
+        pause, stopped = max(1.0, seconds / MOST_SAMPLES), False
+        with record_signals() as signals:
             while len(self._done) < len(self.processes) and not self._overdue(begin, seconds):
-                if noted and not told:
-                    told = True
+                if signals and not stopped:
+                    stopped = True
                     self._stop()
-                self._listen(pause, noted)
+                self._receive(pause, signals)
                 samples.append(self._sample(begin, pids))
                 show(samples[-1], samples[-2])
-            return samples, bool(noted)
+            return samples, bool(signals)
 
     def end(self) -> None:
-        """End every process, politely first."""
+        """Ends every process: asks it to stop, and kills it if it does not."""
         self._stop()
         deadline = time.monotonic() + LEAVE_SECONDS
-        for worker in self.processes:
-            worker.process.join(max(0.1, deadline - time.monotonic()))
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+        for member in self.processes:
+            member.process.join(max(0.1, deadline - time.monotonic()))
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
 
     def _overdue(self, begin: float, seconds: float) -> bool:
         return time.monotonic() > begin + seconds + GRACE_SECONDS
 
-    def _listen(self, pause: float, noted: list[int]) -> None:
-        """Take what the processes say for so many seconds, or until a signal is noted."""
-        until, before = time.monotonic() + pause, len(noted)
+    def _receive(self, pause: float, signals: list[int]) -> None:
+        """Receives messages of the processes for ``pause`` seconds, or until another signal."""
+        until, known = time.monotonic() + pause, len(signals)
         while (left := until - time.monotonic()) > 0 and len(self._done) < len(self.processes):
-            if len(noted) > before:
+            if len(signals) > known:
                 return
-            for i, worker in enumerate(self.processes):
-                if i not in self._done and worker.pipe.poll(min(left, 0.05)):
-                    self._take(i, worker)
+            for i, member in enumerate(self.processes):
+                if i not in self._done and member.pipe.poll(min(left, 0.05)):
+                    self._receive_one(i, member.pipe)
 
-    def _take(self, i: int, worker: Worker) -> None:
+    def _receive_one(self, i: int, pipe: Pipe) -> None:
         try:
-            said = worker.pipe.recv()
+            message = pipe.recv()
         except (EOFError, OSError):
             self._done.add(i)
             return
-        if isinstance(said, Tally):
-            self._tallies[i] = said
-        elif said is None:  # all is decided; its answer ends the thread that listens there
-            worker.pipe.send(None)
+        if isinstance(message, Tally):
+            self._tallies[i] = message
+        elif message is None:  # all is decided; the answer ends the thread that listens there
+            pipe.send(None)
 
     def _stop(self) -> None:
-        for i, worker in enumerate(self.processes):
+        for i, member in enumerate(self.processes):
             if i not in self._done:
                 try:
-                    worker.pipe.send(None)
+                    member.pipe.send(None)
                 except (OSError, ValueError):
                     self._done.add(i)
 
     def _sample(self, begin: float, pids: dict[str, int]) -> Sample:
-        found = read_usage(pids.values())
-        use = {name: found[pid] for name, pid in pids.items() if pid in found}
-        return Sample(time.monotonic() - begin, merged(self._tallies), use, busy_by_core())
+        usage = read_usage(pids.values())
+        use = {name: usage[pid] for name, pid in pids.items() if pid in usage}
+        return Sample(time.monotonic() - begin, merge(self._tallies), use, busy_by_core())

@@ -1,4 +1,4 @@
-"""A load test from its parameters to its document: network, nodes, processes, measurements."""
+"""A load test from its parameters to its summary: network, nodes, processes, measurements."""
 
 import os
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import numpy as np
 
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_unfinished
-from riffle.deploy.load.document import document
-from riffle.deploy.load.feed import Feeder, enrol_nodes, load_spec, revoke_nodes
-from riffle.deploy.load.generator import Arrivals, Crew, Sample, Share, schedule
+from riffle.deploy.load.feed import Feeder, enrol_nodes, manual_spec, revoke_nodes
+from riffle.deploy.load.generator import Arrivals, Assignment, Generator, Sample, schedule
+from riffle.deploy.load.summary import summarize
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
@@ -28,7 +28,10 @@ SETTLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """What to load and with what. ``batch`` None: a quarter of all reports, within bounds."""
+    """Parameters of a load test. ``batch`` None: a quarter of all reports, within bounds.
+
+    Raises ValueError for more processes than nodes, or too many reports.
+    """
 
     folder: Path
     nodes: int
@@ -50,15 +53,14 @@ class LoadConfig:
             raise ValueError(f"more than {MOST_REPORTS} reports; lower --rate or --duration")
 
     def summary(self) -> dict[str, Any]:
-        """The parameters as the report has them."""
-        cores = {
+        """Returns the parameters as summary.json has them."""
+        names = ("nodes", "rate", "seconds", "processes", "arrivals", "presealed", "seed")
+        return {name: getattr(self, name) for name in names} | {
+            "reports_a_batch": self.reports_a_batch,
+            "openers": self.workers,
             "generator_cores": sorted(self.generator_cores or os.sched_getaffinity(0)),
             "service_cores": sorted(self.service_cores or os.sched_getaffinity(0)),
         }
-        names = ("nodes", "rate", "seconds", "processes", "arrivals", "presealed", "seed")
-        given = {name: getattr(self, name) for name in names}
-        sizes = {"reports_a_batch": self.reports_a_batch, "openers": self.workers}
-        return given | sizes | cores
 
     @property
     def reports_a_batch(self) -> int:
@@ -69,7 +71,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A network under load; ``pids`` of its services when they run here."""
+    """A network under load; ``pids`` are its services' if they run here."""
 
     secrets: Path
     shuffler_url: str
@@ -77,30 +79,26 @@ class Target:
     pids: dict[str, int] = field(default_factory=dict)
 
     def operator(self) -> Operator:
-        """The operator's client."""
+        """Opens the operator's client."""
         return Operator.of(self.secrets, self.coordinator_url)
 
 
 @contextmanager
-def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
-    """A network on loopback, without nodes, on the processors that services may use.
+def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
+    """Starts a loopback network without nodes, on the processors that services may use.
 
-    What an earlier load that was killed left running there is stopped.
-    ``lock`` is that of its folder, which is claimed already.
+    Stops runs that an earlier, killed load test left there. ``lock`` is the lock of its folder.
     """
     chosen = preset("paper")
-    local = LoopbackConfig(
-        config.folder,
-        chosen.spec.environment,
-        chosen.environment,
-        nodes=0,
-        workers=config.workers,
+    environment, parameters = chosen.spec.environment, chosen.environment
+    loopback = LoopbackConfig(
+        config.folder, environment, parameters, nodes=0, workers=config.workers
     )
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, config.service_cores or mine)  # children inherit it
     with ExitStack() as stack:
         try:
-            network = stack.enter_context(LoopbackNetwork(local, lock))
+            network = stack.enter_context(LoopbackNetwork(loopback, lock))
         finally:
             os.sched_setaffinity(0, mine)
         pids = {role: process.pid for role, process in network.processes.items()}
@@ -112,48 +110,47 @@ def own_network(config: LoadConfig, lock: int) -> Iterator[Target]:
 
 
 class Screen(Protocol):
-    """Who is told how far a load test is."""
+    """A display of a load test's progress."""
 
     def phase(self, text: str, total: float | None) -> None:
-        """Something begins that has so many steps, if that is known."""
+        """Begins a phase of ``total`` steps, if that is known."""
 
     def advance(self) -> None:
-        """A step is done."""
+        """Completes a step."""
 
     def show(self, now: Sample, before: Sample) -> None:
-        """A new sample of the load, and the one before it."""
+        """Shows a new sample of the load, with the one before it."""
 
 
 def run(config: LoadConfig, target: Target, screen: Screen) -> dict[str, Any]:
-    """Load the target and say what was seen; an interrupt ends the load, not the report.
+    """Loads the target and returns the summary; an interrupt ends the load, not the summary.
 
     Raises:
         LocalError: the target does not answer, or a process of the generator does not start.
         RemoteError: the target refuses its operator.
     """
-    spec = load_spec(preset("paper").spec)
+    spec = manual_spec(preset("paper").spec)
     screen.phase(f"enrolling {config.nodes} nodes", config.nodes)
     credentials = enrol_nodes(target.secrets, target.shuffler_url, config.nodes, screen.advance)
     with ExitStack() as stack:
-        if not target.pids:  # a network of our own ends with the load
+        if not target.pids:  # a loopback target ends with the load
             stack.callback(revoke_nodes, target.secrets, target.shuffler_url, credentials)
         feeder = stack.enter_context(Feeder(target.operator, spec, config.reports_a_batch))
-        crew = stack.enter_context(Crew(shares(config, target, spec, credentials)))
+        generator = stack.enter_context(Generator(assign(config, target, spec, credentials)))
         screen.phase(f"loading for {config.seconds:g} s", config.seconds)
-        samples, interrupted = crew.watch(config.seconds, target.pids, screen.show)
+        samples, interrupted = generator.watch(config.seconds, target.pids, screen.show)
         screen.phase(f"settling, at most {SETTLE_SECONDS:g} s", None)
-        with record_signals() as noted:
-            feeder.settle(SETTLE_SECONDS, noted)
+        with record_signals() as signals:
+            feeder.settle(SETTLE_SECONDS, signals)
             batches = feeder.batches()
-    found = document(config.summary(), samples, batches, len(crew.processes))
-    return found | {"interrupted": interrupted or bool(noted), "trouble": feeder.trouble}
+    summary = summarize(config.summary(), samples, batches, len(generator.processes))
+    return summary | {"interrupted": interrupted or bool(signals), "trouble": feeder.trouble}
 
 
-def shares(
+def assign(
     config: LoadConfig, target: Target, spec: RunSpec, credentials: list[Credential]
-) -> list[Share]:
-    """Nodes and arrivals dealt out to the processes, each arrival to the next process."""
-    environment = preset("paper").environment
+) -> list[Assignment]:
+    """Deals nodes and arrivals out to the processes, in turn."""
     files = target.secrets / "nodes"
     settings = Settings(
         shuffler_url=target.shuffler_url,
@@ -166,7 +163,7 @@ def shares(
         state_dir=config.folder,  # not written: users are invented and forgotten
         simulated_users=True,
         environment=spec.environment,
-        environment_parameters=environment,
+        environment_parameters=preset("paper").environment,
         max_epsilon=spec.epsilon,
         max_beta=spec.beta,
         min_dishonest_fraction=spec.dishonest_fraction,
@@ -176,6 +173,6 @@ def shares(
     cores = config.generator_cores or frozenset(os.sched_getaffinity(0))
     step = config.processes
     return [
-        Share(settings, credentials[i::step], times[i::step], cores, config.presealed)
+        Assignment(settings, credentials[i::step], times[i::step], cores, config.presealed)
         for i in range(step)
     ]

@@ -1,4 +1,4 @@
-"""What a load generator counts: reports by outcome, latencies as mergeable histograms. Pure."""
+"""Counts of a load generator: reports by outcome, latencies as mergeable histograms. Pure."""
 
 import math
 from collections import Counter
@@ -10,13 +10,13 @@ GROWTH = 1.05
 """Buckets grow by 5 %: a percentile is at most that much too high, and never too low."""
 
 STAGES = ("lag", "batch", "lease", "episode", "sealing", "upload")
-"""Where a report's time goes: late start, finding and checking a batch, a slot, the episode with
-its encoding, sealing with the wait for a sealer, upload until it is stored."""
+"""Stages of a report's time: late start; finding and checking a batch; a slot; the episode with its
+encoding; sealing with the wait for a sealer; upload until it is stored."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Latencies in seconds, in buckets of constant ratio; keeps sum and largest exactly."""
+    """Latencies in seconds, in buckets of constant ratio; sum and largest are exact."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     total: float = 0.0
@@ -24,23 +24,23 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many were recorded."""
+        """Number of recorded latencies."""
         return self.buckets.total()
 
     def record(self, seconds: float) -> None:
-        """Add one; negative ones count as zero."""
+        """Adds a latency; a negative one counts as zero."""
         self.buckets[_bucket(seconds)] += 1
         self.total += max(seconds, 0.0)
         self.largest = max(self.largest, seconds)
 
     def add(self, other: "Histogram") -> None:
-        """Take in another's."""
+        """Adds all latencies of another histogram."""
         self.buckets.update(other.buckets)
         self.total += other.total
         self.largest = max(self.largest, other.largest)
 
     def quantile(self, share: float) -> float:
-        """The smallest bucket's upper edge below which at least this share lies; 0 when empty."""
+        """Returns the upper edge of the first bucket with this share at or below; 0 if empty."""
         needed, seen = share * self.count, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
@@ -49,31 +49,31 @@ class Histogram:
         return 0.0
 
     def within(self, seconds: float) -> int:
-        """How many were at most this long, to a bucket."""
+        """Returns how many latencies were at most this long, to a bucket."""
         edge = _bucket(seconds)
         return sum(count for bucket, count in self.buckets.items() if bucket <= edge)
 
     def summary(self) -> dict[str, float]:
-        """Milliseconds: mean, p50, p95, p99 and the largest."""
+        """Returns mean, p50, p95, p99 and the largest, in milliseconds."""
         mean = self.total / self.count if self.count else 0.0
         quantiles = {f"p{q}": self.quantile(q / 100) for q in (50, 95, 99)}
-        found = {"mean": mean, **quantiles, "max": self.largest}
-        return {name: seconds * 1e3 for name, seconds in found.items()}
+        seconds = {"mean": mean, **quantiles, "max": self.largest}
+        return {name: value * 1e3 for name, value in seconds.items()}
 
 
 def _bucket(seconds: float) -> int:
-    """The bucket whose upper edge is the first at or above ``seconds``."""
+    """Returns the bucket whose upper edge is the first at or above ``seconds``."""
     ratio = max(seconds, LEAST_SECONDS) / LEAST_SECONDS
     return math.ceil(math.log(ratio, GROWTH) - 1e-9)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the reports that were due so far.
+    """Outcomes of the reports that were due so far.
 
-    ``rejected``: reports given up, by reason. ``answers``: HTTP answers that were no success, and
-    requests without one, by request and reason; most of them are tried again, as nodes do.
-    ``due``: from the scheduled time until accepted. ``sent``: from the upload's first byte.
+    ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
+    answer, by request and reason; nodes try most of them again. ``due``: latency from the scheduled
+    time until acceptance. ``sent``: latency from the upload's first byte.
     """
 
     started: int = 0
@@ -88,7 +88,7 @@ class Tally:
     )
 
     def add(self, other: "Tally") -> None:
-        """Take in another process's."""
+        """Adds the outcomes of another process."""
         self.started += other.started
         self.accepted += other.accepted
         self.messages += other.messages
@@ -101,11 +101,11 @@ class Tally:
 
     @property
     def open(self) -> int:
-        """Reports that are due and not decided."""
+        """Number of reports that are due and not decided."""
         return self.started - self.accepted - self.rejected.total()
 
     def summary(self) -> dict[str, Any]:
-        """As the report has it."""
+        """Returns the tally as summary.json has it."""
         return {
             "due": self.started,
             "accepted": self.accepted,
@@ -119,8 +119,8 @@ class Tally:
         }
 
 
-def merged(tallies: list[Tally]) -> Tally:
-    """All of them as one."""
+def merge(tallies: list[Tally]) -> Tally:
+    """Adds up the tallies of all processes."""
     whole = Tally()
     for tally in tallies:
         whole.add(tally)

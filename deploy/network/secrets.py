@@ -191,7 +191,7 @@ def _no_route(document: dict[str, Any]) -> bool:
     )
 
 
-def enrolled(answer: httpx.Response) -> Enrolment:
+def parse_enrolment(answer: httpx.Response) -> Enrolment:
     """The credential in the shuffler's answer to an enrolment.
 
     Raises:
@@ -210,7 +210,7 @@ def _enrol_one(client: httpx.Client, request: EnrolRequest) -> Enrolment:
         answer = client.post("/v1/nodes", content=request.model_dump_json())
     except httpx.HTTPError as error:
         raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
-    return enrolled(answer)
+    return parse_enrolment(answer)
 
 
 def _credentials(file: Path) -> list[Enrolment]:

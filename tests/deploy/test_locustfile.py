@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.deploy.load.feed import Feeder, load_spec
+from riffle.deploy.load.feed import Feeder, manual_spec
 from riffle.deploy.load.run import Target
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import enrol
@@ -25,7 +25,7 @@ def test_its_users_are_nodes_whose_reports_are_accepted(tmp_path: Path) -> None:
     with LoopbackNetwork(config) as network:
         enrol(network.secrets, network.shuffler_url, 3, 1_000)
         target = Target(network.secrets, network.shuffler_url, network.coordinator_url)
-        with Feeder(target.operator, load_spec(chosen.spec), 1_000):
+        with Feeder(target.operator, manual_spec(chosen.spec), 1_000):
             words = ["-f", "deploy/locustfile.py", "--csv", str(tmp_path / "locust")]
             words += ["--headless", "-u", "5", "-r", "5", "-t", "10s", "--only-summary"]
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The wire's benchmark: its arithmetic, and a small run on live services."""
+"""The throughput benchmark: its arithmetic, and a small run on live services."""
 
 import os
 import time
@@ -16,11 +16,11 @@ from riffle.deploy.load.benchmark import (
     Primitive,
     Split,
     batch_for,
-    bench,
-    disturbed,
+    disturbance,
     measure_primitive,
-    missed,
-    report,
+    missed_bars,
+    run_benchmark,
+    summarize,
 )
 from riffle.deploy.network.processes import Usage
 from riffle.deploy.presets import preset, riverswim_run
@@ -29,7 +29,7 @@ US = 1e-6
 MEETING_SECONDS = 60.0
 
 
-def test_time_is_split_by_who_used_it() -> None:
+def test_time_is_split_by_purpose() -> None:
     used = {
         "node": Usage(1.0, main=1, threads=2, pool=50),
         "shuffler": Usage(1.0, main=3, threads=7),
@@ -42,33 +42,36 @@ def test_rates_are_those_of_one_batch() -> None:
     split = Split(crypto=1.35, http=0.25, store=0.15, episodes=0.1, coordinator=0.02)
     row = {"n": 100, "messages": 100, "timings": {"waiting": 0.5}}
     before, after = Primitive(80 * US, 50 * US, 14e3), Primitive(0, 30 * US, 16e3)
-    found = report(row, 0.8, split, 0.1, (before, after), 2)
-    assert found["messages_a_second"] == 12_500
-    assert found["share_of_primitive"] == pytest.approx(12_500 / 15_000)
-    assert found["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.87)
+    result = summarize(row, 0.8, split, 0.1, (before, after), 2)
+    assert result["messages_a_second"] == 12_500
+    assert result["share_of_primitive"] == pytest.approx(12_500 / 15_000)
+    assert result["share_by_core_time"] == pytest.approx(80 * US * 10_000 / 1.87)
     # 0.25 less the nodes' 0.1 in the event loops, 0.15 and 0.02: over 10,000 messages
-    assert found["server_us_a_message"] == pytest.approx(32.0)
-    assert missed(found) == ["share_of_primitive 0.833 < 0.85", "server_us_a_message 32.0 > 1.5"]
+    assert result["server_us_a_message"] == pytest.approx(32.0)
+    assert missed_bars(result) == [
+        "share_of_primitive 0.833 < 0.85",
+        "server_us_a_message 32.0 > 1.5",
+    ]
     good = {"share_of_primitive": 0.85, "server_us_a_message": 1.5}
-    assert missed(good) == []
-    assert "before and 16,000 after" in str(disturbed(found))
-    assert disturbed(found | {"primitive_before": 14_600}) is None
+    assert missed_bars(good) == []
+    assert "before and 16,000 after" in str(disturbance(result))
+    assert disturbance(result | {"primitive_before": 14_600}) is None
 
 
 @pytest.mark.parametrize("messages", [100_000, 300_000])
-def test_a_batch_is_the_smallest_with_so_many_messages(messages: int) -> None:
+def test_the_batch_is_the_smallest_with_enough_messages(messages: int) -> None:
     spec = preset("paper").spec
     n = batch_for(spec, messages)
     assert n * calibrated(spec, n, None).padding.messages >= messages
     assert (n - 1) * calibrated(spec, n - 1, None).padding.messages < messages
 
 
-def met(folder: Path, jobs: int, work: Callable[[Any], Any], job: Any) -> Any:
-    """Do the work once all jobs are begun, each by another process; ``folder`` has their names."""
+def work_when_all_began(folder: Path, jobs: int, work: Callable[[Any], Any], job: Any) -> Any:
+    """Does the work once every job was begun by its own process; ``folder`` has their names."""
     (folder / str(os.getpid())).touch()
     deadline = time.monotonic() + MEETING_SECONDS
     while len(list(folder.iterdir())) < jobs:
-        assert time.monotonic() < deadline, "one process did what was for several"
+        assert time.monotonic() < deadline, "one process did the work of several"
         time.sleep(0.01)
     return work(job)
 
@@ -83,37 +86,41 @@ def test_the_primitive_is_measured_on_every_core(
             (listed,) = map(list, jobs)
             folders.append(tmp_path / str(len(folders)))
             folders[-1].mkdir()
-            return super().map(partial(met, folders[-1], len(listed), fn), listed)
+            return super().map(partial(work_when_all_began, folders[-1], len(listed), fn), listed)
 
     monkeypatch.setattr(benchmark, "ProcessPoolExecutor", Meeting)
     monkeypatch.setattr(benchmark, "PRIMITIVE_SECONDS", 0.6)
-    found = measure_primitive(2, 2)
+    result = measure_primitive(2, 2)
     warm, measured = ({file.name for file in folder.iterdir()} for folder in folders)
     assert warm == measured
     assert len(measured) == 2
     assert str(os.getpid()) not in measured
-    assert 10 * US < found.open < 2_000 * US
-    assert found.seal > found.open
-    assert 0 < found.rate < 4 / (found.seal + found.open)  # two processes, of which one may be slow
+    assert 10 * US < result.open < 2_000 * US
+    assert result.seal > result.open
+    assert (
+        0 < result.rate < 4 / (result.seal + result.open)
+    )  # two processes, of which one may be slow
 
 
-def test_one_process_has_no_more_of_a_processor_than_there_is(
+def test_one_process_uses_at_most_one_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(benchmark, "PRIMITIVE_SECONDS", 0.2)
-    found = measure_primitive(2, 1)
-    assert 0 < found.rate <= 1.01 / (found.seal + found.open)
+    result = measure_primitive(2, 1)
+    assert 0 < result.rate <= 1.01 / (result.seal + result.open)
 
 
 @pytest.mark.long
-def test_a_small_run_says_where_the_time_went(
+def test_a_small_run_reports_where_the_time_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "PRIMITIVE_SECONDS", 0.3)
     monkeypatch.setattr(benchmark, "WARM_EPISODES", 300)
-    found = bench(1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0))
-    assert found["messages"] == found["reports"] * found["messages_a_report"] >= 1_000
-    assert found["share_of_primitive"] > 0  # two rates, each of a moment: no bar for a test
-    assert 0 < found["share_by_core_time"] < 1
-    assert set(found["wall_seconds"]) >= {"waiting", "fetching", "opening", "planning"}
-    assert min(found["core_us_a_message"].values()) >= 0
+    result = run_benchmark(
+        1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0)
+    )
+    assert result["messages"] == result["reports"] * result["messages_a_report"] >= 1_000
+    assert result["share_of_primitive"] > 0  # two rates, each of a moment: no bar for a test
+    assert 0 < result["share_by_core_time"] < 1
+    assert set(result["wall_seconds"]) >= {"waiting", "fetching", "opening", "planning"}
+    assert min(result["core_us_a_message"].values()) >= 0

@@ -1,4 +1,4 @@
-"""The command on a network of its own: every report is a real one, and its report is written."""
+"""``riffle load`` on its own network: every report is a real one, and the summary is written."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def command(out: Path, *arguments: str) -> list[str]:
     return ["load", "--out", str(out), "--format", "json", *arguments]
 
 
-def loaded(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+def run_load(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     words = command(out, *arguments)
     done = subprocess.run(
         [sys.executable, "-m", "riffle.deploy.cli.main", *words],
@@ -38,49 +38,49 @@ def loaded(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> None:
-    words = ("--nodes", "9", "--rate", "60", "--duration", "4", "--processes", "2")
-    code, found = loaded(
-        tmp_path, *words, "--presealed", "--batch", "150", "--arrivals", "constant"
+    arguments = ("--nodes", "9", "--rate", "60", "--duration", "4", "--processes", "2")
+    code, summary = run_load(
+        tmp_path, *arguments, "--presealed", "--batch", "150", "--arrivals", "constant"
     )
-    reports, limit = found["reports"], found["verdict"]["limit"]
+    reports, limit = summary["reports"], summary["verdict"]["limit"]
     assert code == (0 if limit == "none" else 1)
     assert reports["due"] == 240
     assert reports["accepted"] + sum(reports["rejected"].values()) == 240
     assert reports["undecided"] == 0
     assert reports["accepted"] >= 150
-    counted = [batch for batch in found["batches"] if batch["state"] == "counted"]
+    counted = [batch for batch in summary["batches"] if batch["state"] == "counted"]
     assert sum(batch["reports"] for batch in counted) <= reports["accepted"]
     assert counted
-    assert found["evidence"]["filled"] >= len(counted)
-    assert set(found["processes"]) == {"shuffler", "coordinator", "generator 1", "generator 2"}
-    assert not [what for what in reports["answers"] if not what.endswith("429")]
+    assert summary["evidence"]["filled"] >= len(counted)
+    assert set(summary["processes"]) == {"shuffler", "coordinator", "generator 1", "generator 2"}
+    assert not [answer for answer in reports["answers"] if not answer.endswith("429")]
     page = (tmp_path / "load.html").read_text()
     assert "sealed before" in page
-    assert json.loads((tmp_path / "summary.json").read_text()) == found
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
-def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
-    out, said = tmp_path / "out", tmp_path / "said"
-    words = command(out, "--nodes", "3", "--rate", "3", "--duration", "600", "--batch", "300")
-    program = [sys.executable, "-m", "riffle.deploy.cli.main", *words]
+def test_an_interrupt_ends_the_load_with_its_summary(tmp_path: Path) -> None:
+    out, stderr = tmp_path / "out", tmp_path / "stderr"
+    arguments = command(out, "--nodes", "3", "--rate", "3", "--duration", "600", "--batch", "300")
+    program = [sys.executable, "-m", "riffle.deploy.cli.main", *arguments]
     with (
-        said.open("w") as screen,
+        stderr.open("w") as screen,
         subprocess.Popen(program, stdout=subprocess.PIPE, stderr=screen, text=True) as process,
     ):
         deadline = time.monotonic() + 120
-        while "loading for" not in said.read_text():
+        while "loading for" not in stderr.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(5)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        found = json.loads(process.stdout.read())
+        summary = json.loads(process.stdout.read())
     assert process.returncode == 130
-    assert found["interrupted"]
-    assert 0 < found["reports"]["due"] < 100
-    if found["verdict"]["limit"] == "none":
-        assert "no batch filled" in found["verdict"]["why"]
-    assert found["reports"]["undecided"] == 0
+    assert summary["interrupted"]
+    assert 0 < summary["reports"]["due"] < 100
+    if summary["verdict"]["limit"] == "none":
+        assert "no batch filled" in summary["verdict"]["why"]
+    assert summary["reports"]["undecided"] == 0
 
 
 @pytest.mark.parametrize(
@@ -97,39 +97,39 @@ def test_an_interrupt_ends_the_load_with_its_report(tmp_path: Path) -> None:
         (["--nodes", "2", "--rate", "1", "--duration", "5", "--seed", "-1"], 2, "seed"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_an_impossible_load_is_refused(
     tmp_path: Path, arguments: list[str], code: int, text: str
 ) -> None:
-    words = command(tmp_path, *arguments)
-    result = CliRunner().invoke(build(words), words)
+    arguments = command(tmp_path, *arguments)
+    result = CliRunner().invoke(build(arguments), arguments)
     assert result.exit_code == code
     assert text in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--shuffler-url", "--coordinator-url"])
-def test_where_services_are_is_wrong_without_their_network(tmp_path: Path, option: str) -> None:
-    words = command(tmp_path / "out", *SHORT, option, "http://127.0.0.1:1")
-    result = CliRunner().invoke(build(words), words)
+def test_addresses_are_refused_without_their_network(tmp_path: Path, option: str) -> None:
+    arguments = command(tmp_path / "out", *SHORT, option, "http://127.0.0.1:1")
+    result = CliRunner().invoke(build(arguments), arguments)
     assert result.exit_code == 2
     assert result.stderr == f"riffle: {option} is for a network that is up: give --network, too\n"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("option", "value"), [("--workers", "2"), ("--service-cores", "0")])
-def test_what_an_own_network_takes_is_wrong_with_another(
+def test_options_of_an_own_network_are_refused_with_another(
     tmp_path: Path, option: str, value: str
 ) -> None:
-    words = command(tmp_path / "out", *SHORT, "--network", "runs/demo/network", option, value)
-    result = CliRunner().invoke(build(words), words)
+    arguments = command(tmp_path / "out", *SHORT, "--network", "runs/demo/network", option, value)
+    result = CliRunner().invoke(build(arguments), arguments)
     assert result.exit_code == 2
     assert result.stderr == (f"riffle: {option} is for a new network, not for that of --network\n")
     assert not list(tmp_path.iterdir())
 
 
-def test_earlier_results_are_not_written_over(tmp_path: Path) -> None:
+def test_earlier_results_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
-    words = command(tmp_path, "--nodes", "2", "--rate", "1", "--duration", "5")
-    result = CliRunner().invoke(build(words), words)
+    arguments = command(tmp_path, "--nodes", "2", "--rate", "1", "--duration", "5")
+    result = CliRunner().invoke(build(arguments), arguments)
     assert result.exit_code == 3
     assert "--force" in result.stderr
 

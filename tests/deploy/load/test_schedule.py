@@ -1,4 +1,4 @@
-"""Arrivals: at their rate, in order, and, as Poisson, without memory."""
+"""Arrivals: at their rate, in order, and memoryless if they are Poisson."""
 
 import numpy as np
 import pytest

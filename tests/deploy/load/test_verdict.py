@@ -1,15 +1,15 @@
-"""The rule that names what limits a load: one case a line of it."""
+"""The rule that names what limits a load: a case for each of its lines."""
 
 from dataclasses import replace
 
 import pytest
 
-from riffle.deploy.load.document import BUSY, SATURATED, Evidence, judge
+from riffle.deploy.load.summary import BUSY, SATURATED, Evidence, judge
 from riffle.deploy.load.tally import STAGES
 
 
-def seen(stage: str, **changes: object) -> Evidence:
-    """A load of which a third was lost, most of its time in this stage, nobody saturated."""
+def evidence(stage: str, **changes: object) -> Evidence:
+    """A load that lost a third of its reports, most time in ``stage``, with nobody saturated."""
     stages = dict.fromkeys(STAGES, 1.0) | {stage: 90.0}
     quiet = Evidence(
         due=300,
@@ -26,40 +26,40 @@ def seen(stage: str, **changes: object) -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "limit", "why"),
+    ("measured", "limit", "why"),
     [
-        (seen("upload", prompt=295), "none", "98.3%"),
-        (seen("upload", due=0, prompt=0), "none", "100.0%"),
-        (seen("upload", prompt=300, filled=0), "none", "nothing is said of the coordinator"),
-        (seen("upload", loops=SATURATED), "generator", "event loops are saturated"),
-        (seen("upload", loops=1.1, shuffler=1.1), "generator", "event loops"),
-        (seen("lag"), "generator", "start late"),
-        (seen("episode"), "generator", "start late"),
-        (seen("sealing", sealing=1.0), "generator", "sealers want 1.00"),
-        (seen("sealing", sealing=1.0, shuffler=1.1), "generator", "sealing"),
-        (seen("batch", opening=0.99), "coordinator", "opening processes are saturated"),
-        (seen("batch", shuffler=1.0), "shuffler", "its processor"),
-        (seen("batch"), "coordinator", "wants 0.20 processors"),
-        (seen("batch", opening=None, coordinator=None), "coordinator", "elsewhere"),
-        (seen("upload", shuffler=0.97), "shuffler", "its processor"),
-        (seen("lease", shuffler=0.97, refused=9), "shuffler", "its processor"),
-        (seen("lease", refused=9), "shuffler", "9 answers were 429"),
-        (seen("upload"), "shuffler", "its disk"),
-        (seen("upload", shuffler=None), "shuffler", "elsewhere"),
+        (evidence("upload", prompt=295), "none", "98.3%"),
+        (evidence("upload", due=0, prompt=0), "none", "100.0%"),
+        (evidence("upload", prompt=300, filled=0), "none", "nothing is said of the coordinator"),
+        (evidence("upload", loops=SATURATED), "generator", "event loops are saturated"),
+        (evidence("upload", loops=1.1, shuffler=1.1), "generator", "event loops"),
+        (evidence("lag"), "generator", "start late"),
+        (evidence("episode"), "generator", "start late"),
+        (evidence("sealing", sealing=1.0), "generator", "sealers want 1.00"),
+        (evidence("sealing", sealing=1.0, shuffler=1.1), "generator", "sealing"),
+        (evidence("batch", opening=0.99), "coordinator", "opening processes are saturated"),
+        (evidence("batch", shuffler=1.0), "shuffler", "its processor"),
+        (evidence("batch"), "coordinator", "wants 0.20 processors"),
+        (evidence("batch", opening=None, coordinator=None), "coordinator", "elsewhere"),
+        (evidence("upload", shuffler=0.97), "shuffler", "its processor"),
+        (evidence("lease", shuffler=0.97, refused=9), "shuffler", "its processor"),
+        (evidence("lease", refused=9), "shuffler", "9 answers were 429"),
+        (evidence("upload"), "shuffler", "its disk"),
+        (evidence("upload", shuffler=None), "shuffler", "elsewhere"),
     ],
 )
-def test_the_rule(evidence: Evidence, limit: str, why: str) -> None:
-    verdict = judge(evidence)
+def test_the_rule(measured: Evidence, limit: str, why: str) -> None:
+    verdict = judge(measured)
     assert verdict.limit == limit
     assert why in verdict.why
 
 
-def test_where_batches_filled_nothing_is_left_unsaid() -> None:
-    assert "coordinator" not in judge(seen("upload", prompt=300)).why
+def test_a_load_with_full_batches_needs_no_caveat() -> None:
+    assert "coordinator" not in judge(evidence("upload", prompt=300)).why
 
 
-def test_shared_busy_processors_are_the_machines_limit_and_the_stage_is_still_said() -> None:
-    shared = seen("sealing", sealing=1.0, same_cores=True, busy=BUSY)
+def test_shared_busy_processors_limit_the_machine_and_the_stage_is_still_named() -> None:
+    shared = evidence("sealing", sealing=1.0, same_cores=True, busy=BUSY)
     assert judge(shared).limit == "machine"
     assert judge(shared).stage == "sealing"
     assert judge(replace(shared, busy=0.5)).limit == "generator"

@@ -25,10 +25,10 @@ from riffle.deploy.network.secrets import (
     SHUFFLER_ID,
     TOKEN_FILE,
     enrol,
-    enrolled,
     init_network,
     operator_client,
     operator_token,
+    parse_enrolment,
 )
 from riffle.deploy.operator import Operator
 from tests.asking import taken_up
@@ -195,7 +195,7 @@ def test_secrets_that_are_damaged_are_named(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_no_enrolment_is_told_without_its_token() -> None:
     with pytest.raises(RemoteError, match="no enrolment") as caught:
-        enrolled(httpx.Response(201, json={"token": "SECRET"}))
+        parse_enrolment(httpx.Response(201, json={"token": "SECRET"}))
     assert "SECRET" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The document and its page, from samples made up here."""
+"""The summary and its HTML page, from samples that are made up here."""
 
 import re
 from html.parser import HTMLParser
@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from riffle.deploy.load.document import document, slope
 from riffle.deploy.load.generator import Sample
-from riffle.deploy.load.page import page
+from riffle.deploy.load.summary import slope, summarize, to_html
 from riffle.deploy.load.tally import Tally
 from riffle.deploy.network.processes import Usage
 
@@ -36,46 +35,46 @@ def sample(at: float) -> Sample:
     return Sample(at, tally, use, {0: (at / 2, at), 1: (at, at), 2: (0, at)})
 
 
-def made() -> dict[str, Any]:
-    return document(PARAMETERS, [sample(float(at)) for at in range(7)], [], 1)
+def summary() -> dict[str, Any]:
+    return summarize(PARAMETERS, [sample(float(at)) for at in range(7)], [], 1)
 
 
 def test_rates_and_use_are_those_until_the_last_arrival() -> None:
-    found = made()
-    assert found["seconds"] == 4
-    assert found["accepted_a_second"] == 5
-    assert found["messages_a_second"] == 50
-    assert found["processes"]["shuffler"]["demand"] == pytest.approx(1.0)
-    assert found["processes"]["shuffler"]["processors"] == pytest.approx(0.9)
-    assert found["evidence"]["opening"] == pytest.approx(0.2)
-    assert found["evidence"]["busy"] == pytest.approx(0.75)
-    assert found["evidence"]["refused"] == 6
-    assert [row["due_a_second"] for row in found["series"]] == [10] * 6
+    result = summary()
+    assert result["seconds"] == 4
+    assert result["accepted_a_second"] == 5
+    assert result["messages_a_second"] == 50
+    assert result["processes"]["shuffler"]["demand"] == pytest.approx(1.0)
+    assert result["processes"]["shuffler"]["processors"] == pytest.approx(0.9)
+    assert result["evidence"]["opening"] == pytest.approx(0.2)
+    assert result["evidence"]["busy"] == pytest.approx(0.75)
+    assert result["evidence"]["refused"] == 6
+    assert [row["due_a_second"] for row in result["series"]] == [10] * 6
 
 
 def test_growth_of_memory_is_a_slope() -> None:
-    found = made()["memory"]
-    assert found["shuffler"]["growth_mib_a_minute"] == pytest.approx(120, rel=1e-3)
-    assert found["coordinator"]["growth_mib_a_minute"] == pytest.approx(0)
+    result = summary()["memory"]
+    assert result["shuffler"]["growth_mib_a_minute"] == pytest.approx(120, rel=1e-3)
+    assert result["coordinator"]["growth_mib_a_minute"] == pytest.approx(0)
     assert slope([1, 2], [1, 9]) == 0
 
 
-def test_the_verdict_is_in_the_document() -> None:
-    assert made()["verdict"]["limit"] == "shuffler"
+def test_the_summary_has_the_verdict() -> None:
+    assert summary()["verdict"]["limit"] == "shuffler"
 
 
 def test_batches_that_filled_are_counted() -> None:
     states = ("issued", "open", "sealed", "counted", "rejected", "abandoned")
     batches = [{"state": state} for state in states]
     samples = [sample(float(at)) for at in range(7)]
-    assert document(PARAMETERS, samples, batches, 1)["evidence"]["filled"] == 3
-    assert made()["evidence"]["filled"] == 0
+    assert summarize(PARAMETERS, samples, batches, 1)["evidence"]["filled"] == 3
+    assert summary()["evidence"]["filled"] == 0
 
 
-def test_the_page_loads_nothing_and_says_the_verdict() -> None:
-    found = made() | {"interrupted": True}
-    found["reports"]["rejected"] = {"<b>": 1}
-    text = page(found)
+def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
+    result = summary() | {"interrupted": True}
+    result["reports"]["rejected"] = {"<b>": 1}
+    text = to_html(result)
     HTMLParser().feed(text)
     assert not re.search(r"(src|href)=|url\(|<script|@import", text)
     assert "Limited by <b>the shuffler</b>" in text
@@ -89,7 +88,7 @@ def test_the_page_loads_nothing_and_says_the_verdict() -> None:
 @pytest.mark.parametrize(("seconds", "rows"), [(5, 5), (21, 11), (400, 20)])
 def test_every_chart_has_its_numbers(seconds: int, rows: int) -> None:
     samples = [sample(float(at)) for at in range(seconds + 1)]
-    text = page(document(PARAMETERS, samples, [], 1))
+    text = to_html(summarize(PARAMETERS, samples, [], 1))
     tables = re.findall(r"<svg.*?<details>.*?<table>(.*?)</table></details>", text)
     assert [table.count("<tr>") - 1 for table in tables] == [rows] * 3
     reports, memory, processors = (
