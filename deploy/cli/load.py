@@ -189,7 +189,7 @@ def _snapshot(now: Sample, before: Sample) -> Table:
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
     """Returns the summary as rows of a table."""
-    reports, verdict = report["reports"], summary["verdict"]
+    reports, verdict = summary["reports"], summary["verdict"]
     rows = [(name, reports[name]) for name in ("due", "accepted", "undecided", "messages")]
     rows += [(name, summary[name]) for name in ("accepted_a_second", "messages_a_second")]
     rows += [(f"rejected {why}", n) for why, n in reports["rejected"].items()]
