@@ -29,9 +29,8 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import delete, insert, update
 
-from riffle.coordinator.app import create_app, release_waiting
+from riffle.coordinator.app import create_app, prepare_directory, release_waiting
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.runs.coordinator import prepare_directory
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store import schema
 from tests.coordinator.world import TOKEN, FakeShuffler, analyzer, registry, settings
@@ -113,7 +112,7 @@ def grow(url: str, app: FastAPI, run: Seeded, stop: threading.Event) -> None:
             for table, rows in run.grown(range(index, index + 1), event):
                 connection.execute(insert(table), rows)
         index, event = index + 1, event + 10
-        app.state.coordinator.desk.bell.ring(run.id)
+        app.state.signals.fire(run.id)
     engine.dispose()
 
 

@@ -1,15 +1,12 @@
-"""The coordinator's REST service, put together: store, keys, analyzer, learners and the routes.
+"""The coordinator's REST service, put together, and run as a process.
 
 All routes under /v1 need the operator's token; nobody else calls the coordinator.
-
-Run the coordinator as a process.
 """
 
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from typing import cast
+from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,28 +24,35 @@ from riffle.common.server.service import (
     serve,
 )
 from riffle.coordinator.api import operations, results, runs
-from riffle.coordinator.api.access import OPERATOR, doors
+from riffle.coordinator.api.access import OPERATOR, make_authenticator
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
-from riffle.coordinator.batches.shuffler_client import Shuffler, ShufflerApi
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
-from riffle.coordinator.runs.coordinator import Coordinator, prepare_directory
-from riffle.coordinator.runs.desk import Desk
+from riffle.coordinator.runs.coordinator import make_coordinator
 from riffle.coordinator.settings import Settings
-from riffle.coordinator.store.events import Bell
+from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.store import Store
+
+ROUTERS = (
+    runs.router,
+    results.router,
+    operations.page_router,
+    operations.keys_router,
+    operations.health_router,
+)
 
 
 def create_app(
     settings: Settings,
     *,
-    shuffler: Shuffler | None = None,
+    shuffler: ShufflerClient | None = None,
     registry: Registry | None = None,
     analyzer: Analyzer | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The service. Peers, learners and clock can be replaced, for tests.
+    """Returns the service. Shuffler, learners, analyzer and clock can be replaced, for tests.
 
     Raises:
         LocalError: a setting or a key file is wrong.
@@ -56,37 +60,47 @@ def create_app(
     settings.check_test_entry()
     keys = KeyRing(settings.analyzer_keys_dir, settings.file_cipher(), clock)
     keys.check()
+    learners = registry or Registry(files=settings.learners)
     metrics = CoordinatorMetrics()
     verify, token = server_verification(settings.ca_file), settings.shuffler_token()
-    desk_of = partial(
-        Desk,
-        keys=keys,
-        registry=registry or Registry(files=settings.learners),
-        shuffler_id=settings.shuffler_id,
-        signing_key=settings.signing_key(),
-        clock=clock,
-        metrics=metrics,
-    )
+    signing_key = settings.signing_key()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         prepare_directory(settings.data_dir)
         async with AsyncExitStack() as closing:
-            peer = shuffler
-            if peer is None:
-                peer = api = ShufflerApi.connect(settings.shuffler_url, token, verify)
-                closing.push_async_callback(api.close)
+            client = shuffler
+            if client is None:
+                client = ShufflerClient.connect(settings.shuffler_url, token, verify)
+                closing.push_async_callback(client.close)
             store = Store(settings.url, keys.active)
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys, settings.workers)
             closing.callback(opener.close)
-            bell = Bell(shared=store.shared)
-            desk = desk_of(store=store, shuffler=peer, analyzer=opener, bell=bell)
-            service = Coordinator(desk, test_entry=settings.test_entry, replica=settings.replica())
-            app.state.coordinator = service
-            app.state.ready = operations.readiness(service, settings.data_dir)
-            closing.push_async_callback(service.close)
-            await service.start()
+            signals = ChangeSignals(shared=store.shared)
+            coordinator = make_coordinator(
+                store=store,
+                shuffler=client,
+                analyzer=opener,
+                keys=keys,
+                registry=learners,
+                signals=signals,
+                metrics=metrics,
+                shuffler_id=settings.shuffler_id,
+                signing_key=signing_key,
+                clock=clock,
+                replica=settings.replica(),
+                test_entry=settings.test_entry,
+            )
+            app.state.coordinator = coordinator
+            app.state.store = store
+            app.state.shuffler = client
+            app.state.signals = signals
+            app.state.readiness = operations.shared_readiness(
+                store, client, opener, keys, settings.shuffler_id, settings.data_dir, clock
+            )
+            closing.push_async_callback(coordinator.close)
+            await coordinator.start()
             yield
 
     app = FastAPI(
@@ -97,47 +111,49 @@ def create_app(
         responses=PROBLEM_RESPONSES,
         telemetry=FRAMEWORK,
     )
-    _know(app, settings)
-    _guard(app, metrics)
-    routers = (
-        runs.router,
-        results.router,
-        operations.page_router,
-        operations.keys_router,
-        operations.health_router,
-    )
-    for router in routers:
+    app.state.keys = keys
+    app.state.metrics = metrics
+    app.state.authenticator = make_authenticator(settings)
+    app.state.data_dir = settings.data_dir
+    _install_middleware(app, metrics)
+    for router in ROUTERS:
         app.include_router(router)
     return app
 
 
-def _know(app: FastAPI, settings: Settings) -> None:
-    """What the routes check callers and the disk by."""
-    app.state.doors = doors(settings)
-    app.state.data_dir = settings.data_dir
-
-
-def _guard(app: FastAPI, metrics: CoordinatorMetrics) -> None:
-    """Limits, traces and measures around every call; an answer to every error."""
+def _install_middleware(app: FastAPI, metrics: CoordinatorMetrics) -> None:
+    """Adds limits, traces and metrics around every call, and an answer to every error."""
     app.add_middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)
     app.add_middleware(TracingMiddleware)
     app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
     install_problem_handlers(app, JOURNAL)
-    app.add_exception_handler(SQLAlchemyError, _store_down)
+    app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
 
 
-async def _store_down(_: Request, error: Exception) -> Response:
+async def _answer_store_failure(_: Request, error: Exception) -> Response:
     JOURNAL.exception("store-failed", error)
     return problem_response(LocalError("unavailable", "the store cannot be used; see the log"))
 
 
+def prepare_directory(path: Path) -> None:
+    """Makes the data directory, readable by its owner only.
+
+    Raises:
+        LocalError: ``unavailable``.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalError("unavailable", f"cannot use data directory {path}: {error}") from error
+
+
 def release_waiting(app: FastAPI) -> None:
-    """End all streams and long polls: the service is about to stop."""
-    cast("Coordinator", app.state.coordinator).desk.bell.close()
+    """Ends all streams and long polls, as the service is about to stop."""
+    app.state.signals.close()
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serves until SIGTERM or SIGINT.
 
     Raises:
         LocalError: a setting, a key file, the store or the port cannot be used.

@@ -1,31 +1,31 @@
-"""What the coordinator tells Prometheus. It knows of batches and sums only, and tells no more.
+"""The coordinator's metrics and journal. They hold batches and sums, and nothing smaller.
 
-Counters and histograms are this process's. Gauges read from the store (``census``) are the same at
-every replica: take their maximum, not their sum. No label is a run, a batch or anything smaller.
+Counters and histograms are this process's. Gauges are read from the store (`Census`) and are the
+same at every replica: take their maximum, not their sum. No label names a run or a batch.
 
-What the coordinator logs; how: `common.process.journal`. It knows no user, lease or node to name.
-
-``detail`` is a sentence of Riffle's own errors about a run, the one that ``trouble`` shows, or the
-learner's why it cannot go on, which knows private counts only.
+The journal (`common.process.journal`) has no user, slot lease or node to name. Its ``detail`` is a
+sentence of Riffle's own errors about a run, as ``trouble`` shows it, or of a learner that cannot go
+on, which knows private counts only.
 """
 
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from riffle.common.process.journal import Journal
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
-from riffle.coordinator.states import DEPLOYMENT, RUN
+from riffle.coordinator.states import DeploymentState, RunState
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What the store holds: runs and batches by state, messages, and the largest epsilon spent.
+    """Numbers of runs and batches by state, of messages, and the largest epsilon spent.
 
-    ``seeded`` batches are the test entry's, whose epsilon has no bound.
+    ``seeded``: batches of the test entry, whose epsilon is unbounded.
     """
 
     runs: Mapping[str, int]
@@ -37,7 +37,7 @@ class Census:
 
 
 class CoordinatorMetrics:
-    """The registry of one coordinator process."""
+    """The metrics of one coordinator process, in a registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -65,21 +65,21 @@ class CoordinatorMetrics:
         self._seeded = _gauge(registry, "seeded_batches", "batches without privacy: the test entry")
         self._free = _gauge(registry, "disk_free_bytes", "free space for the data")
 
-    def took(self, timings: Mapping[str, float]) -> None:
-        """Note the parts of a batch's way, in seconds."""
+    def observe(self, timings: Mapping[str, float]) -> None:
+        """Records how long the parts of a batch took, in seconds."""
         for step, seconds in timings.items():
             self.steps.labels(step).observe(seconds)
 
-    def show(self, found: Census, data_dir: Path) -> None:
-        """Set the gauges."""
-        for run_state in RUN:
-            self._runs.labels(run_state).set(found.runs.get(run_state, 0))
-        for state in DEPLOYMENT:
-            self._batches.labels(state).set(found.batches.get(state, 0))
-        self._opened.set(found.opened)
-        self._failed.set(found.failed)
-        self._epsilon.set(found.epsilon)
-        self._seeded.set(found.seeded)
+    def show(self, census: Census, data_dir: Path) -> None:
+        """Sets the gauges."""
+        for run_state in get_args(RunState):
+            self._runs.labels(run_state).set(census.runs.get(run_state, 0))
+        for state in get_args(DeploymentState):
+            self._batches.labels(state).set(census.batches.get(state, 0))
+        self._opened.set(census.opened)
+        self._failed.set(census.failed)
+        self._epsilon.set(census.epsilon)
+        self._seeded.set(census.seeded)
         self._free.set(shutil.disk_usage(data_dir).free)
 
 

@@ -1,7 +1,7 @@
-"""Settings of the coordinator: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
+"""The coordinator's settings: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
 
-Key, token and hash files hold one line of text: keys and hashes as 64 hexadecimal digits, the
-token as it is sent.
+Files of keys, hashes and tokens hold one line of text: keys and hashes as 64 hexadecimal digits,
+the token as it is sent.
 """
 
 import socket
@@ -16,15 +16,15 @@ from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.settings import ServerSettings
 from riffle.coordinator.specs import LearnerName
-from riffle.coordinator.store.leases import Replica
+from riffle.coordinator.store.records import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60
-"""Life of a lease where nobody else waits for it: there are no replicas without a `store_url`."""
+"""Time of a run lease without a `store_url`, and so without other replicas."""
 
 
 class Settings(ServerSettings):
-    """What an operator can set. Build it with `load`, which explains what is wrong."""
+    """The settings of a coordinator process. Build them with `load`, which explains faults."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
@@ -57,20 +57,20 @@ class Settings(ServerSettings):
 
     @property
     def url(self) -> str:
-        """Database URL."""
+        """The database's URL."""
         return self.store_url or f"sqlite:///{self.data_dir / 'coordinator.sqlite'}"
 
     def replica(self) -> Replica:
-        """This replica's part in driving runs, under a name that a restart does not change."""
+        """Returns this replica's name, which a restart does not change, and its lease time."""
         seconds = self.lease_seconds if self.store_url else ALONE_SECONDS
         return Replica(f"{socket.gethostname()}:{self.port}", seconds)
 
     def operator_hash(self) -> str:
-        """SHA-256 of the operator's token, hex."""
+        """Returns the SHA-256 of the operator's token, hex."""
         return hex_file(f"{PREFIX}OPERATOR_TOKEN_HASH_FILE", self.operator_token_hash_file).hex()
 
     def shuffler_token(self) -> str:
-        """The coordinator's token at the shuffler."""
+        """Returns the coordinator's token at the shuffler."""
         variable, file = f"{PREFIX}SHUFFLER_TOKEN_FILE", self.shuffler_token_file
         try:
             return file_bytes(variable, file).decode("ascii").strip()

@@ -1,7 +1,7 @@
-"""What an operator may send: the spec of a run, a deployment by hand, true values of a simulation.
+"""The documents that an operator may send: run spec, manual deployment, true values.
 
-All are strict documents: unknown fields, wrong types and values out of range are refused with the
-name of the field. What needs the learner or the accountant to judge is judged when the run is made.
+All are strict: unknown fields, wrong types and values out of range are refused with the name of the
+field. What only the learner or the accountant can judge is checked when the run is created.
 """
 
 import math
@@ -29,7 +29,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 
-# A number too large for an exact integer would pass as a float, so floats end there too.
+# Floats are bounded too: a number too large for an exact integer would pass as a float.
 Option = (
     Annotated[int, Field(ge=-MAX_EXACT, le=MAX_EXACT)]
     | Annotated[float, Field(ge=-MAX_EXACT, le=MAX_EXACT, allow_inf_nan=False)]
@@ -44,10 +44,10 @@ MAX_EPISODES = 1 << 40
 
 
 class RunSpec(Document):
-    """A run: who learns what, for how many episodes, under which guarantee."""
+    """A run: its learner, its environment's sizes, its episodes and its guarantee."""
 
     run_id: Hex16 | None = Field(
-        default=None, description="chosen by the caller to make a retry safe; else drawn here"
+        default=None, description="chosen by the client to make a retry safe; else drawn here"
     )
     name: Name
     learner: LearnerName = Field(default="sdp-pe", description="see the learners' reference")
@@ -115,20 +115,20 @@ class RunSpec(Document):
 
     @property
     def d1(self) -> npt.NDArray[np.float64]:
-        """Start distribution (X,), summing to one exactly up to rounding."""
+        """Start distribution (X,); its sum is one up to rounding."""
         start = self.start or (1.0, *[0.0] * (self.states - 1))
         return np.array([p / math.fsum(start) for p in start], dtype=np.float64)
 
     @property
     def budget(self) -> Guarantee:
-        """What every user of this run is promised."""
+        """The guarantee that every user of this run is promised."""
         return Guarantee(self.epsilon, self.beta, self.dishonest_fraction)
 
 
 class ManualDeployment(Document):
     """A policy (H, X), or policies (M, H, X) with probabilities, to run for n episodes.
 
-    ``step`` is the count of deployments asked for before this one; with it a retry is safe.
+    ``step`` is the number of deployments before this one; with it a retry is safe.
     """
 
     policy: PolicyRows | None = None
@@ -147,10 +147,10 @@ class ManualDeployment(Document):
         return self
 
     def mixture(self, sizes: Sizes) -> Mixture:
-        """The mixture asked for.
+        """Returns the mixture to deploy.
 
         Raises:
-            RemoteError: ``invalid-spec``, when shapes, actions or probabilities are wrong.
+            RemoteError: ``invalid-spec``: shapes, actions or probabilities are wrong.
         """
         try:
             mixture = self._mixture()
@@ -177,30 +177,30 @@ class TrueValue(Document):
     value: float = Field(ge=0, allow_inf_nan=False)
 
 
-class Truth(Document):
+class TrueValueSpec(Document):
     """V* of a simulated environment and V of deployed mixtures, rewards scaled to [0, 1].
 
-    The operator's annotation (`coordinator.learning.true_values`): no learner reads it.
+    An operator's annotation (`coordinator.learning.true_values`), which no learner reads.
     """
 
     optimal_value: float = Field(ge=0, allow_inf_nan=False)
     values: tuple[TrueValue, ...] = Field(min_length=1)
 
 
-Read = TypeVar("Read", bound=Document)
+DocumentType = TypeVar("DocumentType", bound=Document)
 
 
-def read_document(kind: type[Read], body: bytes) -> Read:
-    """Parse a request's body strictly.
+def read_document(kind: type[DocumentType], body: bytes) -> DocumentType:
+    """Parses a request's body strictly.
 
     Raises:
-        RemoteError: ``malformed`` when it is not JSON, ``invalid-spec`` with the field otherwise.
+        RemoteError: ``malformed`` if it is not JSON, otherwise ``invalid-spec`` with the field.
     """
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        what = error.errors(include_url=False, include_input=False)[0]["type"]
-        slug = "malformed" if what == "json_invalid" else "invalid-spec"
+        fault = error.errors(include_url=False, include_input=False)[0]["type"]
+        slug = "malformed" if fault == "json_invalid" else "invalid-spec"
         raise RemoteError(slug, first_fault(error)) from error
 
 

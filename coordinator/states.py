@@ -1,52 +1,104 @@
-"""The states of a run and of a deployment, each as one table of transitions.
+"""The states of a run, a deployment, an analyzer key and a run lease: one table each.
 
-Each transition is one transaction of the store, which refuses every other one. A deployment is
+A table maps (state, event) to the next state, and `after` refuses every pair that it does not
+hold. An event whose target is the present state is a repetition and changes nothing.
+
+A deployment is
 
 - issued: recorded with its descriptor's bytes, perhaps deposited;
 - open: the shuffler has it and takes reports;
 - sealed: it holds n distinct reports;
 - counted: spend, counts, stage result and next deployment are committed together;
 - rejected: more reports were dishonest than promised: spend committed, counts not used;
-- abandoned: given up, or lost by the shuffler, before anything of it was kept here, so nothing was
-  spent.
+- abandoned: given up, or lost by the shuffler, before anything of it was kept, so nothing is spent.
 
-Counted and rejected batches must still be acknowledged, so that the shuffler may erase them.
+The shuffler erases a counted or rejected batch only after it was acknowledged.
+
+An analyzer key is
+
+- pending: on its way to the pins of nodes and shuffler; nothing is sealed to it yet;
+- active: new batches are sealed to it; activating another key expires it;
+- expired: opens the batches that were issued under it; no new batch is sealed to it;
+- erased: no unsettled batch names it, and its private half is destroyed.
+
+A run lease is one holder's right to drive a run, under one fence. It is held for some time, then
+expired: its holder may still write and renew it, until another holder (or the same one, after a
+restart) takes the run under the next fence. From then on the lease is lost, for good. A lease's
+state is not stored: it follows from the row's fence and time (`coordinator.store.store`).
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 from riffle.common.protocol.errors import LocalError
 
 RunState = Literal["running", "finished", "failed", "stopped"]
-DeploymentState = Literal["issued", "open", "sealed", "counted", "rejected", "abandoned"]
+RunEvent = Literal["finish", "fail", "stop"]
 
-RUN: dict[RunState, tuple[RunState, ...]] = {
-    "running": ("finished", "failed", "stopped"),
-    "finished": (),
-    "failed": (),
-    "stopped": (),
+RUN: dict[tuple[RunState, RunEvent], RunState] = {
+    ("running", "finish"): "finished",
+    ("running", "fail"): "failed",
+    ("running", "stop"): "stopped",
 }
 
-DEPLOYMENT: dict[DeploymentState, tuple[DeploymentState, ...]] = {
-    "issued": ("open", "abandoned"),
-    "open": ("sealed", "abandoned"),
-    "sealed": ("counted", "rejected", "abandoned"),
-    "counted": (),
-    "rejected": (),
-    "abandoned": (),
+DeploymentState = Literal["issued", "open", "sealed", "counted", "rejected", "abandoned"]
+DeploymentEvent = Literal["deposit", "seal", "count", "reject", "acknowledge", "abandon"]
+
+DEPLOYMENT: dict[tuple[DeploymentState, DeploymentEvent], DeploymentState] = {
+    ("issued", "deposit"): "open",
+    ("open", "seal"): "sealed",
+    ("sealed", "count"): "counted",
+    ("sealed", "reject"): "rejected",
+    ("counted", "acknowledge"): "counted",
+    ("rejected", "acknowledge"): "rejected",
+    ("issued", "abandon"): "abandoned",
+    ("open", "abandon"): "abandoned",
+    ("sealed", "abandon"): "abandoned",
 }
 
 UNSETTLED: tuple[DeploymentState, ...] = ("issued", "open", "sealed")
 TO_ACKNOWLEDGE: tuple[DeploymentState, ...] = ("counted", "rejected")
 
+KeyState = Literal["pending", "active", "expired", "erased"]
+KeyEvent = Literal["activate", "expire", "erase"]
 
-def check_run(state: RunState, to: RunState) -> None:
-    """Raise LocalError ``wrong-state`` unless a run may go from ``state`` to ``to``."""
-    if to not in RUN[state]:
-        raise LocalError("wrong-state", f"a run that is {state} cannot become {to}")
+KEY: dict[tuple[KeyState, KeyEvent], KeyState] = {
+    ("pending", "activate"): "active",
+    ("active", "activate"): "active",
+    ("active", "expire"): "expired",
+    ("expired", "erase"): "erased",
+    ("erased", "erase"): "erased",
+}
+
+LeaseState = Literal["held", "expired", "lost"]
+LeaseEvent = Literal["write", "renew", "release", "expire", "take", "restart"]
+"""``take``: another holder takes the run; ``restart``: its own holder does, started anew."""
+
+LEASE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    ("held", "write"): "held",
+    ("held", "renew"): "held",
+    ("held", "release"): "expired",
+    ("held", "expire"): "expired",
+    ("held", "restart"): "lost",
+    ("expired", "write"): "expired",
+    ("expired", "renew"): "held",
+    ("expired", "release"): "expired",
+    ("expired", "expire"): "expired",
+    ("expired", "take"): "lost",
+    ("expired", "restart"): "lost",
+}
+
+State = TypeVar("State", bound=str)
+Event = TypeVar("Event", bound=str)
 
 
-def check_deployment(state: DeploymentState, to: DeploymentState) -> None:
-    """Raise LocalError ``wrong-state`` unless a deployment may go from ``state`` to ``to``."""
-    if to not in DEPLOYMENT[state]:
-        raise LocalError("wrong-state", f"a deployment that is {state} cannot become {to}")
+def after(table: Mapping[tuple[State, Event], State], state: State, event: Event) -> State:
+    """Returns the state after ``event``.
+
+    Raises:
+        LocalError: ``wrong-state``: the table has no such transition.
+    """
+    target = table.get((state, event))
+    if target is None:
+        raise LocalError("wrong-state", f"'{event}' is not possible in the state '{state}'")
+    return target

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from riffle.common.mechanism.noise import Trust
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.specs import MANUAL, TrueValue, Truth
+from riffle.coordinator.specs import MANUAL, TrueValue, TrueValueSpec
 from riffle.deploy.operator import Answer, Operator
 from riffle.deploy.output import RunError, bar, line, progress, time_left
 from riffle.deploy.presets import Preset
@@ -103,7 +103,7 @@ class TrueValues:
     def _supply(self, index: int) -> None:
         mixture = self._operator.deployment(self._run_id, index)["mixture"]
         value = TrueValue(deployment=index, value=mixture_value(self._mdp, mixture_of(mixture)))
-        values = Truth(optimal_value=self._optimal, values=(value,))
+        values = TrueValueSpec(optimal_value=self._optimal, values=(value,))
         self._operator.supply_true_values(self._run_id, values)
 
 

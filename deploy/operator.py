@@ -23,7 +23,7 @@ import httpx
 
 from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.specs import ManualDeployment, RunSpec, Truth
+from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
 from riffle.deploy.network.secrets import (
     TOKEN_FILE,
     URL_FILE,
@@ -175,7 +175,7 @@ class Operator:
         """Returns a table of a run as CSV, a row for each stage, spend, deployment or batch."""
         return self._request("GET", f"/v1/runs/{run_id}/{table}.csv").text
 
-    def supply_true_values(self, run_id: str, values: Truth) -> None:
+    def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:
         """Supplies true values of deployments, which are known if the environment is simulated."""
         content = values.model_dump_json()
         self._request("POST", f"/v1/runs/{run_id}/truth", content=content)

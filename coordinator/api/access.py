@@ -1,33 +1,38 @@
-"""What routes share: the operator's token, and the coordinator that they translate for."""
+"""What routes share: the operator's token, and the parts of the service that they call."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, cast
+from typing import Annotated
 
 from fastapi import Depends, Request
 
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
 from riffle.common.server.service import Token
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
+from riffle.coordinator.metrics import CoordinatorMetrics
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
+from riffle.coordinator.store.events import ChangeSignals
+from riffle.coordinator.store.store import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 """Requests a second and at once under the operator's token; the coordinator takes no reports."""
 
 
 async def authorized(request: Request, token: Token) -> AsyncIterator[None]:
-    """Raise RemoteError ``unauthorized`` unless the operator asks, not too often."""
-    with request.app.state.doors.authenticate(token, "operator"):
+    """Admits the operator, within the rate limit; raises RemoteError ``unauthorized``."""
+    with request.app.state.authenticator.authenticate(token, "operator"):
         yield
 
 
 async def metrics_reader(request: Request, token: Token) -> AsyncIterator[None]:
-    """Raise RemoteError ``unauthorized`` unless the operator asks, or who reads the metrics."""
-    with request.app.state.doors.authenticate(token, "operator", "metrics"):
+    """Admits the operator and the reader of metrics; raises RemoteError ``unauthorized``."""
+    with request.app.state.authenticator.authenticate(token, "operator", "metrics"):
         yield
 
 
-def doors(settings: Settings) -> Authenticator:
-    """The callers that the settings know."""
+def make_authenticator(settings: Settings) -> Authenticator:
+    """Returns the authenticator of the callers whose tokens are in the settings."""
     keys = {
         "operator": Credential(settings.operator_hash(), OPERATOR, "operator/coordinator_token")
     }
@@ -36,8 +41,18 @@ def doors(settings: Settings) -> Authenticator:
     return Authenticator(FailedAttempts(), keys)
 
 
-async def _coordinator(request: Request) -> Coordinator:
-    return cast("Coordinator", request.app.state.coordinator)
+def _state(name: str) -> object:
+    """Returns the dependency that gives routes a part of the running service."""
+
+    async def part(request: Request) -> object:
+        return getattr(request.app.state, name)
+
+    return Depends(part)
 
 
-Service = Annotated[Coordinator, Depends(_coordinator)]
+CoordinatorPart = Annotated[Coordinator, _state("coordinator")]
+StorePart = Annotated[Store, _state("store")]
+ShufflerPart = Annotated[ShufflerClient, _state("shuffler")]
+KeysPart = Annotated[KeyRing, _state("keys")]
+SignalsPart = Annotated[ChangeSignals, _state("signals")]
+MetricsPart = Annotated[CoordinatorMetrics, _state("metrics")]

@@ -1,7 +1,6 @@
-"""What the coordinator answers: response models. Values count rewards scaled to [0, 1].
+"""The response models of the coordinator's API. Values are in rewards scaled to [0, 1].
 
-An epsilon without bound (a seeded test batch) is the string "Infinity", which JSON has no number
-for.
+An unbounded epsilon (a seeded test batch) is the string "Infinity": JSON has no such number.
 """
 
 from typing import Any, Literal
@@ -11,21 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from riffle.common.mechanism.noise import Trust
 from riffle.common.protocol.descriptor import NoiseKind
 from riffle.common.protocol.messages import Conservation
-from riffle.coordinator.batches.keys import KeyState
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.states import DeploymentState, RunState
+from riffle.coordinator.states import DeploymentState, KeyState, RunState
 
 Nested = list[Any]
 
 
-class View(BaseModel):
-    """Base of all answers."""
+class Answer(BaseModel):
+    """Base of all models."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
-class RunView(View):
-    """A run and how far it is."""
+class Run(Answer):
+    """A run and its progress."""
 
     id: str
     name: str
@@ -41,13 +39,13 @@ class RunView(View):
     active: int | None = Field(description="policies still active; null when nobody can count them")
 
 
-class RunsView(View):
+class Runs(Answer):
     """All runs, oldest first."""
 
-    runs: list[RunView]
+    runs: list[Run]
 
 
-class MixtureView(View):
+class Mixture(Answer):
     """Policies (M, H, X) with integer weights over 2**32."""
 
     policies: Nested
@@ -55,7 +53,7 @@ class MixtureView(View):
     probabilities: list[float]
 
 
-class NoiseView(View):
+class Noise(Answer):
     """Noise of a batch, by kind (`common.protocol.descriptor.NoiseDocument`).
 
     ``bernoulli``: bits of one user and counter, each 1 with probability p_numerator / 2**p_log2;
@@ -70,8 +68,8 @@ class NoiseView(View):
     expected_ones: float = Field(description="on one counter of the batch")
 
 
-class DeploymentView(View):
-    """What was deployed. Nothing here changes, so the index serves as its ETag."""
+class Deployment(Answer):
+    """A deployment as issued. Nothing here changes, so the index serves as its ETag."""
 
     index: int
     step: int = Field(description="the learner's deployment; issues of the same one share it")
@@ -79,17 +77,17 @@ class DeploymentView(View):
     purpose: str
     n: int
     layer: int | None
-    mixture: MixtureView
+    mixture: Mixture
     batch_id: str
     trust: Trust
     expires_at: int
     messages: int = Field(description="L, messages of one report")
     report_bytes: int = Field(description="bytes of one report, as uploaded")
-    noise: NoiseView
+    noise: Noise
 
 
-class ProgressView(DeploymentView):
-    """A deployment and where it stands."""
+class DeploymentProgress(Deployment):
+    """A deployment and its progress."""
 
     state: DeploymentState
     acknowledged: bool
@@ -101,14 +99,14 @@ class ProgressView(DeploymentView):
     )
 
 
-class DeploymentsView(View):
-    """All deployments of a run in order."""
+class Deployments(Answer):
+    """All deployments of a run, in order."""
 
-    deployments: list[ProgressView]
+    deployments: list[DeploymentProgress]
 
 
-class CountsView(View):
-    """Unbiased private counts, before post-processing, with the variance of each entry's noise.
+class Counts(Answer):
+    """Unbiased private counts before post-processing, with the noise variance of their entries.
 
     Shapes (layers, X, A, X), (layers, X, A), (layers, X, A); rewards are null out of scope.
     """
@@ -121,8 +119,8 @@ class CountsView(View):
     reward_variance: float
 
 
-class ValueView(View):
-    """Value of the deployed mixture: |value - V| <= radius with probability ``confidence``."""
+class ValueEstimate(Answer):
+    """The deployed mixture's value: |value - V| <= radius with probability ``confidence``."""
 
     value: float
     radius: float
@@ -130,8 +128,8 @@ class ValueView(View):
     confidence: float
 
 
-class SpendView(View):
-    """What a batch spent. ``used`` is false when more reports were dishonest than promised."""
+class Spend(Answer):
+    """What a batch spent. ``used`` is false if more reports were dishonest than promised."""
 
     deployment: int
     batch_id: str
@@ -141,26 +139,26 @@ class SpendView(View):
     epsilon_upper: float
     beta: float
     dishonest_fraction: float = Field(description="the promise, gamma")
-    dishonest_reports: int = Field(description="the guarantee holds up to so many")
+    dishonest_reports: int = Field(description="the guarantee holds up to this many")
     used: bool
     messages: int
     opened: int
     failed: int
-    noise: NoiseView
+    noise: Noise
     episodes_executed: int
     recorded_at: float
 
 
-class DeploymentDetail(ProgressView):
-    """A deployment with its private counts, once counted."""
+class DeploymentDetail(DeploymentProgress):
+    """A deployment with its private counts, if it is counted."""
 
-    counts: CountsView | None
-    value_estimate: ValueView | None
-    spend: SpendView | None
+    counts: Counts | None
+    value_estimate: ValueEstimate | None
+    spend: Spend | None
 
 
-class LedgerView(View):
-    """All spends of a run and what they come to."""
+class Ledger(Answer):
+    """All spends of a run and their composition."""
 
     unit: Literal["one user: one episode, one report over all runs"] = (
         "one user: one episode, one report over all runs"
@@ -174,10 +172,10 @@ class LedgerView(View):
     budget_epsilon: float
     budget_beta: float
     within_budget: bool
-    entries: list[SpendView]
+    entries: list[Spend]
 
 
-class StageView(View):
+class Stage(Answer):
     """A finished stage; see `coordinator.learning.learner.StageResult`."""
 
     deployment: int
@@ -197,20 +195,20 @@ class StageView(View):
     policy: Nested
 
 
-STAGE_COLUMNS = tuple(name for name in StageView.model_fields if name != "policy")
-"""Columns of the stages as CSV, for a run that has none."""
+STAGE_COLUMNS = tuple(name for name in Stage.model_fields if name != "policy")
+"""Columns of the stages as CSV, for a run without stages."""
 
 
-class StagesView(View):
-    """All finished stages in order."""
+class Stages(Answer):
+    """All finished stages, in order."""
 
-    stages: list[StageView]
+    stages: list[Stage]
 
 
-class BatchConservation(View):
-    """A deployment's messages from the nodes' reports to the counts.
+class BatchConservation(Answer):
+    """A batch's messages from the nodes' reports to the counts.
 
-    Once settled, opened + failed = n L = what the shuffler says it handed over.
+    Once settled, opened + failed = n L = the number that the shuffler handed over.
     """
 
     deployment: int
@@ -220,13 +218,13 @@ class BatchConservation(View):
     expected: int = Field(description="n L")
     opened: int | None = Field(description="messages that opened; null until settled")
     failed: int | None = Field(description="messages that did not; null until settled")
-    shuffler: Conservation | None = Field(description="its record, as far as it is told here")
-    trouble: str | None = Field(description="why there is no record of the shuffler's")
-    balanced: bool | None = Field(description="null: not known, for want of the record")
+    shuffler: Conservation | None = Field(description="its record, as far as coordinators may know")
+    trouble: str | None = Field(description="why its record is missing")
+    balanced: bool | None = Field(description="null: unknown without the record")
 
 
-class ConservationView(View):
-    """All batches of a run; sums are messages, of the batches of which they are known."""
+class RunConservation(Answer):
+    """All batches of a run, and sums of messages over the batches that tell them."""
 
     batches: list[BatchConservation]
     accepted: int
@@ -236,38 +234,38 @@ class ConservationView(View):
     opened: int
     failed: int
     balanced: bool | None = Field(
-        description="false: a batch does not balance; null: none is known not to, some not at all"
+        description="false: a batch does not balance; null: some are unknown, the others balance"
     )
 
 
-class KeyView(View):
-    """A key of the analyzer's, without its private half."""
+class Key(Answer):
+    """A key of the analyzer, without its private half."""
 
     id: str
     public: str
     state: KeyState
-    since: int = Field(description="in this state since, seconds since 1970")
+    since: int = Field(description="when it entered this state, seconds since 1970")
 
 
-class KeysView(View):
-    """All keys there ever were, oldest first."""
+class Keys(Answer):
+    """All keys that ever existed, oldest first."""
 
-    keys: list[KeyView]
+    keys: list[Key]
 
 
-class ResultView(View):
-    """The answer of a run so far, what it cost and where the time went."""
+class Result(Answer):
+    """The answer of a run so far, its cost, and the time of its parts."""
 
     state: RunState
     message: str
     policy: Nested | None = Field(description="(H, X) actions")
     value_estimate: float | None
     active: int | None
-    epsilon: float = Field(description="upper bound of what any user spent")
+    epsilon: float = Field(description="upper bound of any user's spend")
     beta: float
     within_budget: bool
     episodes: int = Field(description="episodes counted")
-    episodes_executed: int = Field(description="upper bound: also of batches that were given up")
+    episodes_executed: int = Field(description="upper bound, with the batches that were given up")
     episodes_planned: int = Field(description="K")
     reports: int = Field(description="reports in all batches that were opened")
     messages_forwarded: int
@@ -278,8 +276,8 @@ class ResultView(View):
     constants: dict[str, str | int | float | bool]
 
 
-class EventView(View):
-    """Something that happened in a run; `data` is what the stream of events tells of it."""
+class Event(Answer):
+    """Something that happened in a run; `data` as in the stream of events."""
 
     id: int
     kind: str
@@ -287,35 +285,35 @@ class EventView(View):
     data: dict[str, Any]
 
 
-class HistoryView(View):
-    """What happened in a run so far, after some number."""
+class History(Answer):
+    """The events of a run so far, after some number."""
 
-    events: list[EventView]
+    events: list[Event]
 
 
-class BandView(View):
-    """Mean and both ends of its interval."""
+class Band(Answer):
+    """A mean and both ends of its interval."""
 
     mean: list[float]
     low: list[float]
     high: list[float]
 
 
-class BandsView(View):
-    """Pointwise Student t intervals of the mean over runs alike but for their ids and seeds."""
+class Bands(Answer):
+    """Pointwise Student t intervals of the mean over runs that differ in ids and seeds only."""
 
     runs: int
     confidence: float
     episodes: list[float]
-    regret: BandView
-    value: BandView
+    regret: Band
+    value: Band
 
 
-class TruthView(View):
-    """True values supplied by the operator of a simulated environment; see
-    `coordinator.learning.true_values`.
+class TrueValueCurve(Answer):
+    """True values that an operator supplied (`coordinator.learning.true_values`), and regret.
 
-    One entry a deployment that executed episodes; ``episodes`` and ``regret`` are cumulative.
+    One entry for each deployment that executed episodes; ``episodes`` and ``regret`` are
+    cumulative.
     """
 
     optimal_value: float | None = Field(description="V*; null when nothing was supplied")
@@ -323,14 +321,14 @@ class TruthView(View):
     episodes: list[float]
     value: list[float] = Field(description="V of the deployed mixture")
     regret: list[float] = Field(description="exact pseudo-regret")
-    bands: BandsView | None = Field(description="null unless another run came as far")
+    bands: Bands | None = Field(description="null unless another run got as far")
 
 
-class ReadyView(View):
-    """What the service depends on, each ``ok`` or what is wrong."""
+class Readiness(Answer):
+    """What the service depends on, each ``ok`` or a description of the fault."""
 
     store: str
-    analyzer: str = Field(description="its key opens every batch that is not settled")
+    analyzer: str = Field(description="has the keys of all unsettled batches")
     shuffler: str
     clock: str = Field(description="within 30 s of the shuffler's")
     disk: str = Field(description="free space for the data")

@@ -1,19 +1,17 @@
-"""Whether the coordinator lives, is ready, and how it does: what machines ask.
+"""Routes that machines and operators use beside runs: health, metrics, analyzer keys, the page.
 
-Routes of the analyzer's keys: list, make, activate. The operator's only; no private half leaves.
+Keys. To rotate: make a key (pending), pin its public half at nodes and shuffler, activate it. The
+key before it opens the batches that were issued under it, and is erased once the last of them is
+acknowledged. No private half leaves.
 
-A rotation is: make (pending), pin its public half at nodes and shuffler, activate. The key before
-it opens what was issued under it and is erased when the last such batch is acknowledged.
-
-The operator's page: static files of this package, and the headers that confine them.
-
-The page is one document whose scripts and styles are files beside it. It asks the REST routes like
-any other client, with the operator's token, so the files themselves need none. The policy allows
-nothing inline, nothing from elsewhere, no frames and no HTML made from strings.
+The page. One document, whose scripts and styles are files beside it. It calls the REST routes with
+the operator's token like any other client, so its files need none. The content security policy
+allows nothing inline, nothing from elsewhere, no frames and no HTML made from strings.
 """
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -31,11 +29,21 @@ from riffle.common.server.monitoring import (
     metrics_response,
 )
 from riffle.coordinator.api import models
-from riffle.coordinator.api.access import Service, authorized, metrics_reader
-from riffle.coordinator.api.models import KeysView, KeyView
-from riffle.coordinator.runs.coordinator import Coordinator
+from riffle.coordinator.api.access import (
+    KeysPart,
+    MetricsPart,
+    StorePart,
+    authorized,
+    metrics_reader,
+)
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
+from riffle.coordinator.store.store import Store
 
 READY_SECONDS = 5.0
+
+# -- health and metrics -------------------------------------------------------------------------
 
 health_router = APIRouter()
 
@@ -46,65 +54,70 @@ health_router = APIRouter()
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )
-async def show_metrics(request: Request, service: Service) -> Response:
-    """Metrics for Prometheus: the operator's token or the metrics token."""
-    metrics = service.desk.metrics
-    found = await in_thread(service.desk.store.census)
-    metrics.show(found, request.app.state.data_dir)
+async def show_metrics(request: Request, store: StorePart, metrics: MetricsPart) -> Response:
+    """Returns metrics for Prometheus, with the operator's token or the metrics token."""
+    census = await in_thread(store.census)
+    metrics.show(census, request.app.state.data_dir)
     return metrics_response(metrics.registry)
 
 
 @health_router.get("/livez")
 async def livez() -> dict[str, str]:
-    """The process answers."""
+    """Answers while the process lives."""
     return {"status": "ok"}
 
 
-@health_router.get("/readyz", responses={503: {"model": models.ReadyView}})
-async def readyz(request: Request, response: Response) -> models.ReadyView:
-    """Whether store, keys, shuffler, clock and disk are as they must be, each by name."""
-    found: models.ReadyView = await request.app.state.ready.get()
-    if any(said != "ok" for said in found.model_dump().values()):
+@health_router.get("/readyz", responses={503: {"model": models.Readiness}})
+async def readyz(request: Request, response: Response) -> models.Readiness:
+    """Tells whether store, keys, shuffler, clock and disk are as they must be, each by name."""
+    readiness: models.Readiness = await request.app.state.readiness.get()
+    if any(status != "ok" for status in readiness.model_dump().values()):
         response.status_code = 503
-    return found
+    return readiness
 
 
-def readiness(service: Coordinator, data_dir: Path) -> VersionedCache[models.ReadyView]:
-    """What `readyz` tells: looked for once a second at most, as anybody may ask."""
+def shared_readiness(
+    store: Store,
+    shuffler: ShufflerClient,
+    analyzer: Analyzer,
+    keys: KeyRing,
+    shuffler_id: str,
+    data_dir: Path,
+    clock: Callable[[], float],
+) -> VersionedCache[models.Readiness]:
+    """Returns what `readyz` answers, read once a second at most, as anybody may ask."""
 
-    async def look() -> models.ReadyView:
-        store, analyzer, shuffler = await asyncio.gather(
-            _check_store(service), _check_analyzer(service), _check_shuffler(service)
+    async def read() -> models.Readiness:
+        store_status, analyzer_status, shuffler_status = await asyncio.gather(
+            in_thread(_store_status, store),
+            in_thread(_analyzer_status, store, analyzer, keys),
+            _shuffler_status(shuffler, shuffler_id),
         )
-        return models.ReadyView(
-            store=store,
-            analyzer=analyzer,
-            shuffler=shuffler,
-            clock=clock_trouble(service.desk.shuffler.skew) or "ok",
+        return models.Readiness(
+            store=store_status,
+            analyzer=analyzer_status,
+            shuffler=shuffler_status,
+            clock=clock_trouble(shuffler.skew) or "ok",
             disk=disk_trouble(data_dir) or "ok",
         )
 
-    return VersionedCache(look, lambda: int(service.desk.clock()))
+    return VersionedCache(read, lambda: int(clock()))
 
 
-async def _check_store(service: Coordinator) -> str:
+def _store_status(store: Store) -> str:
     try:
-        await in_thread(service.desk.store.check)
+        store.check()
     except LocalError as error:
         return error.detail
     return "ok"
 
 
-async def _check_analyzer(service: Coordinator) -> str:
-    """Whether the analyzer's keys are there and open every batch that is not settled."""
-
-    def check() -> None:
-        service.desk.keys.check()
-        for data in service.desk.store.unsettled():
-            service.desk.analyzer.check_key(parse(data))
-
+def _analyzer_status(store: Store, analyzer: Analyzer, keys: KeyRing) -> str:
+    """Tells whether the analyzer's keys are there and open every unsettled batch."""
     try:
-        await in_thread(check)
+        keys.check()
+        for data in store.unsettled_descriptors():
+            analyzer.check_key(parse(data))
     except LocalError as error:
         return error.detail
     except SQLAlchemyError:
@@ -112,42 +125,46 @@ async def _check_analyzer(service: Coordinator) -> str:
     return "ok"
 
 
-async def _check_shuffler(service: Coordinator) -> str:
-    expected = service.desk.shuffler_id
+async def _shuffler_status(shuffler: ShufflerClient, expected: str) -> str:
     try:
         async with asyncio.timeout(READY_SECONDS):
-            found = await service.desk.shuffler.ready()
+            identity = await shuffler.identity()
     except TimeoutError:
         return "does not answer in time"
     except RiffleError as error:
         return error.detail
-    return "ok" if found == expected else f"is {found!r}, expected {expected!r}"
+    return "ok" if identity == expected else f"is {identity!r}, expected {expected!r}"
 
+
+# -- keys ---------------------------------------------------------------------------------------
 
 keys_router = APIRouter(prefix="/v1/keys", dependencies=[Depends(authorized)])
 
 
 @keys_router.get("")
-async def list_keys(service: Service) -> KeysView:
-    """All keys there ever were, oldest first."""
-    found = await in_thread(service.desk.keys.records)
-    return KeysView(keys=[KeyView.model_validate(key, from_attributes=True) for key in found])
+async def list_keys(keys: KeysPart) -> models.Keys:
+    """Returns all keys that ever existed, oldest first."""
+    records = await in_thread(keys.records)
+    return models.Keys(
+        keys=[models.Key.model_validate(record, from_attributes=True) for record in records]
+    )
 
 
 @keys_router.post("", status_code=201)
-async def make_key(service: Service) -> KeyView:
-    """Make a pending key, or tell of the one that is pending."""
-    made = await in_thread(service.desk.keys.make)
-    return KeyView.model_validate(made, from_attributes=True)
+async def make_key(keys: KeysPart) -> models.Key:
+    """Makes a pending key, or returns the one that is pending."""
+    return models.Key.model_validate(await in_thread(keys.make), from_attributes=True)
 
 
 @keys_router.post("/{key_id}/activate")
-async def activate_key(key_id: str, service: Service) -> KeyView:
-    """Seal new batches to a pending key; what was active expires."""
-    active = await in_thread(service.desk.keys.activate, key_id)
-    await in_thread(service.desk.erase_keys)
-    return KeyView.model_validate(active, from_attributes=True)
+async def activate_key(key_id: str, keys: KeysPart, store: StorePart) -> models.Key:
+    """Seals new batches to a pending key; the active one expires."""
+    active = await in_thread(keys.activate, key_id)
+    await in_thread(keys.erase_unused, store.keys_in_use)
+    return models.Key.model_validate(active, from_attributes=True)
 
+
+# -- the page -----------------------------------------------------------------------------------
 
 FOLDER = Path(__file__).parents[1] / "page"
 TYPES = {
@@ -157,7 +174,7 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-POLICY = "; ".join(
+CONTENT_POLICY = "; ".join(
     [
         "default-src 'none'",
         "script-src 'self'",
@@ -172,7 +189,7 @@ POLICY = "; ".join(
     ]
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -184,18 +201,18 @@ page_router = APIRouter(include_in_schema=False)
 
 @page_router.get("/")
 async def page(if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """The page itself."""
-    return _answer("index.html", if_none_match)
+    """Returns the page itself."""
+    return _file_response("index.html", if_none_match)
 
 
 @page_router.get("/page/{name:path}")
 async def file(name: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """One of its files."""
-    return _answer(name, if_none_match)
+    """Returns one of the page's files."""
+    return _file_response(name, if_none_match)
 
 
-def _answer(name: str, known: str | None) -> Response:
-    # Only names that were found in the folder are ever opened: no path of a client's is.
+def _file_response(name: str, known: str | None) -> Response:
+    # Only files listed from the folder are opened, never a path of a client.
     path = _files().get(name)
     if path is None:
         raise RemoteError("not-found", "the page has no such file")
@@ -208,5 +225,5 @@ def _answer(name: str, known: str | None) -> Response:
 
 @cache
 def _files() -> dict[str, Path]:
-    found = (path for path in FOLDER.rglob("*") if path.suffix in TYPES)
-    return {path.relative_to(FOLDER).as_posix(): path for path in found}
+    paths = (path for path in FOLDER.rglob("*") if path.suffix in TYPES)
+    return {path.relative_to(FOLDER).as_posix(): path for path in paths}

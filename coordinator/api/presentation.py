@@ -1,4 +1,4 @@
-"""From records to answers. Pure: everything the routes show is computed here."""
+"""Turns records into response models. Pure: everything that routes show is computed here."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,20 +8,24 @@ from typing import Any
 from riffle.common.accounting import run_guarantee
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.errors import RiffleError
+from riffle.common.protocol.messages import Conservation
 from riffle.coordinator.api import models
 from riffle.coordinator.batches import ledger
-from riffle.coordinator.batches.counts import plain, private_counts, value_estimate
+from riffle.coordinator.batches.counts import counts_document, private_counts, value_estimate
 from riffle.coordinator.learning.true_values import LEVEL, Band, Bands, Curve, TrueRow
 from riffle.coordinator.store.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
 
 Spends = Sequence[LedgerRecord]
 Rows = Sequence[DeploymentRecord]
+ShufflerRecord = Conservation | RiffleError
+"""The shuffler's record of a batch, or why it is missing."""
 
 
-def run_view(run: RunRecord, tally: Tally, trouble: str | None) -> models.RunView:
-    """A run and how far it is."""
+def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
+    """Presents a run and its progress."""
     summary = run.summary or {}
-    return models.RunView(
+    return models.Run(
         id=run.id,
         name=run.spec.name,
         state=run.state,
@@ -37,41 +41,41 @@ def run_view(run: RunRecord, tally: Tally, trouble: str | None) -> models.RunVie
     )
 
 
-def deployment_view(row: DeploymentRecord) -> models.DeploymentView:
-    """What was deployed."""
-    return models.DeploymentView(**_deployment(row, row.descriptor))
+def deployment_model(row: DeploymentRecord) -> models.Deployment:
+    """Presents a deployment as issued."""
+    return models.Deployment(**_deployment(row, row.descriptor))
 
 
-def progress_view(row: DeploymentRecord) -> models.ProgressView:
-    """A deployment and where it stands."""
-    return models.ProgressView(**_deployment(row, row.descriptor), **_progress(row))
+def progress_model(row: DeploymentRecord) -> models.DeploymentProgress:
+    """Presents a deployment and its progress."""
+    return models.DeploymentProgress(**_deployment(row, row.descriptor), **_progress(row))
 
 
-def detail_view(
+def detail_model(
     row: DeploymentRecord, histogram: Ints | None, spend: LedgerRecord | None, delta: float
 ) -> models.DeploymentDetail:
-    """A deployment with its private counts, value estimate and spend, as far as there are any."""
+    """Presents a deployment with its private counts, value estimate and spend, if it has them."""
     descriptor = row.descriptor
     counts = None if histogram is None else private_counts(descriptor, histogram)
     estimate = None if counts is None else value_estimate(counts, delta)
     return models.DeploymentDetail(
         **_deployment(row, descriptor),
         **_progress(row),
-        counts=None if counts is None else models.CountsView(**plain(counts)),
-        value_estimate=None if estimate is None else models.ValueView(**asdict(estimate)),
+        counts=None if counts is None else models.Counts(**counts_document(counts)),
+        value_estimate=None if estimate is None else models.ValueEstimate(**asdict(estimate)),
         spend=None if spend is None else _spend(row, descriptor, spend),
     )
 
 
-def ledger_view(run: RunRecord, rows: Rows, spends: Spends) -> models.LedgerView:
-    """All spends of a run and what they come to."""
+def ledger_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Ledger:
+    """Presents all spends of a run and their composition."""
     by_index = {row.index: row for row in rows}
-    # Spends are read after rows: those of deployments issued in between are for the next answer.
+    # Spends are read after rows: a spend of a deployment issued in between has no row here.
     pairs = [(by_index[spend.index], spend) for spend in spends if spend.index in by_index]
     entries = [_spend(row, row.descriptor, spend) for row, spend in pairs]
     total = run_guarantee([ledger.entry(row.descriptor, spend.spend) for row, spend in pairs])
     budget = run.spec.budget
-    return models.LedgerView(
+    return models.Ledger(
         epsilon=total.epsilon,
         beta=total.beta,
         budget_epsilon=budget.epsilon,
@@ -81,53 +85,113 @@ def ledger_view(run: RunRecord, rows: Rows, spends: Spends) -> models.LedgerView
     )
 
 
-def result_view(run: RunRecord, rows: Rows, spends: Spends) -> models.ResultView:
-    """The answer of a run so far."""
-    spent, summary = ledger_view(run, rows, spends), run.summary or {}
-    return models.ResultView(
+def result_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Result:
+    """Presents the answer of a run so far."""
+    total, summary = ledger_model(run, rows, spends), run.summary or {}
+    return models.Result(
         state=run.state,
         message=run.message,
         policy=summary.get("policy"),
         value_estimate=summary.get("value_estimate"),
         active=summary.get("active"),
-        epsilon=spent.epsilon,
-        beta=spent.beta,
-        within_budget=spent.within_budget,
+        epsilon=total.epsilon,
+        beta=total.beta,
+        within_budget=total.within_budget,
         episodes=_counted(rows),
         episodes_executed=sum(row.executed for row in rows),
         episodes_planned=run.spec.episodes,
-        reports=sum(entry.n for entry in spent.entries),
-        messages_forwarded=sum(entry.messages for entry in spent.entries),
-        messages_counted=sum(entry.opened for entry in spent.entries),
-        failed=sum(entry.failed for entry in spent.entries),
+        reports=sum(entry.n for entry in total.entries),
+        messages_forwarded=sum(entry.messages for entry in total.entries),
+        messages_counted=sum(entry.opened for entry in total.entries),
+        failed=sum(entry.failed for entry in total.entries),
         policy_switches=_switches(rows),
         timings=_seconds(rows),
         constants=summary.get("constants", {}),
     )
 
 
-def truth_view(curve: Curve, rows: Sequence[TrueRow], found: Bands | None) -> models.TruthView:
-    """What the operator supplied, the regret that follows, and the bands over runs."""
-    return models.TruthView(
+def true_values_model(
+    curve: Curve, rows: Sequence[TrueRow], bands: Bands | None
+) -> models.TrueValueCurve:
+    """Presents supplied true values, the regret that follows, and bands over runs."""
+    return models.TrueValueCurve(
         optimal_value=rows[0].optimal if rows else None,
         deployments=[row.index for row in rows if row.episodes > 0],
         episodes=curve.episodes.tolist(),
         value=curve.value.tolist(),
         regret=curve.regret.tolist(),
-        bands=None if found is None else _bands(found),
+        bands=None if bands is None else _bands(bands),
     )
 
 
-def _bands(found: Bands) -> models.BandsView:
-    def band(one: Band) -> models.BandView:
-        return models.BandView(mean=one.mean.tolist(), low=one.low.tolist(), high=one.high.tolist())
+def conservation_model(
+    rows: Rows, spends: Spends, records: Sequence[ShufflerRecord]
+) -> models.RunConservation:
+    """Presents conservation over both services, for all batches and in sum.
 
-    return models.BandsView(
-        runs=found.runs,
+    At the shuffler accepted = held + forwarded + dropped; of a settled batch opened + failed = n L
+    = forwarded.
+    """
+    by_index = {spend.index: spend for spend in spends}
+    batches = [
+        _batch_conservation(row, by_index.get(row.index), record)
+        for row, record in zip(rows, records, strict=True)
+    ]
+    flows = [each.shuffler.messages for each in batches if each.shuffler and each.shuffler.messages]
+    balances = [each.balanced for each in batches]
+    return models.RunConservation(
+        batches=batches,
+        accepted=sum(flow.accepted for flow in flows),
+        held=sum(flow.held for flow in flows),
+        forwarded=sum(flow.forwarded for flow in flows),
+        dropped=sum(flow.dropped for flow in flows),
+        opened=sum(each.opened or 0 for each in batches),
+        failed=sum(each.failed or 0 for each in batches),
+        balanced=False if False in balances else None if None in balances else True,
+    )
+
+
+def _batch_conservation(
+    row: DeploymentRecord, spend: LedgerRecord | None, record: ShufflerRecord
+) -> models.BatchConservation:
+    known = record if isinstance(record, Conservation) else None
+    expected = row.n * row.descriptor.padding.messages
+    return models.BatchConservation(
+        deployment=row.index,
+        batch_id=row.batch_id,
+        state=row.state,
+        n=row.n,
+        expected=expected,
+        opened=None if spend is None else spend.opened,
+        failed=None if spend is None else spend.failed,
+        shuffler=known,
+        trouble=record.detail if isinstance(record, RiffleError) else None,
+        balanced=_balanced(expected, spend, known),
+    )
+
+
+def _balanced(
+    expected: int, spend: LedgerRecord | None, record: Conservation | None
+) -> bool | None:
+    """Tells whether both sides add up and agree; None if the shuffler's record is missing."""
+    if spend is not None and spend.opened + spend.failed != expected:
+        return False
+    if record is None:
+        return None
+    forwarded = None if record.messages is None else record.messages.forwarded
+    return record.balanced and (spend is None or forwarded == expected)
+
+
+def _bands(bands: Bands) -> models.Bands:
+    def model(band: Band) -> models.Band:
+        return models.Band(mean=band.mean.tolist(), low=band.low.tolist(), high=band.high.tolist())
+
+    return models.Bands(
+        runs=bands.runs,
         confidence=LEVEL,
-        episodes=found.episodes.tolist(),
-        regret=band(found.regret),
-        value=band(found.value),
+        episodes=bands.episodes.tolist(),
+        regret=model(bands.regret),
+        value=model(bands.value),
     )
 
 
@@ -140,7 +204,7 @@ def _deployment(row: DeploymentRecord, descriptor: BatchDescriptor) -> dict[str,
         "purpose": row.purpose,
         "n": row.n,
         "layer": row.layer,
-        "mixture": models.MixtureView(
+        "mixture": models.Mixture(
             policies=mixture.policies.tolist(),
             weights=mixture.weights.tolist(),
             probabilities=mixture.probabilities.tolist(),
@@ -165,17 +229,17 @@ def _progress(row: DeploymentRecord) -> dict[str, Any]:
     }
 
 
-def _noise(descriptor: BatchDescriptor) -> models.NoiseView:
+def _noise(descriptor: BatchDescriptor) -> models.Noise:
     noise, n = descriptor.to_noise(), descriptor.n
-    return models.NoiseView(
+    return models.Noise(
         **descriptor.noise.model_dump(), variance=noise.variance(n), expected_ones=noise.mean(n)
     )
 
 
 def _spend(
     row: DeploymentRecord, descriptor: BatchDescriptor, record: LedgerRecord
-) -> models.SpendView:
-    return models.SpendView(
+) -> models.Spend:
+    return models.Spend(
         deployment=row.index,
         batch_id=row.batch_id,
         trust=descriptor.trust,
@@ -200,9 +264,9 @@ def _counted(rows: Rows) -> int:
 
 
 def _switches(rows: Rows) -> int:
-    """Changes of the deployed mixture, in the order of issue."""
+    """Counts changes of the deployed mixture, in the order of issue."""
     mixtures = [row.descriptor.mixture for row in rows]
-    return sum(not one.same_as(other) for one, other in pairwise(mixtures))
+    return sum(not before.same_as(after) for before, after in pairwise(mixtures))
 
 
 def _seconds(rows: Rows) -> dict[str, float]:

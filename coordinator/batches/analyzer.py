@@ -1,15 +1,9 @@
-"""Processes that open messages, each with a thread here that hands it work.
-
-Through a `ProcessPoolExecutor` a chunk of messages is copied, pickled and passed by two threads
-more, which all of its workers share. Here it goes into a process's pipe as it is: 0.03 us of a core
-a message instead of 0.07.
-
-The analyzer: opens a batch's messages in a pool of processes and counts them.
+"""The analyzer: opens a batch's messages in a pool of processes and counts them.
 
 Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
-lock, so chunks of 1,000 to 20,000 messages go to worker processes as one piece each, and
-histograms come back. Which message failed, or in which chunk, is never said: only sums leave here.
-Conservation: opened + failed = n L, checked for every batch.
+lock. So chunks of 1,000 to 20,000 messages go to worker processes, and histograms come back. Only
+sums leave this module: never which message failed, or in which chunk. Conservation, opened + failed
+= n L, is checked for every batch.
 """
 
 import asyncio
@@ -40,42 +34,46 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Openers(ThreadPoolExecutor):
-    """Calls functions in processes: of the arguments, the last is a buffer, and becomes bytes.
+class OpenerPool(ThreadPoolExecutor):
+    """Calls functions in processes, each served by one thread; the last argument is a buffer.
 
-    Who called for a process that died gets BrokenExecutor, and so does all that its thread is given
-    from then on. A process ends with its thread, and never outlives this one.
+    The buffer goes into the process's pipe as it is and arrives as bytes: 0.03 us of a core a
+    message. A `ProcessPoolExecutor` takes 0.07 us, as it copies and pickles every chunk and passes
+    it through two threads that all workers share.
+
+    Raises BrokenExecutor if the process died, and then for every later call of its thread. A
+    process ends with its thread, and never outlives this process.
     """
 
     def __init__(self, workers: int) -> None:
-        super().__init__(workers, initializer=self._start)
+        super().__init__(workers, initializer=self._start_process)
         self._own = threading.local()
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See `concurrent.futures.Executor`."""
-        return super().submit(partial(self._ask, work, *args, **kwargs))
+        return super().submit(partial(self._call, work, *args, **kwargs))
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         ours, theirs = SPAWN.Pipe()
         with theirs:
             SPAWN.Process(target=_serve, args=(theirs,), daemon=True).start()
         self._own.pipe = ours
 
-    def _ask(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
+    def _call(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
         pipe: Connection = self._own.pipe
         try:
             pipe.send((work, arguments[:-1], named))
             pipe.send_bytes(cast("bytes", arguments[-1]))
-            done, found = pipe.recv()
+            succeeded, result = pipe.recv()
         except (EOFError, OSError) as error:
             raise BrokenExecutor("a process that opens messages has died") from error
-        if not done:
-            raise found
-        return cast("T", found)
+        if not succeeded:
+            raise result
+        return cast("T", result)
 
 
 def _serve(pipe: Connection) -> None:
-    """Do what is asked until nobody can ask any more."""
+    """Answers calls until the other end of the pipe closes."""
     initialize_worker()
     while True:
         try:
@@ -84,23 +82,21 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            answer = True, work(*arguments, data, **named)
+            result = True, work(*arguments, data, **named)
         except Exception as error:
-            answer = False, error
-        pipe.send(answer)
+            result = False, error
+        pipe.send(result)
 
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 20_000
 CHUNKS_A_WORKER = 4
-STATE_OF_POOL = "the analyzer's worker processes stopped; they are being started again"
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a batch counts, its noise included: histogram (C + 1,), see
-    `common.mechanism.workflow.count`.
+    """An opened batch's histogram (C + 1,) with its noise (`common.mechanism.workflow.count`).
 
-    ``opened`` messages were counted; ``failed`` ones did not open or made no sense.
+    ``opened`` messages were counted; ``failed`` ones did not open, or named no counter.
     """
 
     histogram: Ints
@@ -111,34 +107,33 @@ class Opening:
 class Analyzer:
     """Opens batches with the keys they are sealed to."""
 
-    def __init__(self, keys: Keys, workers: int, pool: Callable[[int], Executor] = Openers) -> None:
+    def __init__(
+        self, keys: Keys, workers: int, pool: Callable[[int], Executor] = OpenerPool
+    ) -> None:
         self._keys = keys
         self._workers = workers
         self._make_pool = pool
         self._pool = pool(workers)
 
-    @property
-    def public_key(self) -> str:
-        """The analyzer's active public key, hex, as new descriptors carry it."""
-        return self._keys.active()
-
     @in_span("open")
     async def open(self, context: Context, messages: Octets) -> Opening:
-        """Open and count all messages of a batch.
+        """Opens and counts all messages of a batch.
 
         Raises:
-            RemoteError: ``wrong-size``, when there are not exactly n L messages.
-            LocalError: ``unavailable`` when the batch was sealed to another key, or the worker
+            RemoteError: ``wrong-size``: these are not exactly n L messages.
+            LocalError: ``unavailable``: the batch was sealed to another key, or the worker
                 processes died.
         """
         private = self.check_key(context)
         _check_size(context, messages)
         try:
-            parts = await self._all_chunks(private, context, messages)
+            parts = await self._open_chunks(private, context, messages)
         except BrokenExecutor as error:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = self._make_pool(self._workers)
-            raise LocalError("unavailable", STATE_OF_POOL) from error
+            raise LocalError(
+                "unavailable", "the analyzer's worker processes stopped; they are started again"
+            ) from error
         histogram = np.asarray(np.sum([part for part, _ in parts], axis=0), dtype=np.int64)
         failed, descriptor = sum(failed for _, failed in parts), context.descriptor
         opened = int(histogram.sum() if descriptor.trust == "shuffle" else histogram[-1])
@@ -147,11 +142,11 @@ class Analyzer:
         return Opening(add_noise(descriptor, histogram), opened, failed)
 
     def check_key(self, context: Context) -> bytes:
-        """The private key that opens the batch.
+        """Returns the private key that opens the batch.
 
         Raises:
-            LocalError: ``unavailable``: there is no such key here. Wrong keys at start are mended
-                by a restart, so they must not cost the run.
+            LocalError: ``unavailable``: the key is not here. A restart with the right folder of
+                keys mends that, so it must not cost the run.
         """
         descriptor = context.descriptor
         private = self._keys.private(descriptor.analyzer_key)
@@ -165,17 +160,17 @@ class Analyzer:
         return private
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stops the workers."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _all_chunks(
+    async def _open_chunks(
         self, private: bytes, context: Context, messages: Octets
     ) -> list[tuple[Ints, int]]:
         descriptor, view = context.descriptor, memoryview(messages)
-        # Between a large batch's chunks there is room for those of another run.
+        # Limited, so that chunks of other runs fit between those of a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
-        async def one(span: slice) -> tuple[Ints, int]:
+        async def open_chunk(span: slice) -> tuple[Ints, int]:
             async with room:
                 return await loop.run_in_executor(
                     self._pool,
@@ -188,13 +183,15 @@ class Analyzer:
                 )
 
         size = descriptor.message_bytes
-        return list(await asyncio.gather(*map(one, chunks(len(messages), size, self._workers))))
+        return list(
+            await asyncio.gather(*map(open_chunk, chunks(len(messages), size, self._workers)))
+        )
 
 
 def open_messages(
     private_key: bytes, info: bytes, trust: Trust, layout: CounterLayout, sealed: Octets
 ) -> tuple[Ints, int]:
-    """Open messages end to end and count them: histogram (C + 1,), and how many failed."""
+    """Opens concatenated messages; returns their histogram (C + 1,) and how many failed."""
     if trust == "shuffle":
         return open_histogram(private_key, info, sealed, layout.width, layout.counters)
     symbols = Symbols.of(trust, layout)
@@ -206,7 +203,7 @@ def open_messages(
 
 
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
-    """The histogram as anything but the analyzer may see it: trust ``central`` adds its noise.
+    """Returns the histogram as others than the analyzer may see it: ``central`` trust adds noise.
 
     Noise comes from the system's CSPRNG, or from the batch's own stream where a test seeds it.
     """
@@ -221,7 +218,7 @@ def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
 
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
-    """Spans of ``total`` bytes in whole messages of ``size`` bytes: enough for all workers."""
+    """Splits ``total`` bytes into spans of whole messages, enough spans for all workers."""
     messages = total // size
     rounds = max(CHUNKS_A_WORKER, -(-messages // (MOST_CHUNK * workers)))
     each = max(-(-messages // (rounds * workers)), LEAST_CHUNK)

@@ -1,20 +1,15 @@
-"""From a batch's histogram to the private counts a learner takes. Pure.
-
-The analyzer's last step in `common.mechanism.workflow`: drop what is no counter, undo the noise's
-mean, and sum families that were not sent on their own (`coordinator.learning.learner`).
-
-The value of a deployed mixture, estimated from its own private counts. Pure.
+"""The private counts of a batch, and the value of its mixture estimated from them. Pure.
 
 With rewards scaled to [0, 1] and turned into bits, R_h(x, a) of a batch of n episodes of mixture pi
-counts reward bits, so sum R / n is an unbiased estimate of V^pi, whatever the environment's
+counts reward bits. So sum R / n is an unbiased estimate of V^pi, whatever the environment's
 dynamics. Its error has two parts, each given half of delta:
 
 - sampling: a return lies in [0, H]; Hoeffding, H sqrt(log(4 / delta) / (2 n));
 - noise: H X A entries with independent noise of variance v; Bernstein for centred terms of size at
   most b, (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
 
-The value is clipped to [0, H], where V^pi lies: post-processing that only brings it nearer. All of
-this holds for honest reports; each dishonest one can move a report's worth of counters.
+The value is clipped to [0, H], where V^pi lies, which only brings it nearer. All of this holds for
+honest reports; each dishonest one can move one report's counters.
 """
 
 import math
@@ -28,10 +23,13 @@ from riffle.coordinator.learning.learner import BatchCounts, batch_counts
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
-    """Unbiased counts with their variances, from a batch's histogram (C + 1,).
+    """Returns unbiased counts with their variances from a batch's histogram (C + 1,).
+
+    The last step of the analyzer in `common.mechanism.workflow`: drops the dummies, subtracts the
+    noise's mean, and sums families that were not sent (`coordinator.learning.learner`).
 
     Raises:
-        ValueError: the histogram has another size than the batch's counters and one.
+        ValueError: the histogram does not have one entry more than the batch has counters.
     """
     layout, noise, n = descriptor.layout, descriptor.to_noise(), descriptor.n
     if histogram.shape != (layout.counters + 1,):
@@ -40,10 +38,8 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     return batch_counts(layout, n, debiased, noise.variance(n), noise.term)
 
 
-def plain(counts: BatchCounts) -> dict[str, Any]:
-    """Counts as a document, arrays as nested lists; `coordinator.api.models.CountsView` names
-    them.
-    """
+def counts_document(counts: BatchCounts) -> dict[str, Any]:
+    """Returns counts with arrays as nested lists; `coordinator.api.models.Counts` describes it."""
     return {
         "transitions": counts.transitions.tolist(),
         "visits": counts.visits.tolist(),
@@ -65,7 +61,7 @@ class ValueEstimate:
 
 
 def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
-    """Estimate the value of a batch's mixture; None when its batch counts no rewards."""
+    """Estimates the value of a batch's mixture; None if the batch counts no rewards."""
     if counts.rewards is None:
         return None
     n, H = counts.n, counts.layout.sizes.H

@@ -1,12 +1,12 @@
-"""From a learner's deployment to a batch: noise, padding, descriptor. Pure.
+"""Makes a batch of a learner's deployment: noise, padding, descriptor. Pure but for `Issuer`.
 
-Noise is calibrated to the run's (epsilon, beta): under trust ``shuffle`` with N = honest_reports(n,
-gamma) * bits Bernoulli bits a counter (`common.accounting.calibrate`), under ``local`` and
-``central`` without regard to n (`common.accounting.calibrate`). A user is in one batch of one run,
-so every batch may spend the whole budget and a run's spend is the largest of its batches, not their
-sum.
+Noise is calibrated to the run's (epsilon, beta) by `common.accounting.calibrate`: under trust
+``shuffle`` with N = honest_reports(n, gamma) * bits Bernoulli bits a counter, under ``local`` and
+``central`` whatever n is. A user is in one batch of one run, so every batch may spend the whole
+budget, and a run spends the largest of its batches' spends, not their sum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -38,12 +38,12 @@ from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
-"""Largest batch, as bytes of its n L messages: it is fetched whole. Shufflers have this default."""
+"""Largest size of a batch's n L messages, which are fetched whole; the shuffler's default too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who takes part on this side: the shuffler's id and the analyzer's public key (hex)."""
+    """The shuffler's id and the analyzer's public key (hex), which a descriptor names."""
 
     shuffler_id: str
     analyzer_key: str
@@ -51,10 +51,10 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A deployment as issued: index, the learner's step, descriptor with its bytes, what it spends.
+    """An issued deployment: index, the learner's step, descriptor with its bytes, and its spend.
 
-    The spend is recomputed from the descriptor, not taken from the calibration. Issues of one step
-    (a batch that was abandoned, and the next try) share step and deployment.
+    The spend is recomputed from the descriptor, not taken from the calibration. Issues of one
+    deployment (a batch that was abandoned, and the next try) share its step.
     """
 
     index: int
@@ -67,17 +67,17 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNoise:
-    """The `NoiseModel` that learners get: variance of one counter's noise, all reports honest."""
+    """The `NoiseModel` of learners: the variance of one counter's noise, all reports honest."""
 
     spec: RunSpec
 
     def __call__(self, n: int, layer: int | None) -> float:
-        """Variance of the noise on one counter of a batch of n reports."""
+        """Returns the variance of the noise on one counter of a batch of n reports."""
         return calibrated(self.spec, n, layer).noise.variance(n)
 
 
 def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoise]:
-    """Noise and padding of a batch of n reports.
+    """Returns noise and padding of a batch of n reports.
 
     Raises:
         RemoteError: ``batch-too-small`` when a report would need more than ``max_messages``; the
@@ -86,7 +86,7 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
     layout = CounterLayout(spec.sizes, spec.families, layer)
     try:
         if spec.trust != "shuffle":
-            return _of_one_message(spec, layout, n)
+            return _calibrated_to_one_message(spec, layout, n)
         return calibrate(
             n=n,
             dishonest_fraction=spec.dishonest_fraction,
@@ -104,8 +104,10 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
         raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error
 
 
-def _of_one_message(spec: RunSpec, layout: CounterLayout, n: int) -> Calibration[BatchNoise]:
-    """Calibration of a local or central batch: its noise needs no messages."""
+def _calibrated_to_one_message(
+    spec: RunSpec, layout: CounterLayout, n: int
+) -> Calibration[BatchNoise]:
+    """Calibrates a local or central batch, whose noise needs no messages."""
     cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
     noise: BatchNoise
     if spec.trust == "local":
@@ -128,11 +130,11 @@ def issue(
     step: int,
     expires_at: int,
 ) -> Issue:
-    """The batch that carries out ``deployment``.
+    """Returns the batch that carries out ``deployment``.
 
     Raises:
-        RemoteError: ``batch-too-small``; ``invalid-spec`` when no descriptor can say it or the
-            batch would be too large to hand over.
+        RemoteError: ``batch-too-small``; ``invalid-spec``: no descriptor can hold it, or the batch
+            would be too large to hand over.
     """
     calibration = calibrated(spec, deployment.n, deployment.layer)
     mixture = deployment.mixture
@@ -171,19 +173,43 @@ def issue(
     return Issue(index, step, deployment, descriptor, data, planned(descriptor))
 
 
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """Issues deployments to the shuffler of this id, under the active key.
+
+    ``active_key`` returns the analyzer's public key (hex); ``clock`` seconds since 1970.
+    """
+
+    shuffler_id: str
+    active_key: Callable[[], str]
+    clock: Callable[[], float]
+
+    def issue(
+        self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
+    ) -> Issue:
+        """Issues a deployment as a batch that expires `RunSpec.batch_seconds` from now.
+
+        Raises:
+            RemoteError: as `issue`.
+        """
+        expires_at = int(self.clock()) + spec.batch_seconds
+        party = Party(self.shuffler_id, self.active_key())
+        return issue(spec, run_id, party, deployment, index=index, step=step, expires_at=expires_at)
+
+
 def check_bytes(spec: RunSpec, n: int, layer: int | None) -> None:
-    """Refuse a batch of n reports that is too large to hand over.
+    """Refuses a batch of n reports that is too large to hand over.
 
     Raises:
         RemoteError: ``invalid-spec``, saying what to change; ``batch-too-small`` as `calibrated`.
     """
-    made = calibrated(spec, n, layer)
+    calibration = calibrated(spec, n, layer)
     layout = CounterLayout(spec.sizes, spec.families, layer)
-    L, each = made.padding.messages, OVERHEAD + Symbols.of(spec.trust, layout).size
-    if (size := n * L * each) <= MAX_BATCH_BYTES:
+    L, message_bytes = calibration.padding.messages, OVERHEAD + Symbols.of(spec.trust, layout).size
+    if (size := n * L * message_bytes) <= MAX_BATCH_BYTES:
         return
-    advice = f"use fewer episodes a batch, at most about {MAX_BATCH_BYTES // (L * each)}"
-    if n * made.account.expected_ones_per_report * each > MAX_BATCH_BYTES:
+    advice = f"use fewer episodes a batch, at most about {MAX_BATCH_BYTES // (L * message_bytes)}"
+    if n * calibration.account.expected_ones_per_report * message_bytes > MAX_BATCH_BYTES:
         advice = (
             f"the noise of its {layout.counters} counters alone takes more: "
             "use a larger epsilon, or fewer states, actions or steps"
@@ -196,7 +222,7 @@ def check_bytes(spec: RunSpec, n: int, layer: int | None) -> None:
 
 
 def same_deployment(one: Deployment, other: Deployment) -> bool:
-    """Whether two deployments ask for the same batch."""
+    """Tells whether two deployments ask for the same batch."""
     return (
         (one.stage, one.purpose, one.n, one.layer)
         == (other.stage, other.purpose, other.n, other.layer)

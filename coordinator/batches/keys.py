@@ -1,17 +1,10 @@
-"""The analyzer's keys: one folder, one table of states.
-
-    (made) -> pending -> active -> expired -> erased
-
-- pending: made, its public half on its way to the pins of nodes and shuffler; seals nothing yet;
-- active: new batches are sealed to it; there is exactly one, so activating a key expires the last;
-- expired: opens the batches that were issued under it, seals no new one;
-- erased: no unsettled batch names it any more; its private half is destroyed.
+"""The analyzer's keys, in one folder; their states are in `coordinator.states`.
 
 ``keys.json`` holds ids, public halves and states, and is replaced as a whole: that is the
-transaction. ``<id>.key`` holds a private half, encrypted by the storage key. What is erased is
-recorded first and destroyed after, by whoever next looks; nothing that is recorded as erased is
-ever used. Replicas share the folder: changes are made under a lock, and looked up anew when the
-file was replaced.
+transaction. ``<id>.key`` holds a private half, encrypted by the storage key. An erasure is recorded
+first and carried out after, if need be by a later call; a key that is recorded as erased is never
+used. Replicas share the folder: they change it under a lock, and read it again once the file was
+replaced.
 """
 
 import fcntl
@@ -21,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -29,15 +22,8 @@ from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.at_rest import FileCipher, erase_file, replace_file, sync_directory
+from riffle.coordinator.states import KEY, KeyEvent, KeyState, after
 
-KeyState = Literal["pending", "active", "expired", "erased"]
-
-TRANSITIONS: dict[KeyState, tuple[KeyState, ...]] = {
-    "pending": ("active",),
-    "active": ("expired",),
-    "expired": ("erased",),
-    "erased": (),
-}
 USABLE: tuple[KeyState, ...] = ("active", "expired")
 
 
@@ -58,17 +44,17 @@ class Keys(Protocol):
     """What the analyzer needs of its keys."""
 
     def active(self) -> str:
-        """Public key, hex, that new batches are sealed to."""
+        """Returns the public key, hex, that new batches are sealed to."""
         ...
 
     def private(self, public: str) -> bytes | None:
-        """Private half of a key that may open batches; None when there is none here."""
+        """Returns the private half of a key that may open batches; None if it is not here."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OneKey:
-    """`Keys` of one key pair that does not change: for what runs once, as an audit does."""
+    """`Keys` of one key pair that does not change, for programs that run once, as an audit."""
 
     pair: KeyPair
 
@@ -92,31 +78,31 @@ class KeyRing:
         self._privates: dict[str, bytes] = {}
 
     def init(self) -> None:
-        """Make folder and first key, active at once; nothing where there are keys."""
+        """Makes the folder and its first key, active at once; does nothing where keys exist."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._file.exists():
             with self._lock():
-                self._write((replace(self._make(), state="active"),))
+                self._write((replace(self._new_key(), state="active"),))
 
     def check(self) -> None:
-        """Raise LocalError unless every key that is needed is there and opens."""
+        """Raises LocalError unless every key that is needed is there and can be read."""
         self.active()
         for record in self.records():
             if record.state in USABLE and self.private(record.public) is None:
                 raise LocalError("unavailable", f"analyzer key {record.id} is missing")
 
     def records(self) -> tuple[KeyRecord, ...]:
-        """All keys there ever were, oldest first.
+        """Returns all keys that ever existed, oldest first.
 
         Raises:
             LocalError: ``unavailable``: the folder cannot be read, or holds no keys.
         """
         try:
-            found = self._file.stat()
-            version = (found.st_mtime_ns, found.st_ino)
-            read = self._read  # other threads forget it when they change something
+            status = self._file.stat()
+            version = (status.st_mtime_ns, status.st_ino)
+            read = self._read  # other threads reset it when they change the folder
             if read is None or read[0] != version:
-                self._read = read = (version, _parsed(self._file.read_bytes()))
+                self._read = read = (version, _parse(self._file.read_bytes()))
                 self._privates.clear()
         except (OSError, ValueError) as error:
             raise LocalError("unavailable", f"cannot read {self._file}: {error}") from error
@@ -126,7 +112,7 @@ class KeyRing:
         """See `Keys`.
 
         Raises:
-            LocalError: ``unavailable``: there is none.
+            LocalError: ``unavailable``: no key is active.
         """
         for record in self.records():
             if record.state == "active":
@@ -137,7 +123,7 @@ class KeyRing:
         """See `Keys`.
 
         Raises:
-            LocalError: the storage key does not open it.
+            LocalError: the storage key does not decrypt it.
         """
         records = {record.public: record for record in self.records()}
         record = records.get(public)
@@ -148,61 +134,69 @@ class KeyRing:
         return self._privates.get(public)
 
     def make(self) -> KeyRecord:
-        """A new pending key; the one that is pending already, if any: a retry makes no second."""
+        """Makes a pending key, unless one is pending: a retry makes no second one."""
         with self._lock():
             records = self.records()
             pending = [record for record in records if record.state == "pending"]
             if pending:
                 return pending[0]
-            made = self._make()
-            self._write((*records, made))
-            return made
+            new = self._new_key()
+            self._write((*records, new))
+            return new
 
-    def activate(self, wanted: str) -> KeyRecord:
-        """Seal new batches to a pending key; the active one expires. Repeats harmlessly.
+    def activate(self, identifier: str) -> KeyRecord:
+        """Seals new batches to a pending key; the active one expires. A repeat changes nothing.
 
         Raises:
             RemoteError: ``not-found``; ``wrong-state`` when it was active before.
         """
         with self._lock():
-            record = self._find(wanted)
-            if record.state == "active":
-                return record
-            _check(record, "active")
-            now = int(self._clock())
-            changed = {
-                one.id: replace(one, state="expired", since=now)
-                for one in self.records()
-                if one.state == "active"
-            }
-            changed[record.id] = replace(record, state="active", since=now)
-            self._write(tuple(changed.get(one.id, one) for one in self.records()))
-            return changed[record.id]
+            record = next((record for record in self.records() if record.id == identifier), None)
+            if record is None:
+                raise RemoteError("not-found", "no analyzer key has this id")
+            try:
+                active = self._moved(record, "activate")
+            except LocalError as error:
+                raise RemoteError(
+                    error.slug, f"analyzer key {record.id}: {error.detail}"
+                ) from error
+            if active is not record:
+                self._write(tuple(self._activated(each, active) for each in self.records()))
+            return active
+
+    def _activated(self, record: KeyRecord, active: KeyRecord) -> KeyRecord:
+        if record.id == active.id:
+            return active
+        return self._moved(record, "expire") if record.state == "active" else record
 
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
-        """Erase expired keys whose public half is not ``in_use``.
+        """Erases expired keys whose public half is not ``in_use``, and their files.
 
-        ``in_use`` is asked once it is known which have expired: a key that expires while it looks
-        may have sealed a batch that it did not see.
+        ``in_use`` is called once the expired keys are known: a batch may have been sealed to a key
+        that expires during the call, without ``in_use`` having seen that batch.
         """
-        expired = {one.public for one in self.records() if one.state == "expired"}
-        due = expired - set(in_use()) if expired else expired
-        erased = (one for one in self.records() if one.state == "erased")
-        if not due and not any(self._private_file(one.id).exists() for one in erased):
+        expired = {record.public for record in self.records() if record.state == "expired"}
+        unused = expired - set(in_use()) if expired else expired
+        erased = (record for record in self.records() if record.state == "erased")
+        if not unused and not any(self._private_file(record.id).exists() for record in erased):
             return
         with self._lock():
-            now = int(self._clock())
             records = tuple(
-                replace(one, state="erased", since=now)
-                if one.public in due and "erased" in TRANSITIONS[one.state]
-                else one
-                for one in self.records()
+                self._moved(record, "erase") if record.public in unused else record
+                for record in self.records()
             )
             self._write(records)
-            for one in records:
-                if one.state == "erased":
-                    erase_file(self._private_file(one.id))
+            for record in records:
+                if record.state == "erased":
+                    erase_file(self._private_file(record.id))
             sync_directory(self._folder)
+
+    def _moved(self, record: KeyRecord, event: KeyEvent) -> KeyRecord:
+        """Returns a key after an event, the same record if its state does not change."""
+        state = after(KEY, record.state, event)
+        if state == record.state:
+            return record
+        return replace(record, state=state, since=int(self._clock()))
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -213,16 +207,16 @@ class KeyRing:
     def _private_file(self, identifier: str) -> Path:
         return self._folder / f"{identifier}.key"
 
-    def _make(self) -> KeyRecord:
+    def _new_key(self) -> KeyRecord:
         pair = KeyPair.generate()
         identifier = key_id(pair.public)
-        sealed = self._cipher.seal(pair.private.hex().encode(), _name(identifier))
+        sealed = self._cipher.seal(pair.private.hex().encode(), _sealed_name(identifier))
         replace_file(self._private_file(identifier), sealed)
         return KeyRecord(identifier, pair.public.hex(), "pending", int(self._clock()))
 
     def _load(self, record: KeyRecord) -> bytes:
         data = self._private_file(record.id).read_bytes()
-        text = self._cipher.open(data, _name(record.id)).decode("ascii", "replace")
+        text = self._cipher.open(data, _sealed_name(record.id)).decode("ascii", "replace")
         try:
             pair = KeyPair.from_private(bytes.fromhex(text))
         except ValueError as error:
@@ -231,14 +225,10 @@ class KeyRing:
             raise LocalError("unavailable", f"the file of analyzer key {record.id} is another's")
         return pair.private
 
-    def _find(self, wanted: str) -> KeyRecord:
-        for record in self.records():
-            if record.id == wanted:
-                return record
-        raise RemoteError("not-found", "no analyzer key has this id")
-
     def _write(self, records: tuple[KeyRecord, ...]) -> None:
-        replace_file(self._file, json.dumps([asdict(one) for one in records], indent=1).encode())
+        replace_file(
+            self._file, json.dumps([asdict(record) for record in records], indent=1).encode()
+        )
         self._read = None
 
     @contextmanager
@@ -253,8 +243,8 @@ class KeyRing:
             raise LocalError("unavailable", f"cannot write in {self._folder}: {error}") from error
 
 
-def _parsed(document: bytes) -> tuple[KeyRecord, ...]:
-    """Records as written; ValueError for anything else: an id is part of a file's name."""
+def _parse(document: bytes) -> tuple[KeyRecord, ...]:
+    """Parses the records; raises ValueError for anything else, as an id is part of a file name."""
     records = _RECORDS.validate_json(document)
     for record in records:
         if record.id != key_id(bytes.fromhex(record.public)):
@@ -262,10 +252,5 @@ def _parsed(document: bytes) -> tuple[KeyRecord, ...]:
     return records
 
 
-def _name(identifier: str) -> str:
+def _sealed_name(identifier: str) -> str:
     return f"analyzer key {identifier}"
-
-
-def _check(record: KeyRecord, to: KeyState) -> None:
-    if to not in TRANSITIONS[record.state]:
-        raise RemoteError("wrong-state", f"a key that is {record.state} cannot become {to}")

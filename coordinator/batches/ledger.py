@@ -6,9 +6,10 @@ ones, so spends compose in parallel: a run's epsilon is the largest of its batch
 (`common.accounting.run_guarantee`).
 
 The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. With L
-messages a report, f messages that do not open mean at least ceil(f / L) reports were dishonest and
-their noise cannot be relied on. Up to floor(gamma n) of them are within the promise; past it the
-weaker guarantee of the remaining reports is recorded and the counts are not used.
+messages a report, f messages that do not open mean that at least ceil(f / L) reports were
+dishonest, and that their noise cannot be relied on. Up to floor(gamma n) such reports are within
+the promise. Past it, the weaker guarantee of the remaining reports is recorded, and the counts are
+not used.
 """
 
 import math
@@ -23,7 +24,7 @@ from riffle.common.protocol.verification import account_descriptor, batch_event
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What a batch spends: bounds of epsilon at beta, if at most ``dishonest`` reports lie."""
+    """Bounds of the epsilon that a batch spends at beta, if at most ``dishonest`` reports lie."""
 
     epsilon_lower: float
     epsilon_upper: float
@@ -33,26 +34,26 @@ class Spend:
 
 
 def planned(descriptor: BatchDescriptor) -> Spend:
-    """Spend of a batch in which no more reports are dishonest than promised."""
+    """Returns the spend of a batch in which no more reports are dishonest than promised."""
     return _spend(descriptor, _allowed(descriptor), within_promise=True)
 
 
 def spent(descriptor: BatchDescriptor, failed: int) -> Spend:
-    """Spend of a batch of which ``failed`` messages did not open."""
+    """Returns the spend of a batch of which ``failed`` messages did not open."""
     dishonest, allowed = dishonest_at_least(descriptor, failed), _allowed(descriptor)
     return _spend(descriptor, max(dishonest, allowed), within_promise=dishonest <= allowed)
 
 
 def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
-    """ceil(f / L): fewest reports that can hold f messages that do not open."""
+    """Returns ceil(f / L), the fewest reports that can hold f messages that do not open."""
     return -(-failed // descriptor.padding.messages)
 
 
 def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
-    """Refuse a deployment that would spend more than the run's budget on its users.
+    """Refuses a deployment that would spend more than the run's budget on its users.
 
-    A seeded batch of the test entry is let through: its users are synthetic and the ledger says
-    epsilon = infinity.
+    A seeded batch of the test entry passes: its users are synthetic, and the ledger says epsilon =
+    infinity.
 
     Raises:
         LocalError: ``budget-exceeded``.
@@ -68,7 +69,7 @@ def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
 
 
 def entry(descriptor: BatchDescriptor, spend: Spend) -> LedgerEntry:
-    """A batch's spend as the accountant's ledger entry."""
+    """Returns a batch's spend as the accountant's ledger entry."""
     fraction = spend.dishonest / descriptor.n
     event = batch_event(descriptor, descriptor.guarantee.dishonest_fraction)
     guarantee = Guarantee(spend.epsilon_upper, spend.beta, min(fraction, math.nextafter(1.0, 0.0)))
@@ -93,10 +94,10 @@ def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool)
 
 
 def _account(descriptor: BatchDescriptor, dishonest: int) -> Account:
-    # Without the shuffle nobody's privacy rests on the others' noise.
+    # Without the shuffle a user's privacy does not rest on the others' noise.
     fraction = dishonest / descriptor.n if descriptor.trust == "shuffle" else 0.0
     dishonest = dishonest if descriptor.trust == "shuffle" else 0
-    # The quotient may round below dishonest / n, which would count one lying report as honest.
+    # The quotient may be rounded down, which would count one dishonest report as honest.
     while descriptor.n - honest_reports(descriptor.n, fraction) < dishonest:
         fraction = math.nextafter(fraction, 1.0)
     return account_descriptor(

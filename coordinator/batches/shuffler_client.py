@@ -1,13 +1,10 @@
-"""An httpx transport for long answers, which whoever waits for one can hang up on.
+"""The coordinator's client of the shuffler: a few calls over HTTP, each of which may be repeated.
 
-Its pieces are of 1 MiB. Those of httpx's own are of 64 KiB and copied four times on their way,
-which takes 23 ms of a core for 50 MB. Each request has a connection of its own.
+Every answer becomes a value or an error here. A failure that may pass (no connection, an answer
+that cannot be decoded, a status of 408, 429 or 5xx, a token or key that the shuffler does not know
+yet) is a LocalError ``unavailable``; every other refusal is a RemoteError with the shuffler's slug.
 
-The shuffler as the coordinator sees it: a few calls over HTTP.
-
-Every call may be repeated. What a repetition may cure (no connection, an answer that cannot be
-decoded, a status of 408, 429 or 5xx, a token the shuffler does not know yet) is a LocalError
-``unavailable``; every other refusal is a RemoteError with the shuffler's problem slug.
+Messages are long: a thread reads them, over a transport whose waits can be interrupted.
 """
 
 import asyncio
@@ -21,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -42,102 +39,16 @@ from riffle.common.protocol.messages import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
     Acknowledgement,
-    BatchState,
     BatchStatus,
     Conservation,
     ShufflerIdentity,
 )
 from riffle.common.server.monitoring import clock_skew
 
-PIECE_BYTES = 1 << 20
-LINE = "riffle.line"
-"""Key of a request's extensions: the `Line` that it is on."""
-
-
-class Line:
-    """Where a thread waits for an answer: another one can `leave` it, and the wait is over."""
-
-    def __init__(self) -> None:
-        self.left = False
-        self._socket: socket.socket | None = None
-
-    def take(self, connected: socket.socket) -> None:
-        """The request is on this connection now."""
-        self._socket = connected
-        if self.left:
-            self.leave()
-
-    def leave(self) -> None:
-        """Hang up: whoever reads finds that the answer is over."""
-        self.left = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # it was closed
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-
-class BulkTransport(httpx.BaseTransport):
-    """See above; no proxy of the environment sees anything."""
-
-    def __init__(self, verify: ssl.SSLContext | bool) -> None:
-        self._context = httpx.create_ssl_context(verify=verify, trust_env=False)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.BaseTransport`."""
-        connection = self._connected(request)
-        try:
-            target = request.url.raw_path.decode("ascii")
-            connection.request(request.method, target, headers=dict(request.headers))
-            answer = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise httpx.ReadError(str(error), request=request) from error
-        body = _Body(connection, answer)
-        return httpx.Response(answer.status, headers=answer.getheaders(), stream=body)
-
-    def _connected(self, request: httpx.Request) -> http.client.HTTPConnection:
-        url, seconds = request.url, request.extensions["timeout"]
-        host, port = url.raw_host.decode("ascii"), url.port
-        connection = (
-            http.client.HTTPSConnection(host, port, context=self._context)
-            if url.scheme == "https"
-            else http.client.HTTPConnection(host, port)
-        )
-        connection.timeout = seconds["connect"]
-        try:
-            connection.connect()
-        except OSError as error:
-            connection.close()
-            raise httpx.ConnectError(str(error), request=request) from error
-        connection.sock.settimeout(seconds["read"])
-        if (line := request.extensions.get(LINE)) is not None:
-            line.take(connection.sock)
-        return connection
-
-
-class _Body(httpx.SyncByteStream):
-    """An answer's body as it comes; closing it closes the connection."""
-
-    def __init__(
-        self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
-    ) -> None:
-        self._connection = connection
-        self._answer = answer
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            while piece := self._answer.read(PIECE_BYTES):
-                yield piece
-        except (OSError, http.client.HTTPException) as error:
-            raise httpx.ReadError(str(error)) from error
-
-    def close(self) -> None:
-        self._answer.close()
-        self._connection.close()
-
-
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 RECORD_SECONDS = 10.0
+PIECE_BYTES = 1 << 20
 
 Answer = TypeVar("Answer", bound=Document)
 Octets = bytes | memoryview
@@ -151,115 +62,88 @@ class Messages:
     sha256: str
 
 
-class Shuffler(Protocol):
-    """The calls of the coordinator to the shuffler.
+class ShufflerClient:
+    """Calls the shuffler. ``long_client``: a client of the same shuffler for long answers.
 
     ``skew``: seconds that its clock was ahead of ours when it last answered; None: not known.
     """
 
-    skew: float | None
+    skew: float | None = None
 
-    async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
-        """Deposit a descriptor's bytes; the same bytes again get the same answer."""
-        ...
-
-    async def status(self, batch_id: str, wait: float) -> BatchStatus:
-        """The batch's status, as soon as it is sealed or after ``wait`` seconds."""
-        ...
-
-    async def conservation(self, batch_id: str) -> Conservation:
-        """What became of everything sent to the batch, as far as it is told here."""
-        ...
-
-    async def messages(self, batch_id: str, size: int) -> Messages:
-        """The sealed batch's messages, ``size`` bytes; the same bytes until acknowledged."""
-        ...
-
-    async def acknowledge(self, batch_id: str, sha256: str) -> None:
-        """The messages are settled here; the shuffler may erase them."""
-        ...
-
-    async def abandon(self, batch_id: str) -> None:
-        """Give up a batch that is not sealed."""
-        ...
-
-    async def ready(self) -> str:
-        """The shuffler's id."""
-        ...
-
-
-class ShufflerApi:
-    """`Shuffler` over HTTP; ``bulk`` is a client of the same shuffler for its long answer.
-
-    A thread reads it (`coordinator.batches.shuffler_client`).
-    """
-
-    def __init__(self, client: httpx.AsyncClient, bulk: httpx.Client) -> None:
+    def __init__(self, client: httpx.AsyncClient, long_client: httpx.Client) -> None:
         self._client = client
-        self._bulk = bulk
-        self.skew: float | None = None
+        self._long_client = long_client
 
     @classmethod
-    def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerApi":
-        """A client of the shuffler at ``url``; for ``verify`` see
-        `common.process.endpoint.server_verification`.
+    def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
+        """Returns a client of the shuffler at ``url``, or at several replicas' with commas between.
 
-        ``url`` may be several, of replicas, with commas between.
+        ``verify``: see `common.process.endpoint.server_verification`.
         """
         urls = split_urls(url)
         headers = {"Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         # A proxy of the environment must not see the token.
         each = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
-        bulk = Failover(urls, BulkTransport(verify))
+        interruptible = Failover(urls, InterruptibleTransport(verify))
         return cls(
             httpx.AsyncClient(base_url=urls[0], transport=each, headers=headers, timeout=timeout),
-            httpx.Client(base_url=urls[0], transport=bulk, headers=headers, timeout=timeout),
+            httpx.Client(
+                base_url=urls[0], transport=interruptible, headers=headers, timeout=timeout
+            ),
         )
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._client.aclose()
-        self._bulk.close()
+        self._long_client.close()
 
     async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
-        """See `Shuffler`."""
+        """Deposits a descriptor's bytes; the same bytes again get the same answer."""
         headers = {SIGNATURE_HEADER: signature, "Content-Type": "application/json"}
         response = await self._send("PUT", f"/v1/batches/{batch_id}", content=data, headers=headers)
-        return _read(SignedDescriptor, response)
+        return _parse(SignedDescriptor, response)
 
     async def status(self, batch_id: str, wait: float) -> BatchStatus:
-        """See `Shuffler`."""
+        """Returns the batch's status, as soon as it is sealed or after ``wait`` seconds."""
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
-        return _read(BatchStatus, await self._send("GET", path, params=params))
+        return _parse(BatchStatus, await self._send("GET", path, params=params))
 
     async def conservation(self, batch_id: str) -> Conservation:
-        """See `Shuffler`."""
+        """Returns what became of everything sent to the batch, as far as coordinators may know."""
         path = f"/v1/batches/{batch_id}/conservation"
-        return _read(Conservation, await self._send("GET", path, timeout=RECORD_SECONDS))
+        return _parse(Conservation, await self._send("GET", path, timeout=RECORD_SECONDS))
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
-        """See `Shuffler`; stops reading beyond ``size`` bytes, or when it is cancelled."""
-        path, line = f"/v1/batches/{batch_id}/messages", Line()
-        try:
-            return await asyncio.to_thread(self._read_messages, path, size, line)
-        finally:
-            line.leave()
+        """Returns a sealed batch's messages, ``size`` bytes; the same bytes until acknowledged.
 
-    def _read_messages(self, path: str, size: int, line: Line) -> Messages:
-        """The body into memory of its size, none of it twice; given up when the line is left."""
+        Stops reading when it is cancelled.
+
+        Raises:
+            RemoteError: ``wrong-size``: there are more bytes.
+            LocalError: ``unavailable``: there are fewer, or they do not have the digest.
+        """
+        path, answer_wait = f"/v1/batches/{batch_id}/messages", AnswerWait()
+        try:
+            return await asyncio.to_thread(self._read_messages, path, size, answer_wait)
+        finally:
+            answer_wait.interrupt()
+
+    def _read_messages(self, path: str, size: int, answer_wait: "AnswerWait") -> Messages:
+        """Reads the body into memory of its size, without copies; stops when interrupted."""
         # Not numpy's, of huge pages: where a host must find them first they take twice as long.
         data, end, hasher = memoryview(bytearray(size)), 0, hashlib.sha256()
+        extensions = {ANSWER_WAIT: answer_wait}
         try:
-            with self._bulk.stream("GET", path, extensions={LINE: line}) as response:
+            with self._long_client.stream("GET", path, extensions=extensions) as response:
                 if response.status_code != HTTPStatus.OK:
                     response.read()
                     raise _refusal(response)
                 for chunk in response.iter_bytes():
                     start, end = end, end + len(chunk)
-                    if line.left:
+                    if answer_wait.interrupted:
                         break
                     if end > size:
                         raise RemoteError("wrong-size", f"more than {size} bytes of messages")
@@ -273,18 +157,18 @@ class ShufflerApi:
         return Messages(data, digest)
 
     async def acknowledge(self, batch_id: str, sha256: str) -> None:
-        """See `Shuffler`."""
+        """Tells the shuffler that the messages are settled here, so that it may erase them."""
         body = Acknowledgement(messages_sha256=sha256).model_dump_json()
         await self._send("POST", f"/v1/batches/{batch_id}/acknowledgement", content=body)
 
     async def abandon(self, batch_id: str) -> None:
-        """See `Shuffler`."""
+        """Gives up a batch that is not sealed."""
         await self._send("POST", f"/v1/batches/{batch_id}/abandon")
 
-    async def ready(self) -> str:
-        """See `Shuffler`."""
+    async def identity(self) -> str:
+        """Returns the shuffler's id."""
         response = await self._send("GET", "/v1/identity", timeout=CONNECT_SECONDS)
-        return _read(ShufflerIdentity, response).shuffler_id
+        return _parse(ShufflerIdentity, response).shuffler_id
 
     async def _send(
         self,
@@ -308,14 +192,7 @@ class ShufflerApi:
         raise _refusal(response)
 
 
-async def state_at(shuffler: Shuffler, batch_id: str) -> BatchState | None:
-    """A batch's state at the shuffler; None when it does not know it."""
-    try:
-        return (await shuffler.status(batch_id, 0.0)).state
-    except RemoteError as error:
-        if error.slug != "unknown-batch":
-            raise
-        return None
+# -- what answers mean ---------------------------------------------------------------------------
 
 
 def _unreachable(error: httpx.RequestError) -> LocalError:
@@ -323,7 +200,7 @@ def _unreachable(error: httpx.RequestError) -> LocalError:
 
 
 def _refusal(response: httpx.Response) -> RiffleError:
-    """The error that a refusal means here."""
+    """Returns the error that a refusal means to the coordinator."""
     document = problem_document(response.content)
     detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
     status, slug = response.status_code, problem_slug(document)
@@ -337,8 +214,99 @@ def _refusal(response: httpx.Response) -> RiffleError:
     return RemoteError(slug, detail)
 
 
-def _read(kind: type[Answer], response: httpx.Response) -> Answer:
+def _parse(kind: type[Answer], response: httpx.Response) -> Answer:
     try:
         return kind.model_validate_json(response.content)
     except ValidationError as error:
         raise RemoteError("malformed", f"the shuffler's {kind.__name__} is malformed") from error
+
+
+# -- long answers --------------------------------------------------------------------------------
+
+ANSWER_WAIT = "riffle.answer_wait"
+"""Key of a request's extensions: its `AnswerWait`."""
+
+
+class AnswerWait:
+    """A thread's wait for an answer, which another thread can interrupt."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._socket: socket.socket | None = None
+
+    def use(self, connected: socket.socket) -> None:
+        """Names the request's connection, and closes it if the wait was interrupted before."""
+        self._socket = connected
+        if self.interrupted:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Shuts the connection down: to its reader the answer is over."""
+        self.interrupted = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it was closed
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class InterruptibleTransport(httpx.BaseTransport):
+    """Transport for long answers: no proxy, one connection a request, pieces of 1 MiB.
+
+    httpx's own transport cannot be interrupted, and copies pieces of 64 KiB four times, which takes
+    23 ms of a core for 50 MB.
+    """
+
+    def __init__(self, verify: ssl.SSLContext | bool) -> None:
+        self._context = httpx.create_ssl_context(verify=verify, trust_env=False)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """See `httpx.BaseTransport`."""
+        connection = self._connect(request)
+        try:
+            target = request.url.raw_path.decode("ascii")
+            connection.request(request.method, target, headers=dict(request.headers))
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise httpx.ReadError(str(error), request=request) from error
+        body = _Body(connection, answer)
+        return httpx.Response(answer.status, headers=answer.getheaders(), stream=body)
+
+    def _connect(self, request: httpx.Request) -> http.client.HTTPConnection:
+        url, seconds = request.url, request.extensions["timeout"]
+        host, port = url.raw_host.decode("ascii"), url.port
+        connection = (
+            http.client.HTTPSConnection(host, port, context=self._context)
+            if url.scheme == "https"
+            else http.client.HTTPConnection(host, port)
+        )
+        connection.timeout = seconds["connect"]
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise httpx.ConnectError(str(error), request=request) from error
+        connection.sock.settimeout(seconds["read"])
+        if (answer_wait := request.extensions.get(ANSWER_WAIT)) is not None:
+            answer_wait.use(connection.sock)
+        return connection
+
+
+class _Body(httpx.SyncByteStream):
+    """An answer's body in pieces; closing it closes the connection."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
+    ) -> None:
+        self._connection = connection
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while piece := self._answer.read(PIECE_BYTES):
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise httpx.ReadError(str(error)) from error
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()

@@ -1,25 +1,22 @@
-"""What a learner of one's own is built from: a base class, a few first policies, a plain model.
+"""External learners: the base class and tools they are written with, and the wrapper they run in.
 
-`OwnLearner` keeps the books that every `Learner` must keep (which episodes are left, whether counts
-are those that were asked for, the answer so far). What is left to write is the idea:
+`OwnLearner` keeps the books that every `Learner` must keep (the episodes left, whether counts are
+those that were asked for, the answer so far). Its author writes the idea:
 
     class Mine(OwnLearner):
         def next_deployment(self): ...      # what to deploy in this state, or None at the end
         def observe(self, counts): ...      # super().observe(counts), then learn from them
 
-`next_deployment` must depend on nothing but what `observe` has seen: it is asked more than once,
-and after a crash a fresh learner is given the same counts again and must ask for the same
-deployments. Draws are keyed by `problem.seed`. Counts are private already: whatever is done with
-them costs no privacy (post-processing).
+`next_deployment` must depend only on what `observe` has seen: it is called more than once, and
+after a crash a fresh learner is given the same counts again and must ask for the same deployments.
+Draws are keyed by `problem.seed`. Counts are private already, so any use of them is
+post-processing and costs no privacy.
 
-A learner that somebody brought, asked so that each of its mistakes is told in one line.
-
-What it raises becomes a `LearnerError` that names the line of its file, and what it returns is
-looked at before anything is made of it. Its own LearnerErrors, and Riffle's answers to what it
-asked for, as that a batch is too small, are told in their own words.
-
-The first deployment is asked for at once, as asking changes nothing
-(`coordinator.learning.learner.Learner`): so most mistakes are found before a run is made.
+`ExternalLearner` runs such a learner, or any other that its user brings, and reports each of its
+mistakes in one line: an exception becomes a `LearnerError` that names the line of the learner's
+file, and every returned value is checked before it is used. Its own LearnerErrors, and Riffle's
+refusals (a batch that is too small), keep their words. The first deployment is asked for at once,
+which changes nothing, so most mistakes are found before a run is created.
 """
 
 from __future__ import annotations
@@ -64,9 +61,9 @@ Constant = str | int | float | bool
 
 
 class OwnLearner(ABC):
-    """Base of a learner that writes `next_deployment` and `observe` itself.
+    """Base class of learners; a subclass defines `next_deployment` and extends `observe`.
 
-    ``left`` counts the episodes that are not observed yet and ``batches`` those that are;
+    ``left`` counts the episodes that are not observed yet, ``batches`` the observed batches;
     ``policy`` (H, X) and ``value`` are the answer so far. Constants given by name are recorded in
     every result.
     """
@@ -81,23 +78,23 @@ class OwnLearner(ABC):
 
     @abstractmethod
     def next_deployment(self) -> Deployment | None:
-        """What to deploy now, or None when the run is over; `deploy` makes one."""
+        """Returns what to deploy now, made with `deploy`, or None when the run is over."""
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Check counts and count their episodes: call it first, then learn from them.
+        """Checks counts and their episodes: call it first, then learn from them.
 
         Raises:
             LearnerError: they are not those of the present deployment.
         """
-        asked = self.next_deployment()
-        if asked is None or (asked.n, asked.layer) != (counts.n, counts.layout.layer):
-            raise LearnerError(f"asked for {asked}, got counts of {counts.n} of {counts.layout}")
+        present = self.next_deployment()
+        if present is None or (present.n, present.layer) != (counts.n, counts.layout.layer):
+            raise LearnerError(f"asked for {present}, got counts of {counts.n} of {counts.layout}")
         self.left -= counts.n
         self.batches += 1
         return None
 
     def summary(self) -> LearnerSummary:
-        """The answer so far."""
+        """Returns the answer so far."""
         return LearnerSummary(
             policy=self.policy,
             value_estimate=self.value,
@@ -116,25 +113,27 @@ class OwnLearner(ABC):
         probabilities: ArrayLike | None = None,
         layer: int | None = None,
     ) -> Deployment:
-        """A deployment of a policy (H, X), or of policies (M, H, X), alike or with probabilities.
+        """Makes a deployment of a policy (H, X), or of policies (M, H, X).
+
+        ``probabilities`` (M,) are uniform by default. ``layer``: count this step only.
 
         Raises:
-            LearnerError: n is not in 1..left, or these are no policies of this problem.
+            LearnerError: n is not in 1..left, or these are not policies of this problem.
         """
         if not 1 <= n <= self.left:
             raise LearnerError(f"cannot deploy {n} episodes; {self.left} of K are left")
         stacked = np.asarray(policies, dtype=np.int64)
         stacked = stacked[None] if stacked.ndim == 2 else stacked
-        chances = np.ones(len(stacked)) if probabilities is None else probabilities
+        weights = np.ones(len(stacked)) if probabilities is None else probabilities
         try:
-            mixture = Mixture.from_probabilities(stacked, chances)
+            mixture = Mixture.from_probabilities(stacked, weights)
             mixture.check(self.problem.sizes)
         except ValueError as error:
             raise LearnerError(f"deployment {self.batches}: {error}") from error
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """First policies (M, H, X): every action always, and ``count`` random ones."""
+        """Returns first policies (M, H, X): one for each action, and ``count`` random ones."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -142,16 +141,17 @@ class OwnLearner(ABC):
         return np.concatenate([always, random])
 
     def improve(self, counts: BatchCounts) -> None:
-        """Make the best policy of the counts' model, and its value there, the answer."""
-        found = plan(*estimate(counts), self.problem.d1)
-        self.policy, self.value = found.policy, float(found.value)
+        """Takes the best policy of the counts' model, and its value there, as the answer."""
+        best = plan(*estimate(counts), self.problem.d1)
+        self.policy, self.value = best.policy, float(best.value)
 
 
 def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
-    """A model P (H, X, A, X), r (H, X, A) of a batch that counted everything (Eq. 7, then ratios).
+    """Estimates P (H, X, A, X), r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
 
-    Visits count as at least one standard deviation of their noise, so that noise on a pair that is
-    hardly visited does not look like a reward; what is missing from a row of P then leads nowhere.
+    Visits are at least one standard deviation of their noise, so that noise on a pair that is
+    hardly visited does not look like a reward. Rows of P may then sum to less than one; the rest
+    leads nowhere.
 
     Raises:
         LearnerError: the batch counted one layer only, without rewards.
@@ -165,44 +165,44 @@ def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 METHODS = ("next_deployment", "observe", "summary")
-TOLD = (LearnerError, RiffleError, MemoryError)
-"""Errors that say what is wrong themselves."""
+SELF_EXPLANATORY = (LearnerError, RiffleError, MemoryError)
+"""Errors that keep their words."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Brought:
-    """A `Learner` around ``learner``, which ``maker`` made of the problem and the options.
+class ExternalLearner:
+    """A `Learner` around ``learner``, which ``maker`` makes from the problem and the options.
 
     Raises:
-        LearnerError: there is no such option, or it made no learner, or one whose first deployment
-            is none.
+        LearnerError: there is no such option, ``maker`` made no learner, or its first deployment
+            is not valid.
     """
 
     def __init__(self, maker: Constructor, problem: Problem, options: Mapping[str, object]) -> None:
         self._problem = problem
         self._left = problem.K
-        self.learner: Learner = _made(maker, problem, options)
+        self.learner: Learner = _make(maker, problem, options)
         self.next_deployment()
 
     def next_deployment(self) -> Deployment | None:
-        """What it asks for, if that can be deployed."""
-        asked = _told(self.learner, self.learner.next_deployment)
-        if asked is None:
+        """Returns the learner's deployment, checked."""
+        deployment = _call(self.learner, self.learner.next_deployment)
+        if deployment is None:
             return None
-        _check_kind("next_deployment", asked, Deployment, "a Deployment, or None at the end")
-        _check_deployment(asked, self._problem.sizes)
-        if asked.n > self._left:
+        _check_kind("next_deployment", deployment, Deployment, "a Deployment, or None at the end")
+        _check_deployment(deployment, self._problem.sizes)
+        if deployment.n > self._left:
             raise LearnerError(
-                f"next_deployment asks for {asked.n} episodes where {self._left} of K are left: "
-                "does observe count them, as super().observe(counts) does?"
+                f"next_deployment asks for {deployment.n} episodes where {self._left} of K are "
+                "left: does observe count them, as super().observe(counts) does?"
             )
-        return asked
+        return deployment
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Show it the counts."""
-        stage = _told(self.learner, self.learner.observe, counts)
+        """Shows the learner the counts; returns its stage result, checked."""
+        stage = _call(self.learner, self.learner.observe, counts)
         self._left -= counts.n
         if stage is not None:
             _check_kind("observe", stage, StageResult, "a StageResult at a stage's end, or None")
@@ -210,18 +210,18 @@ class Brought:
         return stage
 
     def summary(self) -> LearnerSummary:
-        """Its answer, if that is a policy of the problem's."""
-        found = _told(self.learner, self.learner.summary)
-        _check_kind("summary", found, LearnerSummary, "a LearnerSummary")
-        _check_answer("summary", found, self._problem.sizes)
-        return found
+        """Returns the learner's answer, checked."""
+        summary = _call(self.learner, self.learner.summary)
+        _check_kind("summary", summary, LearnerSummary, "a LearnerSummary")
+        _check_answer("summary", summary, self._problem.sizes)
+        return summary
 
 
-def _made(maker: Constructor, problem: Problem, options: Mapping[str, object]) -> Learner:
-    settable = _told(maker, parameter_names, maker)[1:]
+def _make(maker: Constructor, problem: Problem, options: Mapping[str, object]) -> Learner:
+    settable = _call(maker, parameter_names, maker)[1:]
     for name in sorted(set(options) - set(settable)):
         raise LearnerError(unknown_name("option", name, settable))
-    learner: Learner = _told(maker, maker, problem, **options)
+    learner: Learner = _call(maker, maker, problem, **options)
     missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
     if missing:
         kind = type(learner).__name__
@@ -229,23 +229,23 @@ def _made(maker: Constructor, problem: Problem, options: Mapping[str, object]) -
     return learner
 
 
-def _told(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call somebody's code, told of its mistakes by the line in the file of ``code``."""
+def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls external code; an error names the line in the file of ``code``."""
     try:
         return call(*args, **kwargs)
-    except TOLD:
+    except SELF_EXPLANATORY:
         raise
     except Exception as error:
         raise LearnerError(describe_error(error, source_file(code))) from error
 
 
-def _check_kind(method: str, what: object, kind: type, wanted: str) -> None:
-    if not isinstance(what, kind):
-        raise LearnerError(f"{method} returned {type(what).__name__}, which is not {wanted}")
+def _check_kind(method: str, value: object, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise LearnerError(f"{method} returned {type(value).__name__}, which is not {wanted}")
 
 
 def _check_deployment(asked: Deployment, sizes: Sizes) -> None:
-    """Refuse a deployment that has something else in it than it says."""
+    """Refuses a deployment whose fields are not of their declared types and ranges."""
     _check_kind("next_deployment", asked.mixture, Mixture, "a Mixture, as Deployment.mixture")
     _check_policies("next_deployment", asked.mixture.policies, sizes)
     for name, value, fits, wanted in (
@@ -260,7 +260,7 @@ def _check_deployment(asked: Deployment, sizes: Sizes) -> None:
 
 
 def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Sizes) -> None:
-    """Refuse what cannot be recorded, or whose policy is none."""
+    """Refuses an answer that cannot be recorded, or whose policy is not valid."""
     _check_policies(method, answer.policy, sizes, dimensions=2)
     try:
         to_json(answer)
@@ -269,7 +269,7 @@ def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Size
 
 
 def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
-    """Refuse what are no actions (H, X), or (M, H, X); numpy would cut decimals off unasked."""
+    """Refuses all but integer actions (H, X) or (M, H, X): numpy would cut decimals off."""
     shape = (sizes.H, sizes.X)
     wanted = f"{method}: a policy must be an array {shape} of integers"
     if not isinstance(policies, np.ndarray):
@@ -282,5 +282,5 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
 
 
 def _whole(value: object, below: int | None = None) -> bool:
-    """Whether it is an int, not numpy's, which no document can hold; in 0..below-1 where given."""
+    """Tells whether this is an int (not numpy's: JSON has none), below a bound if given."""
     return type(value) is int and (below is None or 0 <= value < below)

@@ -1,15 +1,9 @@
-"""Learners by name: those of Riffle, and those that other packages offer.
+"""Learners by name: those of Riffle, external ones, and manual mode.
 
 Another package adds a learner with an entry point in the group ``riffle.learners``: a class, or a
-function, that takes the `Problem` and its options by name; the entry point's name is then a run's
-``learner``. So does a Python file that whoever starts this process names
+function, that takes the `Problem` and its options by name. The entry point's name is then a run's
+``learner``. A Python file that the starter of this process names does the same
 (`common.process.plugins`).
-
-Rebuild a run's learner after a crash, by replaying what it has observed.
-
-A learner is deterministic (`coordinator.learning.learner`), so a fresh one that is shown the stored
-private counts in order is in the state of the lost one. The stored deployments are the truth: each
-must be what the replayed learner asks for, else the run must not go on.
 """
 
 import json
@@ -18,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.accounting import CalibrationError
@@ -30,10 +25,18 @@ from riffle.common.process.plugins import (
 )
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.coordinator.batches.counts import ValueEstimate, value_estimate
 from riffle.coordinator.batches.issue import PlannedNoise
-from riffle.coordinator.learners.manual import ManualLearner
-from riffle.coordinator.learners.own import Brought
-from riffle.coordinator.learning.learner import Learner, LearnerError, Problem
+from riffle.coordinator.learners.own import ExternalLearner
+from riffle.coordinator.learning.learner import (
+    BatchCounts,
+    Deployment,
+    Learner,
+    LearnerError,
+    LearnerSummary,
+    Problem,
+    StageResult,
+)
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
@@ -46,14 +49,14 @@ Options = Mapping[str, Option]
 Factory = Callable[[Problem, str, Options], Learner]
 
 TRIALS, LEAST_STEP = 10, 1.5
-"""How many larger K are tried for one that would do, and by how much each at least is larger."""
+"""How many larger K are tried for a refused run, and the least factor between two of them."""
 
 LEAST_GROWTH = 1.1
-"""Stages that hardly grow are as many as K is large, and as small for every K: none is tried."""
+"""Least growth of stages for which larger K are tried: slower ones are as small for every K."""
 
 
 class Registry:
-    """Learners that this coordinator can run; ``files`` are name -> ``path/file.py:Class``.
+    """The learners that this coordinator can run; ``files`` maps name to ``path/file.py:Class``.
 
     Raises:
         LocalError: ``invalid-spec``: a file cannot be used, or has a built-in learner's name.
@@ -66,7 +69,7 @@ class Registry:
         for name, reference in (files or {}).items():
             if name in self._known:
                 raise LocalError("invalid-spec", f"{reference}: {name!r} is the name of another")
-            self._known[name] = partial(_brought, load_file(reference))
+            self._known[name] = partial(_external, load_file(reference))
         self._offered = entry_points_of(GROUP)
 
     @property
@@ -75,12 +78,12 @@ class Registry:
         return sorted({*self._known, *self._offered})
 
     def build(self, spec: RunSpec) -> Learner:
-        """A fresh learner for a run.
+        """Returns a fresh learner for a run.
 
         Raises:
-            RemoteError: ``invalid-spec`` when there is no such learner, its options are not valid,
-                it refuses the problem, or it was brought and makes a mistake at once;
-                ``batch-too-small`` from the noise it asked about.
+            RemoteError: ``invalid-spec``: there is no such learner, its options are not valid, it
+                refuses the problem, or its own code makes a mistake at once; ``batch-too-small``
+                from the noise it asked about.
         """
         factory = self._factory(spec.learner)
         try:
@@ -92,22 +95,22 @@ class Registry:
         if name in self._known:
             return self._known[name]
         if name in self._offered:
-            return partial(_brought, load_entry_point(self._offered[name]))
+            return partial(_external, load_entry_point(self._offered[name]))
         raise RemoteError("invalid-spec", unknown_name("learner", name, self.names))
 
 
-def _brought(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:
-    """A learner of somebody else's; it has no presets, and options are its parameters."""
-    return Brought(maker, problem, options)
+def _external(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:
+    """Makes an external learner: it has no presets, and its options are its parameters."""
+    return ExternalLearner(maker, problem, options)
 
 
 def refusal(spec: RunSpec, error: LearnerError) -> RemoteError:
-    """What a run ends with, or is refused with, whose learner cannot go on: the learner's words."""
+    """Returns the error of a run whose learner cannot go on, in the learner's words."""
     return RemoteError("invalid-spec", f"{spec.learner}: {error}")
 
 
 def problem(spec: RunSpec) -> Problem:
-    """What a learner is told of a run."""
+    """Returns what a learner is told of a run."""
     return Problem(
         sizes=spec.sizes,
         d1=spec.d1,
@@ -122,79 +125,81 @@ def problem(spec: RunSpec) -> Problem:
 
 
 def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
-    """SDP-PE with a preset's constants, some of them replaced."""
-    return _checked(SDPPE, problem, _constants(preset, options))
+    """Makes SDP-PE with a preset's constants, some of them replaced by options."""
+    return _check_and_make(SDPPE, problem, _constants(preset, options))
 
 
 def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learner:
-    """The conference variant of SDP-PE (003)."""
-    return _checked(ConferenceSDPPE, problem, _constants(preset, options))
+    """Makes the conference variant of SDP-PE (003)."""
+    return _check_and_make(ConferenceSDPPE, problem, _constants(preset, options))
 
 
-def _checked(kind: type[SDPPE], problem: Problem, constants: Constants) -> Learner:
-    """One whose batches are large enough; who asks for a run chooses K, and no batch's n.
+def _check_and_make(kind: type[SDPPE], problem: Problem, constants: Constants) -> Learner:
+    """Returns a learner whose batches are all large enough. An operator sets K, not a batch's n.
 
     Raises:
-        RemoteError: ``batch-too-small``, with a K that would do, or that none was found.
+        RemoteError: ``batch-too-small``, naming a K that is large enough, if one was found.
     """
     try:
         learner = kind(problem, constants)
         _check_batches(problem, learner.schedule)
     except RemoteError as error:
-        if (times := _times(error)) is None:
+        if (factor := _missing_factor(error)) is None:
             raise
-        enough = _enough(kind, problem, constants, times)
+        K = _sufficient_K(kind, problem, constants, factor)
         advice = (
-            f"batches grow with the run's episodes: {enough} episodes would do"
-            if enough
+            f"batches grow with the run's episodes: {K} episodes would do"
+            if K
             else "more episodes alone may not do: the option smallest_n makes batches larger"
         )
         raise RemoteError(error.slug, f"{error.detail}; {advice}") from error
     return learner
 
 
-def _enough(kind: type[SDPPE], problem: Problem, constants: Constants, times: float) -> int | None:
-    """A larger K, to two digits, whose batches are large enough; None where none was found.
+def _sufficient_K(
+    kind: type[SDPPE], problem: Problem, constants: Constants, factor: float
+) -> int | None:
+    """Returns a larger K, to two digits, whose batches are large enough; None if none was found.
 
     Batches grow with K, but not in proportion: one more stage makes those before it smaller, and
-    the first of a preset may be as large for every K. So no K is told that has not been tried.
+    the first of a preset may be as large for every K. So only a K that was tried is returned.
     """
     if constants.growth < LEAST_GROWTH:
         return None
     K = problem.K
     for _ in range(TRIALS):
-        K = _two_digits(K * max(times, LEAST_STEP))
+        K = _two_digits(K * max(factor, LEAST_STEP))
         if K > MAX_EPISODES:
             return None
         larger = replace(problem, K=K)
         try:
             _check_batches(larger, schedule_for(larger, constants, kind.fine_batches))
         except RemoteError as error:
-            if (found := _times(error)) is None:
+            if (missing := _missing_factor(error)) is None:
                 return None
-            times = found
+            factor = missing
         else:
             return K
     return None
 
 
-def _times(error: RemoteError) -> float | None:
-    """How many times larger a refused batch has to be, where that is known."""
+def _missing_factor(error: RemoteError) -> float | None:
+    """Returns how many times larger a refused batch has to be, if the error tells."""
     cause = error.__cause__
     return cause.times if isinstance(cause, CalibrationError) else None
 
 
 def _two_digits(number: float) -> int:
-    """The number, rounded up to two digits."""
+    """Rounds a number up to two digits."""
     digit: int = 10 ** max(len(str(math.ceil(number))) - 2, 0)
     return math.ceil(number / digit) * digit
 
 
 def pe(problem: Problem, preset: str, options: Options) -> Learner:
-    """For the simulator: SDP-PE that expects no noise, for a population that is not protected.
+    """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
-    Nodes add noise all the same: on the services it is as private as its batches, and merely wrong
-    about how much noise there is.
+    On the services nodes add noise all the same: the run is as private as its batches, and the
+    learner merely wrong about the noise.
     """
     return SDPPE(replace(problem, noise=_no_noise), _constants(preset, options))
 
@@ -217,7 +222,7 @@ def _constants(preset: str, options: Options) -> Constants:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Ask for the noise of the smallest batches now, so that one too small is refused at once."""
+    """Computes the noise of the smallest batches now, so that one too small is refused at once."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)
@@ -226,13 +231,13 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
 
 
 def sdp_pe_in(learner: Learner) -> SDPPE | None:
-    """The SDP-PE that this learner is, also where somebody brought one that builds on it."""
-    inner = learner.learner if isinstance(learner, Brought) else learner
+    """Returns the learner as SDP-PE if it is one, also as an external learner that extends it."""
+    inner = learner.learner if isinstance(learner, ExternalLearner) else learner
     return inner if isinstance(inner, SDPPE) else None
 
 
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
-    """Sizes and scopes of the batches that a learner is known to ask for; none of others."""
+    """Returns sizes and layers of the batches that a learner will ask for, as far as is known."""
     inner = sdp_pe_in(learner)
     if inner is None:
         return set()
@@ -240,8 +245,74 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
     return {(n, 0) for stage in stages for n in stage.crude} | {(s.fine, None) for s in stages}
 
 
+class ManualLearner:
+    """A `Learner` whose deployments come from outside, one at a time, through `submit`.
+
+    Its run is over when K episodes were executed, also for batches that were not counted. Its
+    answer is the mixture with the largest lower bound of its estimated value. Everything that the
+    outside learner may see is private already, so looking at it spends nothing.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._pending: Deployment | None = None
+        self._best: tuple[Deployment, ValueEstimate] | None = None
+        self._used = 0
+        self._deployed = 0
+
+    def submit(self, deployment: Deployment) -> None:
+        """Takes the next deployment.
+
+        Raises:
+            LearnerError: another one is under way.
+        """
+        if self._pending is not None:
+            raise LearnerError("a deployment is under way; wait until it is counted")
+        self._pending = deployment
+
+    def next_deployment(self) -> Deployment | None:
+        """Returns the deployment that was submitted and not yet observed."""
+        return self._pending
+
+    def observe(self, counts: BatchCounts) -> StageResult | None:
+        """Takes the counts; manual mode has no stages."""
+        if self._pending is None:
+            raise LearnerError("no deployment is under way that these counts belong to")
+        estimate = value_estimate(counts, self._problem.delta)
+        if estimate is not None and estimate.value - estimate.radius > self._lower_bound():
+            self._best = (self._pending, estimate)
+        self._used += counts.n
+        self._deployed += 1
+        self._pending = None
+        return None
+
+    def summary(self) -> LearnerSummary:
+        """Returns the best mixture's likeliest policy, with the mixture's estimated value."""
+        sizes = self._problem.sizes
+        policy = np.zeros((sizes.H, sizes.X), dtype=np.int64)
+        value = 0.0
+        if self._best is not None:
+            deployment, estimate = self._best
+            policy = deployment.mixture.policies[int(deployment.mixture.weights.argmax())]
+            value = estimate.value
+        return LearnerSummary(
+            policy=policy,
+            value_estimate=value,
+            active=0,
+            stage=self._deployed,
+            episodes_used=self._used,
+            episodes_total=self._problem.K,
+            finished=self._used >= self._problem.K,
+        )
+
+    def _lower_bound(self) -> float:
+        if self._best is None:
+            return -np.inf
+        return self._best[1].value - self._best[1].radius
+
+
 def manual(problem: Problem, _: str, options: Options) -> Learner:
-    """Manual mode; it has no options."""
+    """Makes the learner of manual mode, which has no options."""
     if options:
         raise LearnerError("manual mode has no options")
     return ManualLearner(problem)

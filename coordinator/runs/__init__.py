@@ -1,1 +1,20 @@
-"""Runs in progress: who drives each, and how a batch goes from deposit to result."""
+"""Runs in progress: who drives each one, and the way of its batches from deposit to result.
+
+    routes -> Coordinator -> Drivers -> Driver --> BatchExchange -> ShufflerClient, Analyzer
+                                          |`-----> RunLearner ----> Learner, Issuer
+                                          `------> Store
+
+`Coordinator` and `Drivers` (one driver for each run that this replica leases) are in
+``coordinator.py``. One turn of a `Driver` reads the run's first unfinished deployment from the
+`Store` and does the step that its state needs:
+
+- issued: ``exchange.deposit``, then ``store.deposit``;
+- open: ``exchange.wait_until_full``, then ``store.seal``;
+- sealed: ``exchange.fetch_and_open``, then ``learner.complete`` (observe the counts, issue the next
+  deployment), then ``store.settle``: spend, counts, results and next deployment together;
+- counted or rejected: ``exchange.acknowledge``, then ``store.acknowledge``.
+
+Failures: ``batches/shuffler_client.py`` turns every answer of the shuffler into a value or an
+error, ``exchange.py`` says which errors mean that a batch is gone, and ``Driver._attempt`` decides
+between issuing it again, trying later, and failing the run.
+"""

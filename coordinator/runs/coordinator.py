@@ -1,53 +1,186 @@
-"""The coordinator as an object: what its routes ask for."""
+"""The runs of one store: the drivers of those that this replica leases, and what routes ask for."""
 
 import asyncio
+import contextlib
 import secrets
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.batches.issue import Issue, check_bytes, same_deployment
-from riffle.coordinator.learners.registry import batches, refusal
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.issue import Issue, Issuer, check_bytes, same_deployment
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
+from riffle.coordinator.learners.registry import Registry, batches, refusal
 from riffle.coordinator.learning.learner import Deployment, Learner, LearnerError
-from riffle.coordinator.metrics import JOURNAL
-from riffle.coordinator.runs.desk import Desk
-from riffle.coordinator.runs.drivers import Drivers
+from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
+from riffle.coordinator.runs.driver import Driver
+from riffle.coordinator.runs.exchange import BatchExchange
+from riffle.coordinator.runs.learner import RunLearner
 from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from riffle.coordinator.store.events import STOPPED, wait
-from riffle.coordinator.store.leases import Replica
-from riffle.coordinator.store.records import DeploymentRecord
+from riffle.coordinator.store.events import STOPPED, ChangeSignals, wait
+from riffle.coordinator.store.records import DeploymentRecord, Replica, RunLease
+from riffle.coordinator.store.store import Store
 
 LONGEST_WAIT_SECONDS = 30.0
+RENEWALS = 3
+"""How often a lease is renewed within its time."""
+
+
+class Drivers:
+    """The drivers of this replica by run; takes runs that nobody drives, and renews their leases.
+
+    A replica that ends in good order releases its leases. One that is killed leaves them until
+    their time is over; then the replica that looks first goes on, as after a crash.
+    ``make_driver`` makes the driver of a lease, from the run's learner at its first deployment or
+    None.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        make_driver: Callable[[RunLease, Learner | None], Driver],
+        replica: Replica,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._make_driver = make_driver
+        self._seconds = replica.lease_seconds
+        self._clock = clock
+        self.name = replica.name
+        self._driven: dict[str, tuple[Driver, asyncio.Task[None]]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    @property
+    def until(self) -> float:
+        """When a lease granted now ends, in seconds since 1970."""
+        return self._clock() + self._seconds
+
+    async def start(self) -> None:
+        """Takes up every run that this replica left, or that nobody drives."""
+        await self._take_runs(start=True)
+        self._renewing = asyncio.create_task(self._renew_until_closed())
+
+    async def close(self) -> None:
+        """Stops driving; another replica, or the next start, takes the runs up again."""
+        self._closing.set()
+        if self._renewing is not None:  # not cancelled: it may just have taken leases
+            await asyncio.wait([self._renewing])
+        leases = [driver.lease for driver, _ in self._driven.values()]
+        for run_id in list(self._driven):
+            await self.halt(run_id)
+        with contextlib.suppress(SQLAlchemyError):  # then they end by themselves
+            await in_thread(self._store.renew_leases, leases, 0.0)
+
+    def drive(self, lease: RunLease, learner: Learner | None = None) -> None:
+        """Starts driving a run; ``learner``: as it is at the run's first deployment."""
+        driver = self._make_driver(lease, learner)
+        task = asyncio.create_task(driver.run(), name=f"run {lease.run_id}")
+        task.add_done_callback(lambda done: self._remove(lease.run_id, done))
+        self._driven[lease.run_id] = (driver, task)
+
+    async def halt(self, run_id: str) -> RunLease | None:
+        """Stops driving a run; returns the lease to drive it again, if it was driven here."""
+        driven = self._driven.pop(run_id, None)
+        if driven is None:
+            return None
+        driven[1].cancel()
+        await asyncio.wait([driven[1]])
+        return driven[0].lease
+
+    async def restart(self, run_id: str) -> None:
+        """Drives a run anew that another replica stopped, so that its long poll ends at once."""
+        driven = self._driven.get(run_id)
+        if driven is not None and driven[0].running:
+            lease = await self.halt(run_id)
+            if lease is not None:
+                self.drive(lease)
+
+    def trouble(self, run_id: str) -> str | None:
+        """Returns what keeps a run that is driven here from going on at the moment, if anything."""
+        driven = self._driven.get(run_id)
+        return driven[0].trouble if driven else None
+
+    async def _renew_until_closed(self) -> None:
+        while True:
+            await wait(self._closing, self._seconds / RENEWALS)
+            if self._closing.is_set():
+                return
+            try:
+                leases = [driver.lease for driver, _ in self._driven.values()]
+                for lost in await in_thread(self._store.renew_leases, leases, self.until):
+                    await self.halt(lost.run_id)
+                await self._take_runs(start=False)
+            except SQLAlchemyError as error:
+                JOURNAL.exception("leases-not-renewed", error)
+
+    async def _take_runs(self, *, start: bool) -> None:
+        take, now, until = self._store.take_leases, self._clock(), self.until
+        for lease in await in_thread(take, self.name, now, until, start=start):
+            await self.halt(lease.run_id)
+            self.drive(lease)
+
+    def _remove(self, run_id: str, task: asyncio.Task[None]) -> None:
+        driven = self._driven.get(run_id)
+        if driven is not None and driven[1] is task:
+            del self._driven[run_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            JOURNAL.exception("driver-ended", error, run_id=run_id)
 
 
 class Coordinator:
-    """All runs of one store. Made and closed inside a running event loop."""
+    """All runs of one store. Made and closed inside a running event loop; see `make_coordinator`.
 
-    def __init__(self, desk: Desk, *, test_entry: bool, replica: Replica) -> None:
-        self.desk = desk
+    ``clock`` returns seconds since 1970. ``test_entry``: runs may be seeded.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        drivers: Drivers,
+        registry: Registry,
+        issuer: Issuer,
+        keys: KeyRing,
+        signals: ChangeSignals,
+        clock: Callable[[], float],
+        test_entry: bool,
+    ) -> None:
+        self._store = store
+        self._drivers = drivers
+        self._registry = registry
+        self._issuer = issuer
+        self._keys = keys
+        self._signals = signals
+        self._clock = clock
         self._test_entry = test_entry
-        self._drivers = Drivers(desk, replica)
         self._listening: asyncio.Task[None] | None = None
         self._restarts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Take up every run where it was left, unless another replica drives it."""
-        await in_thread(self.desk.erase_keys)
-        self._listening = asyncio.create_task(self.desk.store.listen(self._heard))
+        """Takes up every run where it was left, unless another replica drives it."""
+        await in_thread(self._keys.erase_unused, self._store.keys_in_use)
+        self._listening = asyncio.create_task(self._store.listen(self._notified))
         await self._drivers.start()
 
     async def close(self) -> None:
-        """Stop driving; nothing is lost, `start` takes up again."""
+        """Stops driving; nothing is lost, `start` takes up again."""
         if self._listening is not None:
             self._listening.cancel()
         if self._restarts:  # each would go on to drive a run that nobody halts
             await asyncio.wait(self._restarts)
         await self._drivers.close()
 
-    # -- runs ------------------------------------------------------------------------------------
+    def trouble(self, run_id: str) -> str | None:
+        """Returns what keeps a run that is driven here from going on at the moment, if anything."""
+        return self._drivers.trouble(run_id)
 
     async def create(self, spec: RunSpec) -> str:
-        """Make a run with its first deployment and start driving it; returns its id.
+        """Creates a run with its first deployment and starts driving it; returns its id.
 
         Raises:
             RemoteError: ``invalid-spec``, ``batch-too-small`` (naming the smallest n),
@@ -56,17 +189,17 @@ class Coordinator:
         if spec.test_seed is not None and not self._test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
         run_id = spec.run_id or secrets.token_hex(16)
-        learner, first = await in_thread(self._first, run_id, spec)
-        now, holder, until = self.desk.clock(), self._drivers.name, self._drivers.until
-        create = self.desk.store.create_run
+        learner, first = await in_thread(self._issue_first, run_id, spec)
+        now, holder, until = self._clock(), self._drivers.name, self._drivers.until
+        create = self._store.create_run
         lease = await in_thread(create, run_id, spec, first, now, holder, until)
         if lease is not None:
             self._drivers.drive(lease, learner)
-            self.desk.bell.ring(run_id)
+            self._signals.fire(run_id)
         return run_id
 
-    def _first(self, run_id: str, spec: RunSpec) -> tuple[Learner, Issue | None]:
-        learner = self.desk.registry.build(spec)
+    def _issue_first(self, run_id: str, spec: RunSpec) -> tuple[Learner, Issue | None]:
+        learner = self._registry.build(spec)
         for n, layer in batches(learner):
             check_bytes(spec, n, layer)
         try:
@@ -76,106 +209,135 @@ class Coordinator:
             raise refusal(spec, error) from error
         if deployment is None:
             return learner, None
-        return learner, self.desk.issue(run_id, spec, deployment, index=0, step=0)
+        return learner, self._issuer.issue(run_id, spec, deployment, index=0, step=0)
 
     async def stop(self, run_id: str) -> None:
-        """Stop a run; its open batch is abandoned. Stopping a stopped run changes nothing.
+        """Stops a run; its open batch is abandoned. Stopping a stopped run changes nothing.
 
         Raises:
             RemoteError: ``unknown-run``; ``wrong-state`` when it finished or failed.
         """
-        run = await in_thread(self.desk.store.run, run_id)
+        run = await in_thread(self._store.run, run_id)
         if run.state == "stopped":
             return
         if run.state != "running":
             raise RemoteError("wrong-state", f"run {run_id} is {run.state}")
         lease = await self._drivers.halt(run_id)
         try:
-            await in_thread(self.desk.store.stop, run_id, self.desk.clock())
+            await in_thread(self._store.stop, run_id, self._clock())
         except LocalError as error:
             raise RemoteError(error.slug, "the run ended meanwhile") from error
         finally:
             if lease is not None:
                 self._drivers.drive(lease)
-            self.desk.bell.ring(run_id)
-
-    def trouble(self, run_id: str) -> str | None:
-        """What keeps a run that is driven here from going on at the moment, if anything."""
-        return self._drivers.trouble(run_id)
-
-    def _heard(self, what: str) -> None:
-        """A replica, perhaps this one, has changed a run; or "": one may have, unheard."""
-        if not what:
-            self.desk.bell.ring_all()
-            return
-        self.desk.bell.ring(what.removeprefix(STOPPED))
-        task = asyncio.create_task(self._drivers.heard(what), name=f"news {what}")
-        self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
-
-    # -- deployments by hand ---------------------------------------------------------------------
+            self._signals.fire(run_id)
 
     async def deploy(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
-        """Issue a deployment asked for by hand.
+        """Issues a manual deployment.
 
         Raises:
             RemoteError: ``unknown-run``, ``invalid-spec``, ``batch-too-small``, ``wrong-state``.
         """
-        issued = await in_thread(self._deploy, run_id, wanted)
-        self.desk.bell.ring(run_id)
-        return issued
+        row = await in_thread(self._issue_manual, run_id, wanted)
+        self._signals.fire(run_id)
+        return row
 
-    def _deploy(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
-        run, rows = self.desk.store.run(run_id), self.desk.store.deployments(run_id)
+    def _issue_manual(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
+        run, rows = self._store.run(run_id), self._store.deployments(run_id)
         if run.spec.learner != MANUAL:
             raise RemoteError("wrong-state", f"run {run_id} is driven by {run.spec.learner}")
         if wanted.layer is not None and wanted.layer >= run.spec.horizon:
             raise RemoteError("invalid-spec", f"layer: must be below {run.spec.horizon}")
-        step = rows[-1].step + 1 if rows else 0
+        next_step = rows[-1].step + 1 if rows else 0
+        step = next_step if wanted.step is None else wanted.step
         mixture = wanted.mixture(run.spec.sizes)
-        number = step if wanted.step is None else wanted.step
-        asked = Deployment(number, "manual", mixture, wanted.episodes, wanted.layer)
-        if number != step:
-            return _repeated(rows, asked)
-        issued = self.desk.issue(run_id, run.spec, asked, index=len(rows), step=step)
-        return self.desk.store.issue_manual(run_id, issued, self.desk.clock())
+        deployment = Deployment(step, "manual", mixture, wanted.episodes, wanted.layer)
+        if step != next_step:
+            return _earlier(rows, deployment)
+        issue = self._issuer.issue(run_id, run.spec, deployment, index=len(rows), step=step)
+        return self._store.issue_manual(run_id, issue, self._clock())
 
-    # -- waiting ---------------------------------------------------------------------------------
-
-    async def current(
+    async def newest_deployment(
         self, run_id: str, known: int | None, seconds: float
     ) -> DeploymentRecord | None:
-        """The newest deployment, as soon as its index is not ``known``, or after ``seconds``."""
+        """Waits until the newest deployment's index is not ``known``, for at most ``seconds``.
+
+        Raises:
+            RemoteError: ``unknown-run``.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)
-        await in_thread(self.desk.store.run, run_id)  # a ticket of no run would be kept for ever
+        await in_thread(self._store.run, run_id)  # a signal of no run would be kept for ever
         while True:
-            ticket = self.desk.bell.ticket(run_id)
-            run = await in_thread(self.desk.store.run, run_id)
-            newest = await in_thread(self.desk.store.newest, run_id)
+            signal = self._signals.signal(run_id)
+            run = await in_thread(self._store.run, run_id)
+            newest = await in_thread(self._store.newest, run_id)
             left = deadline - clock()
             changed = newest is not None and newest.index != known
-            over = run.state != "running" or self.desk.bell.closed
+            over = run.state != "running" or self._signals.closed
             if changed or left <= 0 or over:
                 return newest
-            await wait(ticket, min(left, self.desk.bell.pause))
+            await wait(signal, min(left, self._signals.recheck_seconds))
+
+    def _notified(self, payload: str) -> None:
+        """Takes a notification that a replica, perhaps this one, changed a run; "": any run."""
+        if not payload:
+            self._signals.fire_all()
+            return
+        run_id = payload.removeprefix(STOPPED)
+        self._signals.fire(run_id)
+        if payload.startswith(STOPPED):
+            task = asyncio.create_task(self._drivers.restart(run_id), name=f"restart {run_id}")
+            self._restarts.add(task)
+            task.add_done_callback(self._restarts.discard)
 
 
-def _repeated(rows: list[DeploymentRecord], asked: Deployment) -> DeploymentRecord:
-    """A deployment that was asked for before: the answer to a retry."""
+def _earlier(rows: list[DeploymentRecord], wanted: Deployment) -> DeploymentRecord:
+    """Returns a deployment that was issued before: the answer to a retry."""
     for row in reversed(rows):
-        if row.step == asked.stage and same_deployment(row.deployment, asked):
+        if row.step == wanted.stage and same_deployment(row.deployment, wanted):
             return row
-    raise RemoteError("wrong-state", f"step {asked.stage} is not the next one, or was another one")
+    raise RemoteError("wrong-state", f"step {wanted.stage} is not the next one, or was another one")
 
 
-def prepare_directory(path: Path) -> None:
-    """Make the data directory, readable by its owner only.
+def make_coordinator(
+    *,
+    store: Store,
+    shuffler: ShufflerClient,
+    analyzer: Analyzer,
+    keys: KeyRing,
+    registry: Registry,
+    signals: ChangeSignals,
+    metrics: CoordinatorMetrics,
+    shuffler_id: str,
+    signing_key: bytes,
+    clock: Callable[[], float],
+    replica: Replica,
+    test_entry: bool,
+) -> Coordinator:
+    """Joins the parts of a coordinator. ``signing_key``: Ed25519, private, signs descriptors."""
+    issuer = Issuer(shuffler_id, keys.active, clock)
+    exchange = BatchExchange(shuffler, analyzer, signing_key, clock)
+    driver = partial(
+        Driver,
+        store=store,
+        exchange=exchange,
+        keys=keys,
+        signals=signals,
+        metrics=metrics,
+        clock=clock,
+    )
 
-    Raises:
-        LocalError: ``unavailable``.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LocalError("unavailable", f"cannot use data directory {path}: {error}") from error
+    def make_driver(lease: RunLease, learner: Learner | None) -> Driver:
+        return driver(lease, RunLearner(store, registry, issuer, learner))
+
+    return Coordinator(
+        store=store,
+        drivers=Drivers(store, make_driver, replica, clock),
+        registry=registry,
+        issuer=issuer,
+        keys=keys,
+        signals=signals,
+        clock=clock,
+        test_entry=test_entry,
+    )

@@ -1,7 +1,7 @@
-"""What happens in a run, as events that a client can follow and resume.
+"""Events of a run, which clients follow and resume, and the signals that wake followers.
 
-Events are written in the transaction of what they tell, numbered 1, 2, ... in each run. A stream
-sends those after ``Last-Event-ID`` and then waits for more until the run is over.
+An event is written in the transaction of the change that it reports, numbered 1, 2, ... in its run.
+A stream sends the events after ``Last-Event-ID`` and waits for more until the run is over.
 """
 
 import asyncio
@@ -21,54 +21,52 @@ EventKind = Literal[
     "run_stopped",
 ]
 LAST = ("run_finished", "run_failed", "run_stopped")
-
-STOPPED = "stopped "
-"""News (`common.server.statements`) between replicas: a run's id, of which something happened, or
-this before it when it was stopped by hand."""
-
-RECHECK_SECONDS = 5.0
-"""Who waits looks again this often, as news of other replicas may be lost,"""
-STILL_SECONDS = 30.0
-"""and this often where there are none."""
-
 Event = tuple[EventKind, dict[str, Any]]
 
+STOPPED = "stopped "
+"""Prefix of the notification that an operator stopped a run; others are a run's id alone."""
 
-class Bell:
-    """Wakes whoever waits for news of a run in this process.
+SHARED_RECHECK_SECONDS = 5.0
+"""How often waiters check a shared store again: notifications of other replicas may be lost."""
+ALONE_RECHECK_SECONDS = 30.0
+"""How often they check a store that only this process writes to."""
 
-    Take the ticket *before* looking at the store, then wait on it: news in between is not missed.
-    After ``pause`` seconds, look again all the same.
+
+class ChangeSignals:
+    """Wakes those who wait for a change of a run in this process.
+
+    Take a signal *before* reading the store, then wait on it, so that no change in between is
+    missed. Check again after ``recheck_seconds`` in any case. ``closed``: the service is stopping.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
         """``shared``: other replicas change the same store."""
-        self.pause = RECHECK_SECONDS if shared else STILL_SECONDS
-        self._tickets: dict[str, asyncio.Event] = {}
+        self.recheck_seconds = SHARED_RECHECK_SECONDS if shared else ALONE_RECHECK_SECONDS
+        self._signals: dict[str, asyncio.Event] = {}
         self.closed = False
 
-    def ticket(self, run_id: str) -> asyncio.Event:
-        """An event that the next `ring` of this run sets."""
-        return self._tickets.setdefault(run_id, asyncio.Event())
+    def signal(self, run_id: str) -> asyncio.Event:
+        """Returns the event that the run's next change sets."""
+        return self._signals.setdefault(run_id, asyncio.Event())
 
-    def ring(self, run_id: str) -> None:
-        """Wake all who hold a ticket of this run."""
-        ticket = self._tickets.pop(run_id, None)
-        if ticket is not None:
-            ticket.set()
+    def fire(self, run_id: str) -> None:
+        """Wakes all waiters of a run."""
+        signal = self._signals.pop(run_id, None)
+        if signal is not None:
+            signal.set()
 
-    def ring_all(self) -> None:
-        """Wake everyone: news may have been missed."""
-        for run_id in list(self._tickets):
-            self.ring(run_id)
+    def fire_all(self) -> None:
+        """Wakes all waiters: a notification may have been missed."""
+        for run_id in list(self._signals):
+            self.fire(run_id)
 
     def close(self) -> None:
-        """Wake everyone for the last time: the service stops, do not wait again."""
+        """Wakes all waiters for the last time."""
         self.closed = True
-        self.ring_all()
+        self.fire_all()
 
 
-async def wait(ticket: asyncio.Event, seconds: float) -> None:
-    """Return when the ticket is called or the time is over."""
+async def wait(signal: asyncio.Event, seconds: float) -> None:
+    """Returns when the signal fires or the time is over."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(ticket.wait(), seconds)
+        await asyncio.wait_for(signal.wait(), seconds)

@@ -1,14 +1,12 @@
-"""What the store keeps, as values: rows in, rows out."""
+"""What the store holds, as values, and how they are made from rows."""
 
 import json
-import sys
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import Connection, Row, case, func, select
+from sqlalchemy import Row
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor, parse
@@ -17,17 +15,38 @@ from riffle.coordinator.batches.counts import ValueEstimate
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.batches.ledger import Spend
 from riffle.coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
-from riffle.coordinator.metrics import Census
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.states import DeploymentState, RunState
-from riffle.coordinator.store import schema
+from riffle.coordinator.states import DeploymentEvent, DeploymentState, RunState
 
 Timings = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """A coordinator's name, and for how many seconds it holds leases without renewing them."""
+
+    name: str
+    lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunLease:
+    """The right to drive a run, lost once the run's row has another fence."""
+
+    run_id: str
+    fence: int
+
+
+class LeaseLostError(LocalError):
+    """Another replica drives the run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__("wrong-state", f"run {run_id} is driven by another replica now")
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run. ``message`` says why it ended, when it did not simply finish."""
+    """A run. ``message`` says why it ended, unless it finished."""
 
     id: str
     spec: RunSpec
@@ -40,7 +59,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """A deployment as issued, with where it stands; ``data`` are the descriptor's bytes."""
+    """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes."""
 
     run_id: str
     index: int
@@ -62,13 +81,13 @@ class DeploymentRecord:
 
     @property
     def descriptor(self) -> BatchDescriptor:
-        """The descriptor, parsed from its stored bytes."""
+        """The descriptor, parsed from its bytes."""
         return parse(self.data).descriptor
 
     @property
     def executed(self) -> int:
-        """Episodes executed for it, at most: what regret, result and K count."""
-        return executed(self.state, self.n, self.episodes_executed)
+        """Upper bound of the episodes executed for it, which regret, result and K count."""
+        return executed_at_most(self.state, self.n, self.episodes_executed)
 
     @property
     def deployment(self) -> Deployment:
@@ -77,15 +96,15 @@ class DeploymentRecord:
         return Deployment(self.stage, self.purpose, mixture, self.n, self.layer)
 
 
-def executed(state: DeploymentState, n: int, reported: int) -> int:
-    """Episodes executed for a deployment, at most; ``reported`` is the shuffler's count."""
+def executed_at_most(state: DeploymentState, n: int, reported: int) -> int:
+    """Bounds the episodes executed for a deployment; ``reported`` is the shuffler's number."""
     full = state in ("sealed", "counted", "rejected")
     return max(reported, n if full else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many deployments a run has, and how many episodes were counted."""
+    """Numbers of a run's deployments and of its counted episodes."""
 
     deployments: int = 0
     episodes: int = 0
@@ -93,7 +112,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """What a batch that was opened spent."""
+    """What an opened batch spent."""
 
     index: int
     spend: Spend
@@ -114,8 +133,8 @@ class EventRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """What came of a batch's messages: counts with all their noise, and conservation's numbers."""
+class OpenedBatch:
+    """An opened batch: counts with all their noise, and how many messages opened and failed."""
 
     histogram: Ints
     opened: int
@@ -124,45 +143,50 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
-    """All that one opened batch changes; the store commits it as one transaction.
+class NextStep:
+    """What follows a batch in its run: another deployment, a failure, or the end.
 
-    ``following`` is the next deployment (or the same one again, after a rejected batch); without
-    it ``failure`` tells why the run cannot go on, ``finished`` that it is over. With none of them
-    the run waits (manual mode) or was over before.
+    With none of them the run waits (manual mode) or was over before.
     """
+
+    issue: Issue | None = None
+    failure: str | None = None
+    finished: bool = False
+
+    @property
+    def needs_running(self) -> bool:
+        """Whether only a run that is running can take this step."""
+        return self.issue is not None or self.failure is not None or self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """All that one opened batch changes; the store commits it as one transaction."""
 
     index: int
     spend: Spend
-    released: Released
+    opened: OpenedBatch
     timings: Timings
     stage: StageResult | None = None
     summary: LearnerSummary | None = None
-    following: Issue | None = None
-    finished: bool = False
-    failure: str | None = None
     estimate: ValueEstimate | None = None
+    next: NextStep = field(default_factory=NextStep)
 
     @property
-    def state(self) -> DeploymentState:
-        """What becomes of the deployment."""
-        return "counted" if self.spend.within_promise else "rejected"
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the run's state or next deployment depends on it; not so once a run is over."""
-        return self.following is not None or self.finished or self.failure is not None
+    def event(self) -> DeploymentEvent:
+        """What happens to the deployment: past the promise its counts are not used."""
+        return "count" if self.spend.within_promise else "reject"
 
 
 def run_record(row: Row[Any]) -> RunRecord:
-    """A row of the table of runs."""
+    """Reads a row of the table of runs."""
     summary = None if row.summary is None else json.loads(row.summary)
     spec = RunSpec.model_validate_json(row.spec)
     return RunRecord(row.id, spec, row.state, row.message, row.created_at, row.ended_at, summary)
 
 
 def deployment_record(row: Row[Any]) -> DeploymentRecord:
-    """A row of the table of deployments."""
+    """Reads a row of the table of deployments."""
     values = dict(row._mapping)
     values["data"] = values.pop("descriptor")
     values["timings"] = json.loads(values["timings"])
@@ -170,7 +194,7 @@ def deployment_record(row: Row[Any]) -> DeploymentRecord:
 
 
 def ledger_record(row: Row[Any]) -> LedgerRecord:
-    """A row of the ledger."""
+    """Reads a row of the ledger."""
     spend = Spend(row.epsilon_lower, row.epsilon_upper, row.beta, row.dishonest, row.within_promise)
     # `index` is also a method of tuples, and so of rows.
     index = cast("int", row._mapping["index"])
@@ -181,12 +205,12 @@ HISTOGRAM_ITEM_BYTES = 8
 
 
 def pack(histogram: Ints) -> bytes:
-    """A histogram as bytes: little-endian 64-bit integers."""
+    """Packs a histogram into bytes: little-endian 64-bit integers."""
     return histogram.astype("<i8").tobytes()
 
 
 def unpack(data: bytes) -> Ints:
-    """The histogram of `pack`.
+    """Reads the histogram that `pack` wrote.
 
     Raises:
         LocalError: ``unavailable``: the store is damaged.
@@ -196,28 +220,3 @@ def unpack(data: bytes) -> Ints:
             "unavailable", f"the store is damaged: a histogram of {len(data)} bytes; restore a copy"
         )
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
-
-
-_LEDGER = schema.ledger.c
-_FINITE = _LEDGER.epsilon_upper <= sys.float_info.max
-_SPENT = select(
-    func.sum(_LEDGER.opened).label("opened"),
-    func.sum(_LEDGER.failed).label("failed"),
-    func.max(case((_FINITE, _LEDGER.epsilon_upper))).label("epsilon"),
-    func.count(case((~_FINITE, 1))).label("seeded"),
-)
-
-
-def census(connection: Connection) -> Census:
-    """Count what the store holds."""
-    runs = select(schema.runs.c.state, func.count()).group_by(schema.runs.c.state)
-    rows = select(schema.deployments.c.state, func.count()).group_by(schema.deployments.c.state)
-    spent = connection.execute(_SPENT).one()
-    return Census(
-        runs=Counter({row[0]: row[1] for row in connection.execute(runs)}),
-        batches=Counter({row[0]: row[1] for row in connection.execute(rows)}),
-        opened=int(spent.opened or 0),
-        failed=int(spent.failed or 0),
-        epsilon=spent.epsilon or 0.0,
-        seeded=spent.seeded,
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.coordinator.calls import Api
 from tests.coordinator.faults import outcome
-from tests.coordinator.world import FakeShuffler, desk, run_to_end, spec
+from tests.coordinator.world import FakeShuffler, parts, run_to_end, spec
 
 
 @pytest.fixture
@@ -35,5 +35,5 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("undisturbed")
-    run_to_end(desk(directory, FakeShuffler()), spec())
+    run_to_end(parts(directory, FakeShuffler()), spec())
     return outcome(directory)

@@ -35,9 +35,9 @@ def test_health_names_what_is_missing(api: Api) -> None:
 def test_whoever_asks_for_health_costs_one_look_a_second(api: Api) -> None:
     for now in (1_800_000_000, 1_800_000_001):
         api.clock = partial(float, now)
-        before = api.shuffler.calls.count("ready")
+        before = api.shuffler.calls.count("identity")
         assert {api.client.get("/readyz").status_code for _ in range(9)} == {200}
-        assert api.shuffler.calls.count("ready") == before + 1
+        assert api.shuffler.calls.count("identity") == before + 1
 
 
 def test_health_names_a_clock_that_is_off_and_a_full_disk(
@@ -55,8 +55,8 @@ def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
     statuses = [api.call("GET", "").status_code for _ in range(5)]
     assert statuses == [200] * 5
     key = Credential(hash_token(TOKEN), RateLimit(requests=0.1, reports=1.0, at_once=9))
-    doors = Authenticator(FailedAttempts(), {"operator": key})
-    api.client.app.state.doors = doors  # type: ignore[attr-defined]
+    authenticator = Authenticator(FailedAttempts(), {"operator": key})
+    api.client.app.state.authenticator = authenticator  # type: ignore[attr-defined]
     assert api.call("GET", "").status_code == 200
     slower = api.call("GET", "")
     assert problem(slower)[:2] == (429, "too-many-requests")
@@ -66,13 +66,13 @@ def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
 def test_waiting_for_a_run_that_is_none_leaves_nothing(api: Api) -> None:
     unknown = [f"/{number:032x}/deployment?wait=1" for number in range(3)]
     assert {api.call("GET", path).status_code for path in unknown} == {404}
-    bell = api.client.app.state.coordinator.desk.bell  # type: ignore[attr-defined]
-    assert bell._tickets == {}
+    signals = api.client.app.state.signals  # type: ignore[attr-defined]
+    assert signals._signals == {}
 
 
 def test_who_guesses_tokens_is_told_to_come_back(api: Api) -> None:
-    doors = api.client.app.state.doors  # type: ignore[attr-defined]
-    doors._failures = FailedAttempts(0.2)
+    authenticator = api.client.app.state.authenticator  # type: ignore[attr-defined]
+    authenticator._failures = FailedAttempts(0.2)
     assert api.call("GET", "").status_code == 200
     guess = {"Authorization": "Bearer guess"}
     guesses = [api.client.get("/v1/runs", headers=guess) for _ in range(3)]
@@ -108,7 +108,7 @@ def test_another_shuffler_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch
     async def other() -> str:
         return "shuffler-2"
 
-    monkeypatch.setattr(api.shuffler, "ready", other)
+    monkeypatch.setattr(api.shuffler, "identity", other)
     assert SHUFFLER_ID in api.client.get("/readyz").json()["shuffler"]
 
 

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from riffle.common.protocol.errors import LocalError
-from riffle.coordinator.app import create_app
-from riffle.coordinator.runs.coordinator import prepare_directory
+from riffle.coordinator.app import create_app, prepare_directory
 from riffle.coordinator.settings import ALONE_SECONDS, PREFIX, Settings
 from tests.coordinator.world import settings
 

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,14 @@ from riffle.common.protocol.messages import BatchState, BatchStatus, Conservatio
 from riffle.common.server.at_rest import FileCipher
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing, OneKey
-from riffle.coordinator.batches.shuffler_client import Messages
+from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.learners.registry import Registry
-from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.runs.desk import Desk
+from riffle.coordinator.metrics import CoordinatorMetrics
+from riffle.coordinator.runs.coordinator import Coordinator, make_coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.store.events import Bell
-from riffle.coordinator.store.leases import Replica
+from riffle.coordinator.store.events import ChangeSignals
+from riffle.coordinator.store.records import Replica
 from riffle.coordinator.store.store import Store
 from tests.coordinator.learner import tiny
 
@@ -116,7 +117,7 @@ def sealed_messages(data: bytes) -> bytes:
     return seal_indices(key, context.message_info, symbols, kind.width, kind.count)
 
 
-class FakeShuffler:
+class FakeShuffler(ShufflerClient):
     """The shuffler's calls over memory. Batches fill at once, unless told otherwise."""
 
     def __init__(self) -> None:
@@ -221,8 +222,8 @@ class FakeShuffler:
             raise RemoteError("wrong-state", f"is {self.states[batch_id]}")
         self.states[batch_id] = "abandoned"
 
-    async def ready(self) -> str:
-        self._called("ready")
+    async def identity(self) -> str:
+        self._called("identity")
         return SHUFFLER_ID
 
 
@@ -278,26 +279,50 @@ def store_url(directory: Path) -> str:
     return f"sqlite:///{directory / 'coordinator.sqlite'}"
 
 
-def desk(directory: Path, shuffler: Any, clock: Clock | None = None) -> Desk:
+@dataclass(frozen=True)
+class Parts:
+    """What a coordinator is made of."""
+
+    store: Any
+    shuffler: Any
+    analyzer: Analyzer
+    keys: KeyRing
+    registry: Registry
+    clock: Any
+    signals: ChangeSignals = field(default_factory=ChangeSignals)
+
+    def coordinator(self, name: str = "one", lease_seconds: float = 15.0) -> Coordinator:
+        return make_coordinator(
+            store=self.store,
+            shuffler=self.shuffler,
+            analyzer=self.analyzer,
+            keys=self.keys,
+            registry=self.registry,
+            signals=self.signals,
+            metrics=CoordinatorMetrics(),
+            shuffler_id=SHUFFLER_ID,
+            signing_key=SIGNING,
+            clock=self.clock,
+            replica=Replica(name, lease_seconds),
+            test_entry=True,
+        )
+
+    def close(self) -> None:
+        self.analyzer.close()
+        self.store.close()
+
+
+def parts(directory: Path, shuffler: Any, clock: Clock | None = None) -> Parts:
     keys = key_ring(directory)
-    return Desk(
-        store=Store(store_url(directory), keys.active),
-        shuffler=shuffler,
-        analyzer=analyzer(),
-        registry=registry(),
-        bell=Bell(),
-        keys=keys,
-        shuffler_id=SHUFFLER_ID,
-        signing_key=SIGNING,
-        clock=clock or Clock(),
-    )
+    store = Store(store_url(directory), keys.active)
+    return Parts(store, shuffler, analyzer(), keys, registry(), clock or Clock())
 
 
-def play(at: Desk, act: Callable[[Coordinator], Awaitable[None]]) -> None:
+def play(given: Parts, act: Callable[[Coordinator], Awaitable[None]]) -> None:
     """Start a coordinator, act on it, stop it."""
 
     async def whole() -> None:
-        coordinator = Coordinator(at, test_entry=True, replica=Replica("one", 15.0))
+        coordinator = given.coordinator()
         await coordinator.start()
         try:
             async with asyncio.timeout(30):
@@ -308,13 +333,12 @@ def play(at: Desk, act: Callable[[Coordinator], Awaitable[None]]) -> None:
     try:
         asyncio.run(whole())
     finally:
-        at.analyzer.close()
-        at.store.close()
+        given.close()
 
 
 def tasks_of_drivers() -> set[asyncio.Task[Any]]:
-    """Drivers, and what drives a run anew because of news."""
-    return {t for t in asyncio.all_tasks() if t.get_name().startswith(("run ", "news "))}
+    """Drivers, and restarts of drivers after a notification."""
+    return {t for t in asyncio.all_tasks() if t.get_name().startswith(("run ", "restart "))}
 
 
 async def drivers_end() -> None:
@@ -329,7 +353,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def run_to_end(at: Desk, wanted: RunSpec | None = None) -> None:
+def run_to_end(given: Parts, wanted: RunSpec | None = None) -> None:
     """Create a run when one is given, and drive all runs until they are over or crash."""
 
     async def act(coordinator: Coordinator) -> None:
@@ -337,4 +361,4 @@ def run_to_end(at: Desk, wanted: RunSpec | None = None) -> None:
             await coordinator.create(wanted)
         await drivers_end()
 
-    play(at, act)
+    play(given, act)

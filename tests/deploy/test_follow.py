@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.specs import Truth
+from riffle.coordinator.specs import TrueValueSpec
 from riffle.deploy.follow import TrueValues, stop_unfinished
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.tabular import riverswim
@@ -16,7 +16,7 @@ class Away:
 
     def __init__(self) -> None:
         self.here = True
-        self.supplied: list[Truth] = []
+        self.supplied: list[TrueValueSpec] = []
 
     def deployment(self, run_id: str, index: int) -> dict[str, Any]:
         if not self.here:
@@ -26,7 +26,7 @@ class Away:
             return {"mixture": {"policies": [left, right], "weights": [3 << 30, 1 << 30]}}
         return {"mixture": {"policies": [right], "weights": [1 << 32]}}
 
-    def supply_true_values(self, run_id: str, values: Truth) -> None:
+    def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:
         self.supplied.append(values)
 
 

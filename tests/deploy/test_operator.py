@@ -8,7 +8,7 @@ import pytest
 
 from riffle.common.protocol.errors import URN, LocalError, RemoteError
 from riffle.coordinator.runs.coordinator import LONGEST_WAIT_SECONDS
-from riffle.coordinator.specs import ManualDeployment, TrueValue, Truth
+from riffle.coordinator.specs import ManualDeployment, TrueValue, TrueValueSpec
 from riffle.deploy.network.secrets import SECONDS
 from riffle.deploy.operator import RETRY_SECONDS, Operator, Table
 from riffle.deploy.presets import preset
@@ -176,7 +176,7 @@ def test_every_route_has_its_method() -> None:
         client.create_run(preset("demo").spec)
         client.deploy(RUN, ManualDeployment(policy=((0,),), episodes=1))
         client.supply_true_values(
-            RUN, Truth(optimal_value=1.0, values=(TrueValue(deployment=0, value=1.0),))
+            RUN, TrueValueSpec(optimal_value=1.0, values=(TrueValue(deployment=0, value=1.0),))
         )
         for ask in (client.run, client.stop, client.newest, client.ledger, client.result):
             assert ask(RUN)

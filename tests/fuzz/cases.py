@@ -42,7 +42,7 @@ from riffle.coordinator.api.runs import _known_index, follow_events
 from riffle.coordinator.batches import shuffler_client as coordinators
 from riffle.coordinator.batches.analyzer import open_messages
 from riffle.coordinator.batches.keys import KeyRing
-from riffle.coordinator.specs import ManualDeployment, RunSpec, Truth, read_document
+from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec, read_document
 from riffle.coordinator.store.records import pack, unpack
 from riffle.deploy.operator import Operator
 from riffle.experiments.figures.series import Row, Rows
@@ -86,7 +86,7 @@ def answered_to_the_coordinator(kind: type[Document]) -> Callable[[bytes], objec
     def decode(body: bytes) -> object:
         header = {"Retry-After": body[:5_000].decode("ascii", "replace").translate(PRINTABLE)}
         return (
-            coordinators._read(kind, httpx.Response(200, content=body)),
+            coordinators._parse(kind, httpx.Response(200, content=body)),
             coordinators._refusal(httpx.Response(503, content=body, headers=header)),
         )
 
@@ -251,7 +251,7 @@ def at_rest(folder: Path) -> dict[str, Case]:
 def documents() -> dict[str, Case]:
     """What is sent to the services."""
     return {
-        "truth": Case(lambda body: read_document(Truth, body), (TRUTH,)),
+        "truth": Case(lambda body: read_document(TrueValueSpec, body), (TRUTH,)),
         "descriptor": Case(
             parse, (serialize(descriptor()), serialize(descriptor(layer=1, data_slots=1)))
         ),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from riffle.coordinator.runs.coordinator import prepare_directory
+from riffle.coordinator.app import prepare_directory
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import TrueValues, follow
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork

@@ -103,7 +103,7 @@ class Seeded:
         yield schema.deployments, [self._deployment(i) for i in every]
         yield schema.ledger, [self._spend(i) for i in every]
         yield (
-            schema.truths,
+            schema.true_values,
             [
                 {"run_id": self.id, "index": i, "optimal": 0.475791, "value": float(self.values[i])}
                 for i in every

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from riffle.common.protocol.errors import LocalError
-from riffle.coordinator.api.results import conservation_view
+from riffle.coordinator.api.presentation import conservation_model
 from tests.coordinator.calls import Api
 from tests.coordinator.faults import read
 from tests.coordinator.world import RUN, SMALL
@@ -43,9 +43,9 @@ def test_what_does_not_add_up_shows(api: Api) -> None:
     api.finish()
     rows, spends = read(api.directory, lambda store: (store.deployments(RUN), store.ledger(RUN)))
     away = [LocalError("unavailable", "away")] * len(rows)
-    assert conservation_view(rows, spends, away).balanced is None
+    assert conservation_model(rows, spends, away).balanced is None
     spends[1] = replace(spends[1], opened=spends[1].opened - 1)
-    assert conservation_view(rows, spends, away).balanced is False
+    assert conservation_model(rows, spends, away).balanced is False
 
 
 def test_an_unknown_run(api: Api) -> None:

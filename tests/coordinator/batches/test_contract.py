@@ -16,18 +16,18 @@ from riffle.common.mechanism.workflow import encode
 from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import seal, seal_indices
 from riffle.common.protocol.messages import LeaseReply, OpenBatches, UploadReply, frame
-from riffle.coordinator.batches.shuffler_client import ShufflerApi
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.shuffler.app import create_app
 from tests.coordinator.faults import outcome
-from tests.coordinator.world import SHUFFLER_ID, desk, drivers_end, play, spec, toy_episode
+from tests.coordinator.world import SHUFFLER_ID, drivers_end, parts, play, spec, toy_episode
 from tests.shuffler import world as shuffler_world
 
 URL = "http://shuffler"
 
 
 def report(signed: SignedDescriptor) -> bytes:
-    """A user's whole half: policy, episode, noise, both seals."""
+    """A user's given half: policy, episode, noise, both seals."""
     context, randomness = parse(signed.descriptor.encode()), SystemRandomness()
     d = context.descriptor
     word = int.from_bytes(randomness.read(4), "little")
@@ -88,13 +88,13 @@ def test_a_run_over_a_real_shuffler(tmp_path: Path) -> None:
     called = client(app, shuffler_world.COORDINATOR_TOKEN)
     threads = OnLoop(httpx.ASGITransport(app))
     bulk = httpx.Client(transport=threads, base_url=URL, headers=called.headers)
-    api = ShufflerApi(called, bulk)
-    at = replace(desk(tmp_path, api), clock=time.time)
+    api = ShufflerClient(called, bulk)
+    given = replace(parts(tmp_path, api), clock=time.time)
 
     async def act(coordinator: Coordinator) -> None:
         threads.loop = asyncio.get_running_loop()
         async with app.router.lifespan_context(app):
-            assert await api.ready() == SHUFFLER_ID
+            assert await api.identity() == SHUFFLER_ID
             operator = client(app, shuffler_world.OPERATOR_TOKEN)
             enrolled = await operator.post("/v1/nodes", json={"name": "node", "users": 1000})
             node = client(app, enrolled.json()["token"])
@@ -105,7 +105,7 @@ def test_a_run_over_a_real_shuffler(tmp_path: Path) -> None:
             await asyncio.wait([serving])
             await asyncio.gather(operator.aclose(), node.aclose(), api.close())
 
-    play(at, act)
+    play(given, act)
     found = outcome(tmp_path)
     assert found["state"][:2] == ("finished", "")
     assert [state[:2] for state in found["states"]] == [("counted", True)] * 2

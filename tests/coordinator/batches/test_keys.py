@@ -17,8 +17,9 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.at_rest import FileCipher, is_sealed
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import TRANSITIONS, KeyRing
-from riffle.coordinator.batches.shuffler_client import ShufflerApi
+from riffle.coordinator.batches.issue import Issuer
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.store.store import Store
 from tests.coordinator.calls import Api, problem
@@ -27,12 +28,13 @@ from tests.coordinator.world import (
     ANALYZER,
     NOW,
     RUN,
+    SHUFFLER_ID,
     TOKEN,
     Clock,
     FakeShuffler,
-    desk,
     drivers_end,
     key_ring,
+    parts,
     play,
     spec,
     until,
@@ -74,10 +76,9 @@ def test_no_key_goes_back(ring: KeyRing) -> None:
     first = ring.records()[0].id
     ring.activate(ring.make().id)
     for _ in range(2):
-        with pytest.raises(RemoteError, match="cannot become active"):
+        with pytest.raises(RemoteError, match="'activate' is not possible"):
             ring.activate(first)
         ring.erase_unused(set)
-    assert all(to != "pending" for targets in TRANSITIONS.values() for to in targets)
     with pytest.raises(RemoteError, match="no analyzer key"):
         ring.activate("00" * 16)
 
@@ -194,8 +195,8 @@ def test_what_is_wrong_with_the_folder_is_told(ring: KeyRing, tmp_path: Path, ho
 
 def rotating(directory: Path, shuffler: FakeShuffler, act: Any) -> KeyRing:
     ring = key_ring(directory)
-    at = desk(directory, shuffler)
-    play(replace(at, keys=ring, analyzer=Analyzer(ring, 1, ThreadPoolExecutor)), act)
+    given = parts(directory, shuffler)
+    play(replace(given, keys=ring, analyzer=Analyzer(ring, 1, ThreadPoolExecutor)), act)
     return ring
 
 
@@ -209,9 +210,9 @@ def test_a_rotation_amid_a_run_loses_nothing(tmp_path: Path) -> None:
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec())
         await until(lambda: "open" in shuffler.states.values())
-        ring = coordinator.desk.keys
+        ring = key_ring(tmp_path)
         ring.activate(ring.make().id)
-        coordinator.desk.erase_keys()
+        ring.erase_unused(lambda: read(tmp_path, lambda store: store.keys_in_use()))
         assert file.exists(), "a batch that is still open was issued under it"
         shuffler.fills = True
         await drivers_end()
@@ -257,17 +258,18 @@ def test_a_batch_is_not_issued_under_a_key_that_expired_while_it_was_planned(
     tmp_path: Path,
 ) -> None:
     """Else the key could be erased between its planning and its commit, unseen."""
-    at, ring = desk(tmp_path, FakeShuffler()), key_ring(tmp_path)
-    deployment = at.registry.build(spec()).next_deployment()
+    given, ring = parts(tmp_path, FakeShuffler()), key_ring(tmp_path)
+    deployment = given.registry.build(spec()).next_deployment()
     assert deployment is not None
-    planned = at.issue(RUN, spec(), deployment, index=0, step=0)
+    planned = Issuer(SHUFFLER_ID, ring.active, given.clock).issue(
+        RUN, spec(), deployment, index=0, step=0
+    )
     ring.activate(ring.make().id)
     with pytest.raises(LocalError, match="was replaced") as caught:
-        at.store.create_run(RUN, spec(), planned, NOW, "one", NOW + 15)
+        given.store.create_run(RUN, spec(), planned, NOW, "one", NOW + 15)
     assert caught.value.slug == "unavailable"
-    assert at.store.runs() == []
-    at.analyzer.close()
-    at.store.close()
+    assert given.store.runs() == []
+    given.close()
 
 
 def test_a_rotation_while_the_next_batch_is_planned_costs_no_try(
@@ -279,7 +281,7 @@ def test_a_rotation_while_the_next_batch_is_planned_costs_no_try(
     def late(store: Store, *arguments: Any) -> None:
         if len(ring.records()) == 1:
             ring.activate(ring.make().id)
-            desk(tmp_path, FakeShuffler()).erase_keys()
+            ring.erase_unused(store.keys_in_use)
         settle(store, *arguments)
 
     monkeypatch.setattr(Store, "settle", late)
@@ -302,7 +304,7 @@ def test_a_shuffler_without_the_pin_delays_the_run() -> None:
     async def deposit() -> None:
         async with httpx.AsyncClient(transport=answer, base_url="http://s") as client:
             bulk = httpx.Client(transport=answer)
-            await ShufflerApi(client, bulk).deposit("00" * 16, b"", "")
+            await ShufflerClient(client, bulk).deposit("00" * 16, b"", "")
 
     with pytest.raises(LocalError, match="pin the analyzer's new key") as caught:
         asyncio.run(deposit())

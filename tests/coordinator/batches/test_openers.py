@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from riffle.coordinator.batches.analyzer import Openers
+from riffle.coordinator.batches.analyzer import OpenerPool
 from tests.common.process.test_workers import ends_with_its_parent, until_gone
 
 ORPHANS = """
 import time
-from riffle.coordinator.batches.analyzer import Openers
+from riffle.coordinator.batches.analyzer import OpenerPool
 from tests.coordinator.batches.test_openers import pid
 if __name__ == "__main__":
-    openers = Openers(1)
+    openers = OpenerPool(1)
     print(openers.submit(pid, b"").result(), flush=True)
     time.sleep(60)
 """
@@ -48,26 +48,26 @@ def held(path: bytes) -> None:
 
 
 @pytest.fixture
-def openers() -> Iterator[Openers]:
-    made = Openers(2)
+def openers() -> Iterator[OpenerPool]:
+    made = OpenerPool(2)
     yield made
     made.shutdown()
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
-def test_a_part_of_a_large_memory_arrives_as_bytes(openers: Openers, size: int) -> None:
+def test_a_part_of_a_large_memory_arrives_as_bytes(openers: OpenerPool, size: int) -> None:
     data = np.empty(size + 10, dtype=np.uint8).data[5 : 5 + size]
     assert openers.submit(doubled, 2, data).result() == (2 * size, bytes)
     assert openers.submit(doubled, 2, data, more=1).result() == (2 * size + 1, bytes)
 
 
-def test_more_work_than_processes_is_all_done(openers: Openers) -> None:
+def test_more_work_than_processes_is_all_done(openers: OpenerPool) -> None:
     asked = [openers.submit(slow, bytes(n)) for n in range(6)]
     assert [one.result() for one in asked] == list(range(6))
     assert len({openers.submit(pid, b"").result() for _ in range(20)}) <= 2
 
 
-def test_an_error_comes_back_and_ends_nothing(openers: Openers) -> None:
+def test_an_error_comes_back_and_ends_nothing(openers: OpenerPool) -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="7 bytes"):
             openers.submit(refuse, bytes(7)).result()
@@ -75,7 +75,7 @@ def test_an_error_comes_back_and_ends_nothing(openers: Openers) -> None:
 
 
 def test_who_asked_a_process_that_dies_is_told() -> None:
-    made = Openers(1)
+    made = OpenerPool(1)
     process = made.submit(pid, b"").result()
     asked = made.submit(slow, b"", seconds=30)
     os.kill(process, signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_who_asked_a_process_that_dies_is_told() -> None:
 
 
 def test_what_waits_is_cancelled_and_the_processes_end(tmp_path: Path) -> None:
-    made, let_go = Openers(1), tmp_path / "let go"
+    made, let_go = OpenerPool(1), tmp_path / "let go"
     process = made.submit(pid, b"").result()
     asked = [made.submit(held, bytes(let_go)) for _ in range(20)]
     made.shutdown(wait=False, cancel_futures=True)

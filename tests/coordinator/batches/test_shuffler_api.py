@@ -15,17 +15,17 @@ import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.common.protocol.messages import DIGEST_HEADER, SIGNATURE_HEADER
-from riffle.coordinator.batches.shuffler_client import ShufflerApi
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
 
 BATCH = "ab" * 16
 HANG_SECONDS = 30
-Act = Callable[[ShufflerApi], Awaitable[Any]]
+Act = Callable[[ShufflerClient], Awaitable[Any]]
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def api_of(handler: Handler) -> ShufflerApi:
+def api_of(handler: Handler) -> ShufflerClient:
     transport, url = httpx.MockTransport(handler), "http://shuffler"
-    return ShufflerApi(
+    return ShufflerClient(
         httpx.AsyncClient(transport=transport, base_url=url),
         httpx.Client(transport=transport, base_url=url),
     )
@@ -193,7 +193,7 @@ def test_a_shuffler_that_hangs_holds_nobody_who_leaves(head: bytes) -> None:
     """Its thread is over as well: the coordinator could not stop before."""
 
     async def whole(url: str, asked: threading.Event) -> float:
-        api = ShufflerApi.connect(url, "token", verify=False)
+        api = ShufflerClient.connect(url, "token", verify=False)
         task = asyncio.create_task(api.messages(BATCH, 6))
         await asyncio.to_thread(asked.wait, 10)
         await asyncio.sleep(0.1)
@@ -221,7 +221,7 @@ def test_a_shuffler_that_hangs_holds_nobody_who_leaves(head: bytes) -> None:
 )
 def test_an_answer_that_breaks_off_is_asked_for_again(head: bytes, trouble: str) -> None:
     async def whole(url: str) -> None:
-        api = ShufflerApi.connect(url, "token", verify=False)
+        api = ShufflerClient.connect(url, "token", verify=False)
         try:
             await api.messages(BATCH, 6)
         finally:
@@ -256,9 +256,9 @@ def test_proxies_of_the_environment_see_nothing(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 
     async def mounts() -> list[object]:
-        api = ShufflerApi.connect("http://shuffler", "token", verify=False)
+        api = ShufflerClient.connect("http://shuffler", "token", verify=False)
         try:
-            mounted = [*api._client._mounts.values(), *api._bulk._mounts.values()]
+            mounted = [*api._client._mounts.values(), *api._long_client._mounts.values()]
             return [mount for mount in mounted if mount is not None]
         finally:
             await api.close()

@@ -19,7 +19,7 @@ from riffle.node_client.environments.registry import make
 from tests.coordinator.calls import Api, problem
 from tests.coordinator.faults import outcome
 from tests.coordinator.learner import Tiny
-from tests.coordinator.world import SMALL, FakeShuffler, desk, play, registry, run_to_end, spec
+from tests.coordinator.world import SMALL, FakeShuffler, parts, play, registry, run_to_end, spec
 from tests.deploy.cli.calls import riffle
 from tests.examples.marks import MISTAKES, line_after
 
@@ -81,8 +81,8 @@ def test_a_mistake_is_told_before_a_run_is_made(
 def test_a_mistake_later_fails_the_run_with_the_same_words(
     name: str, says: str, tmp_path: Path
 ) -> None:
-    at = replace(desk(tmp_path, FakeShuffler()), registry=Registry(files=files(name)))
-    run_to_end(at, spec(learner="mine"))
+    given = replace(parts(tmp_path, FakeShuffler()), registry=Registry(files=files(name)))
+    run_to_end(given, spec(learner="mine"))
     found = outcome(tmp_path)
     state, message, _ = found["state"]
     assert state == "failed"
@@ -103,8 +103,8 @@ def test_the_simulator_tells_it_too(name: str, says: str) -> None:
 
 
 def test_a_policy_of_unsigned_integers_is_one(tmp_path: Path) -> None:
-    at = replace(desk(tmp_path, FakeShuffler()), registry=Registry(files=files("Unsigned")))
-    run_to_end(at, spec(learner="mine"))
+    given = replace(parts(tmp_path, FakeShuffler()), registry=Registry(files=files("Unsigned")))
+    run_to_end(given, spec(learner="mine"))
     assert outcome(tmp_path)["state"][0] == "finished"
 
 
@@ -161,7 +161,7 @@ def test_a_learner_of_our_own_that_cannot_begin_is_logged_and_told(
         assert caught.value.slug == "invalid-spec"
 
     with caplog.at_level(logging.INFO):
-        play(replace(desk(tmp_path, FakeShuffler()), registry=own), act)
+        play(replace(parts(tmp_path, FakeShuffler()), registry=own), act)
     assert '"learner-failed"' in caplog.text
     assert "test_brought.py" in caplog.text
 
@@ -184,7 +184,7 @@ def test_a_learner_that_fails_later_is_logged_and_told(
 
     monkeypatch.setattr(Tiny, "observe", choke)
     with caplog.at_level(logging.INFO):
-        run_to_end(replace(desk(tmp_path, FakeShuffler()), registry=registry()), spec())
+        run_to_end(replace(parts(tmp_path, FakeShuffler()), registry=registry()), spec())
     assert outcome(tmp_path)["state"][:2] == ("failed", "tiny: cannot learn from this")
     assert '"step-failed"' in caplog.text
     assert '"run-failed"' in caplog.text

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.coordinator.learners.manual import ManualLearner
+from riffle.coordinator.learners.registry import ManualLearner
 from riffle.coordinator.learners.registry import problem as problem_of
 from riffle.coordinator.learning.learner import LearnerError
 from tests.coordinator.calls import Answer, Api, problem

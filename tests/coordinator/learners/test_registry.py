@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.learners.own import Brought
+from riffle.coordinator.learners.own import ExternalLearner
 from riffle.coordinator.learners.registry import GROUP, Registry, problem
 from riffle.coordinator.specs import RunSpec
 from tests.coordinator.learner import Tiny
@@ -25,7 +25,7 @@ def test_another_packages_learner_is_found_by_its_entry_point(
     registry = Registry()
     assert registry.names == ["manual", "outside", "pe", "sdp-pe", "sdp-pe-conference"]
     built = registry.build(spec(learner="outside"))
-    assert isinstance(built, Brought)
+    assert isinstance(built, ExternalLearner)
     assert isinstance(built.learner, Tiny)
     with pytest.raises(RemoteError, match="no option 'size'; known are none"):
         registry.build(spec(learner="outside", options={"size": 1}))

@@ -10,7 +10,6 @@ from sqlalchemy.exc import OperationalError
 from riffle.common.protocol.descriptor import batch_id
 from riffle.common.protocol.errors import RemoteError
 from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.runs.desk import Desk
 from riffle.coordinator.store.records import DeploymentRecord
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, Failing, outcome, read
@@ -18,8 +17,8 @@ from tests.coordinator.learner import Tiny
 from tests.coordinator.world import (
     RUN,
     FakeShuffler,
-    desk,
     drivers_end,
+    parts,
     play,
     run_to_end,
     spec,
@@ -30,14 +29,14 @@ pytestmark = both_engines
 
 STEPS = (
     ("shuffler", "deposit"),
-    ("store", "opened"),
+    ("store", "deposit"),
     ("shuffler", "status"),
-    ("store", "sealed"),
+    ("store", "seal"),
     ("shuffler", "messages"),
     ("analyzer", "open"),
     ("store", "settle"),
     ("shuffler", "acknowledge"),
-    ("store", "acknowledged"),
+    ("store", "acknowledge"),
 )
 
 
@@ -60,7 +59,7 @@ def test_a_run_counts_two_batches_and_finishes(undisturbed: dict[str, Any]) -> N
 
 def test_messages_are_conserved(undisturbed: dict[str, Any], tmp_path: Path) -> None:
     shuffler = FakeShuffler()
-    run_to_end(desk(tmp_path, shuffler), spec())
+    run_to_end(parts(tmp_path, shuffler), spec())
     for entry in undisturbed["ledger"]:
         padding = shuffler.contexts[batch_id(RUN, entry.index)].descriptor.padding
         assert entry.opened + entry.failed == entry.messages == 20 * padding.messages
@@ -75,11 +74,11 @@ def test_a_crash_at_any_step_changes_nothing(
     part: str, method: str, nth: int, when: str, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     shuffler = FakeShuffler()
-    whole = desk(tmp_path, shuffler)
-    breaking: Any = Breaking(getattr(whole, part), method, nth, when)
-    run_to_end(replace(whole, **{part: breaking}), spec())
+    given = parts(tmp_path, shuffler)
+    breaking: Any = Breaking(getattr(given, part), method, nth, when)
+    run_to_end(replace(given, **{part: breaking}), spec())
     assert read(tmp_path, lambda store: store.run(RUN).state) in ("running", "finished")
-    run_to_end(desk(tmp_path, shuffler))
+    run_to_end(parts(tmp_path, shuffler))
     assert outcome(tmp_path) == undisturbed
     assert len(shuffler.acknowledged) == 2
 
@@ -90,7 +89,7 @@ def test_a_shuffler_that_is_down_is_waited_for(
     monkeypatch.setattr("riffle.coordinator.runs.driver.FIRST_PAUSE_SECONDS", 0.001)
     shuffler = FakeShuffler()
     shuffler.down = 5
-    at, troubles = desk(tmp_path, shuffler), []
+    given, troubles = parts(tmp_path, shuffler), []
 
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec())
@@ -98,7 +97,7 @@ def test_a_shuffler_that_is_down_is_waited_for(
         troubles.append(coordinator.trouble(RUN))
         await drivers_end()
 
-    play(at, act)
+    play(given, act)
     assert troubles == ["the shuffler does not answer (test)"]
     assert shuffler.calls[:6] == ["deposit"] * 6
     assert outcome(tmp_path) == undisturbed
@@ -108,22 +107,22 @@ def test_a_store_that_fails_is_tried_again(
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("riffle.coordinator.runs.driver.FIRST_PAUSE_SECONDS", 0.001)
-    whole = desk(tmp_path, FakeShuffler())
+    given = parts(tmp_path, FakeShuffler())
     full = OperationalError("COMMIT", {}, Exception("database or disk is full"))
-    writes = ("next_work", "opened", "sealed", "settle", "acknowledged")
-    failing: Any = Failing(whole.store, full, 2, *writes)
-    run_to_end(replace(whole, store=failing), spec())
+    writes = ("next_work", "deposit", "seal", "settle", "acknowledge")
+    failing: Any = Failing(given.store, full, 2, *writes)
+    run_to_end(replace(given, store=failing), spec())
     assert outcome(tmp_path) == undisturbed
 
 
 def test_an_unexpected_error_fails_the_run_and_keeps_the_spend(tmp_path: Path) -> None:
     shuffler = FakeShuffler()
-    whole = desk(tmp_path, shuffler)
-    failing: Any = Failing(whole.registry, ZeroDivisionError(), 1, "build")
-    run_to_end(replace(whole, registry=failing))  # nothing to do yet
-    breaking: Any = Breaking(whole.shuffler, "messages", 1, "before")
-    run_to_end(replace(desk(tmp_path, shuffler), shuffler=breaking), spec())
-    run_to_end(replace(desk(tmp_path, shuffler), registry=failing))
+    given = parts(tmp_path, shuffler)
+    failing: Any = Failing(given.registry, ZeroDivisionError(), 1, "build")
+    run_to_end(replace(given, registry=failing))  # nothing to do yet
+    breaking: Any = Breaking(given.shuffler, "messages", 1, "before")
+    run_to_end(replace(parts(tmp_path, shuffler), shuffler=breaking), spec())
+    run_to_end(replace(parts(tmp_path, shuffler), registry=failing))
     found = outcome(tmp_path)
     assert found["state"][:2] == ("failed", "unexpected ZeroDivisionError; see the log")
     assert found["states"] == [("counted", True, batch_id(RUN, 0))]
@@ -133,7 +132,7 @@ def test_an_unexpected_error_fails_the_run_and_keeps_the_spend(tmp_path: Path) -
 def test_a_refused_descriptor_fails_the_run(tmp_path: Path) -> None:
     shuffler = FakeShuffler()
     shuffler.refusal = RemoteError("weak-guarantee", "at most 0.5 is accepted here")
-    run_to_end(desk(tmp_path, shuffler), spec())
+    run_to_end(parts(tmp_path, shuffler), spec())
     found = outcome(tmp_path)
     assert found["state"][:2] == ("failed", "at most 0.5 is accepted here")
     assert found["states"][0][0] == "abandoned"
@@ -142,9 +141,9 @@ def test_a_refused_descriptor_fails_the_run(tmp_path: Path) -> None:
 
 def test_a_changed_learner_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shuffler = FakeShuffler()
-    whole = desk(tmp_path, shuffler)
-    breaking: Any = Breaking(whole.shuffler, "messages", 2, "before")
-    run_to_end(replace(whole, shuffler=breaking), spec())
+    given = parts(tmp_path, shuffler)
+    breaking: Any = Breaking(given.shuffler, "messages", 2, "before")
+    run_to_end(replace(given, shuffler=breaking), spec())
     original = Tiny.next_deployment
 
     def changed(self: Tiny) -> Any:
@@ -152,7 +151,7 @@ def test_a_changed_learner_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
         return replace(deployment, n=21) if deployment and self.seen else deployment
 
     monkeypatch.setattr(Tiny, "next_deployment", changed)
-    run_to_end(desk(tmp_path, shuffler))
+    run_to_end(parts(tmp_path, shuffler))
     found = outcome(tmp_path)
     assert found["state"][0] == "failed"
     assert "was the learner changed" in found["state"][1]
@@ -164,10 +163,10 @@ def test_a_changed_learner_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_refused_acknowledgement_does_not_end_the_run(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    whole = desk(tmp_path, FakeShuffler())
+    given = parts(tmp_path, FakeShuffler())
     refused = RemoteError("unknown-batch", "no such batch")
-    failing: Any = Failing(whole.shuffler, refused, 1, "acknowledge")
-    run_to_end(replace(whole, shuffler=failing), spec())
+    failing: Any = Failing(given.shuffler, refused, 1, "acknowledge")
+    run_to_end(replace(given, shuffler=failing), spec())
     assert outcome(tmp_path) == undisturbed
 
 
@@ -179,22 +178,22 @@ def test_a_batch_lost_by_the_store_is_told(tmp_path: Path) -> None:
         await coordinator.create(spec())
         await until(lambda: "status" in shuffler.calls)
         shuffler.states[batch_id(RUN, 0)] = "erased"
-        await until(lambda: coordinator.desk.store.run(RUN).state == "failed")
+        await until(lambda: given.store.run(RUN).state == "failed")
 
-    play(desk(tmp_path, shuffler), act)
+    given = parts(tmp_path, shuffler)
+    play(given, act)
     assert "older copy of the store" in outcome(tmp_path)["state"][1]
 
 
 def test_every_timing_is_recorded(tmp_path: Path) -> None:
-    run_to_end(desk(tmp_path, FakeShuffler()), spec())
+    run_to_end(parts(tmp_path, FakeShuffler()), spec())
     rows: list[DeploymentRecord] = read(tmp_path, lambda store: store.deployments(RUN))
     kinds = {"waiting", "fetching", "opening", "planning", "storing", "acknowledging"}
     assert all(set(row.timings) == kinds for row in rows)
 
 
-def test_desks_share_nothing(tmp_path: Path) -> None:
-    first: Desk = desk(tmp_path, FakeShuffler())
-    run_to_end(first, spec())
+def test_coordinators_share_nothing(tmp_path: Path) -> None:
+    run_to_end(parts(tmp_path, FakeShuffler()), spec())
     (tmp_path / "other").mkdir()
-    run_to_end(desk(tmp_path / "other", FakeShuffler()), spec())
+    run_to_end(parts(tmp_path / "other", FakeShuffler()), spec())
     assert outcome(tmp_path) == outcome(tmp_path / "other")

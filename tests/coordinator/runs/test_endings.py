@@ -23,8 +23,8 @@ from tests.coordinator.world import (
     RUN,
     Clock,
     FakeShuffler,
-    desk,
     drivers_end,
+    parts,
     play,
     run_to_end,
     spec,
@@ -42,7 +42,7 @@ def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None
             clock.now += spec().batch_seconds
             raise RemoteError("late", "the descriptor expired")
 
-    run_to_end(desk(tmp_path, Slow(), clock), spec(reissues=2))
+    run_to_end(parts(tmp_path, Slow(), clock), spec(reissues=2))
     found = outcome(tmp_path)
     assert [state for state, _, _ in found["states"]] == ["abandoned"] * 3
     assert found["state"][0] == "failed"
@@ -61,7 +61,7 @@ def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str,
         shuffler.refusal = None
         await drivers_end()
 
-    play(desk(tmp_path, shuffler), act)
+    play(parts(tmp_path, shuffler), act)
     found = outcome(tmp_path)
     assert {**found, "state": None} == {**undisturbed, "state": None}
 
@@ -77,7 +77,7 @@ def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Pat
             clock.now += 63
         await drivers_end()
 
-    play(desk(tmp_path, shuffler, clock), act)
+    play(parts(tmp_path, shuffler, clock), act)
     found = outcome(tmp_path)
     assert [state for state, _, _ in found["states"]] == ["abandoned", "abandoned"]
     assert found["state"][0] == "failed"
@@ -100,7 +100,7 @@ def test_a_reissued_batch_can_still_succeed(tmp_path: Path, undisturbed: dict[st
         shuffler.fills = True
         await drivers_end()
 
-    play(desk(tmp_path, shuffler, clock), act)
+    play(parts(tmp_path, shuffler, clock), act)
     found = outcome(tmp_path)
     assert found["state"][0] == "finished"
     assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
@@ -114,7 +114,7 @@ def is_open(shuffler: FakeShuffler, batch: str) -> bool:
 def rejected_and_used(directory: Path, broken: int, reissues: int) -> dict[str, Any]:
     shuffler = FakeShuffler()
     shuffler.broken = {0: broken}
-    run_to_end(desk(directory, shuffler), spec(reissues=reissues))
+    run_to_end(parts(directory, shuffler), spec(reissues=reissues))
     found = outcome(directory)
     assert len(shuffler.acknowledged) == len(found["ledger"])
     return found
@@ -155,7 +155,7 @@ def read_messages(directory: Path) -> int:
     """L of the small run's first batch."""
     directory.mkdir()
     shuffler = FakeShuffler()
-    run_to_end(desk(directory, shuffler), spec())
+    run_to_end(parts(directory, shuffler), spec())
     return shuffler.contexts[batch_id(RUN, 0)].descriptor.padding.messages
 
 
@@ -170,7 +170,7 @@ def stop_when(directory: Path, fills: bool, ready: Callable[[FakeShuffler], bool
         await coordinator.stop(RUN)
         await drivers_end()
 
-    play(desk(directory, shuffler), act)
+    play(parts(directory, shuffler), act)
     return shuffler, outcome(directory)
 
 
@@ -182,34 +182,34 @@ def test_stopping_abandons_the_open_batch(tmp_path: Path) -> None:
 
 
 def test_stopping_before_the_deposit_leaves_nothing(tmp_path: Path) -> None:
-    whole = desk(tmp_path, FakeShuffler())
-    whole.shuffler.down = 10**9  # type: ignore[attr-defined]
+    given = parts(tmp_path, FakeShuffler())
+    given.shuffler.down = 10**9
 
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec())
         await until(lambda: coordinator.trouble(RUN) is not None)
-        whole.shuffler.down = 0  # type: ignore[attr-defined]
+        given.shuffler.down = 0
         await coordinator.stop(RUN)
         await drivers_end()
 
-    play(whole, act)
+    play(given, act)
     found = outcome(tmp_path)
     assert (found["state"][0], found["states"][0][0]) == ("stopped", "abandoned")
 
 
 def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
     shuffler = FakeShuffler()
-    whole = desk(tmp_path, shuffler)
-    breaking: Any = Breaking(whole.store, "settle", 1, "before")
-    run_to_end(replace(whole, store=breaking), spec())
+    given = parts(tmp_path, shuffler)
+    breaking: Any = Breaking(given.store, "settle", 1, "before")
+    run_to_end(replace(given, store=breaking), spec())
 
     async def act(coordinator: Coordinator) -> None:
         await coordinator.stop(RUN)
         await drivers_end()
 
-    at = desk(tmp_path, shuffler)
-    at.store.stop(RUN, NOW)
-    play(at, act)
+    given = parts(tmp_path, shuffler)
+    given.store.stop(RUN, NOW)
+    play(given, act)
     found = outcome(tmp_path)
     assert found["state"][0] == "stopped"
     assert found["states"] == [("counted", True, batch_id(RUN, 0))]
@@ -230,7 +230,7 @@ def test_a_batch_that_fills_as_its_run_is_stopped_is_settled(tmp_path: Path) -> 
         await coordinator.stop(RUN)
         await drivers_end()
 
-    play(desk(tmp_path, shuffler), act)
+    play(parts(tmp_path, shuffler), act)
     assert_stopped_and_counted(shuffler, outcome(tmp_path))
 
 
@@ -238,13 +238,13 @@ def test_a_full_batch_of_a_stopped_run_is_settled_though_its_deposit_was_not_not
     tmp_path: Path,
 ) -> None:
     shuffler = FakeShuffler()
-    whole = desk(tmp_path, shuffler)
-    breaking: Any = Breaking(whole.store, "opened", 1, "before")
-    run_to_end(replace(whole, store=breaking), spec())
+    given = parts(tmp_path, shuffler)
+    breaking: Any = Breaking(given.store, "deposit", 1, "before")
+    run_to_end(replace(given, store=breaking), spec())
     shuffler.states[batch_id(RUN, 0)] = "sealed"
-    at = desk(tmp_path, shuffler)
-    at.store.stop(RUN, NOW)
-    run_to_end(at)
+    given = parts(tmp_path, shuffler)
+    given.store.stop(RUN, NOW)
+    run_to_end(given)
     assert_stopped_and_counted(shuffler, outcome(tmp_path))
 
 
@@ -269,7 +269,7 @@ def test_a_batch_that_fills_as_it_expires_is_counted(
         shuffler.fills = True
         await drivers_end()
 
-    play(desk(tmp_path, shuffler, clock), act)
+    play(parts(tmp_path, shuffler, clock), act)
     assert outcome(tmp_path) == undisturbed
 
 
@@ -288,9 +288,9 @@ def lose(shuffler: FakeShuffler, how: str) -> None:
 
 def seal_first(directory: Path, shuffler: FakeShuffler, reissues: int) -> None:
     """Run until the first batch is recorded as sealed, and no further."""
-    whole = desk(directory, shuffler)
-    breaking: Any = Breaking(whole.store, "sealed", 1, "after")
-    run_to_end(replace(whole, store=breaking), spec(reissues=reissues))
+    given = parts(directory, shuffler)
+    breaking: Any = Breaking(given.store, "seal", 1, "after")
+    run_to_end(replace(given, store=breaking), spec(reissues=reissues))
 
 
 @pytest.mark.parametrize("how", ["late", "unknown-batch"])
@@ -298,7 +298,7 @@ def test_a_full_batch_that_was_lost_is_issued_again(tmp_path: Path, how: str) ->
     shuffler = FakeShuffler()
     seal_first(tmp_path, shuffler, reissues=1)
     lose(shuffler, how)
-    run_to_end(desk(tmp_path, shuffler))
+    run_to_end(parts(tmp_path, shuffler))
     found = outcome(tmp_path)
     assert found["state"][0] == "finished"
     assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
@@ -312,7 +312,7 @@ def test_a_full_batch_that_was_lost_too_often_fails_the_run(tmp_path: Path, how:
     shuffler = FakeShuffler()
     seal_first(tmp_path, shuffler, reissues=0)
     lose(shuffler, how)
-    run_to_end(desk(tmp_path, shuffler))
+    run_to_end(parts(tmp_path, shuffler))
     found = outcome(tmp_path)
     assert found["state"][0] == "failed"
     assert "lost" in found["state"][1]
@@ -324,9 +324,9 @@ def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, ho
     shuffler = FakeShuffler()
     seal_first(tmp_path, shuffler, reissues=2)
     lose(shuffler, how)
-    at = desk(tmp_path, shuffler)
-    at.store.stop(RUN, NOW)
-    run_to_end(at)
+    given = parts(tmp_path, shuffler)
+    given.store.stop(RUN, NOW)
+    run_to_end(given)
     found = outcome(tmp_path)
     assert found["state"][0] == "stopped"
     assert [state for state, _, _ in found["states"]] == ["abandoned"]
@@ -344,7 +344,7 @@ def test_a_lost_batch_is_noticed_with_another_analyzer_key_too(tmp_path: Path, h
         lose(shuffler, how)
         await drivers_end()
 
-    play(replace(desk(tmp_path, shuffler), analyzer=other), act)
+    play(replace(parts(tmp_path, shuffler), analyzer=other), act)
     found = outcome(tmp_path)
     assert (found["state"][0], found["states"][0][0]) == ("failed", "abandoned")
     assert "messages" not in shuffler.calls

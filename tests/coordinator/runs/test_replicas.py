@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from sqlalchemy import select
 
-from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.runs.drivers import Drivers
+from riffle.coordinator.runs.coordinator import Coordinator, Drivers
 from riffle.coordinator.specs import ManualDeployment
-from riffle.coordinator.store.events import STOPPED, Bell
-from riffle.coordinator.store.leases import LeaseLostError, Replica, RunLease
+from riffle.coordinator.states import LEASE, LeaseEvent, LeaseState
+from riffle.coordinator.store import schema
+from riffle.coordinator.store.events import STOPPED, ChangeSignals
+from riffle.coordinator.store.records import LeaseLostError, NextStep, RunLease
 from riffle.coordinator.store.store import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
@@ -24,8 +26,9 @@ from tests.coordinator.world import (
     NOW,
     RUN,
     FakeShuffler,
-    desk,
+    Parts,
     drivers_end,
+    parts,
     spec,
     store_url,
     tasks_of_drivers,
@@ -45,7 +48,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def take(store: Store, holder: str, now: float, *, start: bool = False) -> list[RunLease]:
-    return store.take(holder, now, now + 15, start=start)
+    return store.take_leases(holder, now, now + 15, start=start)
 
 
 # -- leases -------------------------------------------------------------------------------------
@@ -59,11 +62,11 @@ def test_a_run_is_driven_by_one_until_its_time_is_over(store: Store) -> None:
 
 
 def test_a_lease_that_is_held_lasts_longer_and_one_given_up_ends(store: Store) -> None:
-    assert store.hold([FIRST], NOW + 100) == []
+    assert store.renew_leases([FIRST], NOW + 100) == []
     assert take(store, "second", NOW + 99) == []
-    assert store.hold([FIRST], 0.0) == []
+    assert store.renew_leases([FIRST], 0.0) == []
     assert take(store, "second", NOW) == [SECOND]
-    assert store.hold([FIRST], NOW + 100) == [FIRST], "it was lost"
+    assert store.renew_leases([FIRST], NOW + 100) == [FIRST], "it was lost"
     assert take(store, "third", NOW + 14) == []
 
 
@@ -75,17 +78,17 @@ def test_a_restart_takes_what_its_predecessor_held(store: Store, engine: str) ->
 
 def test_a_run_without_work_is_not_taken(store: Store) -> None:
     to_sealed(store)
-    store.settle(FIRST, settlement(finished=True), NOW)
-    store.acknowledged(FIRST, 0, {})
+    store.settle(FIRST, settlement(next=NextStep(finished=True)), NOW)
+    store.acknowledge(FIRST, 0, {})
     assert take(store, "second", NOW + 100) == []
 
 
 LATE: list[tuple[str, Callable[[Store], None]]] = [
-    ("opened", lambda store: store.opened(FIRST, 0, NOW)),
-    ("sealed", lambda store: store.sealed(FIRST, 0, 20, {}, NOW)),
+    ("deposit", lambda store: store.deposit(FIRST, 0, NOW)),
+    ("seal", lambda store: store.seal(FIRST, 0, 20, {}, NOW)),
     ("settle", lambda store: store.settle(FIRST, settlement(), NOW)),
-    ("abandoned", lambda store: store.abandoned(FIRST, 0, 20, NOW)),
-    ("acknowledged", lambda store: store.acknowledged(FIRST, 0, {})),
+    ("abandon", lambda store: store.abandon(FIRST, 0, 20, NextStep(), NOW)),
+    ("acknowledge", lambda store: store.acknowledge(FIRST, 0, {})),
     ("fail", lambda store: store.fail(FIRST, "late", NOW)),
 ]
 
@@ -96,9 +99,9 @@ def test_who_lost_the_lease_changes_nothing(
 ) -> None:
     """In whatever state the run is, so it is the fence that refuses, not the state."""
     advance: dict[str, Callable[[], None]] = {
-        "sealed": lambda: store.opened(FIRST, 0, NOW),
+        "seal": lambda: store.deposit(FIRST, 0, NOW),
         "settle": lambda: to_sealed(store),
-        "acknowledged": lambda: to_sealed(store),
+        "acknowledge": lambda: to_sealed(store),
     }
     advance.get(step, lambda: None)()
     assert take(store, "second", NOW + 15) == [SECOND]
@@ -108,31 +111,70 @@ def test_who_lost_the_lease_changes_nothing(
     assert (store.run(RUN), store.deployments(RUN), store.events(RUN), store.ledger(RUN)) == before
 
 
+LEASE_EVENTS: dict[LeaseEvent, Callable[[Store, float], Any]] = {
+    "write": lambda store, now: store.fail(FIRST, "", now),
+    "renew": lambda store, now: lost_as_error(store.renew_leases([FIRST], now + 15)),
+    "release": lambda store, now: lost_as_error(store.renew_leases([FIRST], 0.0)),
+    "take": lambda store, now: take(store, "second", now),
+}
+
+
+def lost_as_error(lost: list[RunLease]) -> None:
+    for lease in lost:
+        raise LeaseLostError(lease.run_id)
+
+
+def lease_state(store: Store, now: float) -> LeaseState:
+    """The state of the first lease, from its row."""
+    table = schema.drivers.c
+    with store._engine.connect() as connection:
+        fence, until = connection.execute(select(table.fence, table.until)).one()
+    return "lost" if fence != FIRST.fence else "held" if until > now else "expired"
+
+
+@pytest.mark.parametrize("event", LEASE_EVENTS)
+@pytest.mark.parametrize("state", get_args(LeaseState))
+def test_the_store_follows_the_table_of_leases(
+    store: Store, state: LeaseState, event: LeaseEvent
+) -> None:
+    now = NOW if state == "held" else NOW + 15
+    if state == "lost":
+        assert take(store, "third", now) == [SECOND]
+    assert lease_state(store, now) == state
+    target = LEASE.get((state, event))
+    if target is not None:
+        LEASE_EVENTS[event](store, now)
+    elif event == "take":  # nothing of this lease: it is held, or another one is
+        assert LEASE_EVENTS[event](store, now) == []
+    else:
+        with pytest.raises(LeaseLostError):
+            LEASE_EVENTS[event](store, now)
+    assert lease_state(store, now) == (target or state)
+
+
 # -- two coordinators -----------------------------------------------------------------------------
 
 
-class Listener(Bell):
-    """Knows whether its coordinator hears of news: at first it is told that some may be missed."""
+class Listening(ChangeSignals):
+    """Notes whether its coordinator listens: its first notification is that any may be missed."""
 
-    hears = False
+    listens = False
 
-    def ring_all(self) -> None:
-        self.hears = True
-        super().ring_all()
+    def fire_all(self) -> None:
+        self.listens = True
+        super().fire_all()
 
 
 @asynccontextmanager
-async def replica(directory: Path, shuffler: Any, name: str) -> AsyncIterator[Coordinator]:
-    at = replace(desk(directory, shuffler), bell=Listener())
-    coordinator = Coordinator(at, test_entry=True, replica=Replica(name, 0.3))
+async def replica(given: Parts, name: str) -> AsyncIterator[Coordinator]:
+    coordinator = given.coordinator(name, lease_seconds=0.3)
     await coordinator.start()
     try:
         async with asyncio.timeout(30):
             yield coordinator
     finally:
         await coordinator.close()
-        at.analyzer.close()
-        at.store.close()
+        given.close()
 
 
 def driven(coordinator: Coordinator) -> bool:
@@ -162,10 +204,10 @@ def test_news_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
     shuffler.fills = False
 
     async def scenario() -> None:
-        async with replica(tmp_path, shuffler, "one") as one:
+        async with replica(parts(tmp_path, shuffler), "one") as one:
             await one.create(spec())
             await until(lambda: "status" in shuffler.calls)
-            one._heard(STOPPED + RUN)
+            one._notified(STOPPED + RUN)
             await asyncio.sleep(0)
         assert tasks_of_drivers() == set()
 
@@ -178,17 +220,18 @@ def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
     found = threading.Event()
 
     async def scenario() -> None:
-        async with replica(tmp_path, FakeShuffler(), "one") as one:
-            take = one.desk.store.take
+        given = parts(tmp_path, FakeShuffler())
+        async with replica(given, "one"):
+            take = given.store.take_leases
 
             def slowly(*args: Any, **kwargs: Any) -> list[RunLease]:
-                taken = take(*args, **kwargs)
+                taken: list[RunLease] = take(*args, **kwargs)
                 if taken:
                     found.set()
                     time.sleep(0.2)
                 return taken
 
-            one.desk.store.take = slowly  # type: ignore[method-assign]
+            given.store.take_leases = slowly
             killed = Store(store_url(tmp_path))
             killed.create_run(RUN, MANUAL, issued(0), NOW, "killed", NOW)
             killed.close()
@@ -209,8 +252,8 @@ class TestTwo:
         shuffler.fills = False
 
         async def scenario() -> None:
-            async with replica(tmp_path, shuffler, "two") as two:
-                async with replica(tmp_path, shuffler, "one") as one:
+            async with replica(parts(tmp_path, shuffler), "two") as two:
+                async with replica(parts(tmp_path, shuffler), "one") as one:
                     await one.create(spec())
                     await asyncio.sleep(0.5)
                     assert driven(one), "it renews its lease in time"
@@ -229,9 +272,10 @@ class TestTwo:
         shuffler = FakeShuffler()
 
         async def scenario() -> None:
-            async with replica(tmp_path, shuffler, "one") as one:
+            first, second = parts(tmp_path, shuffler), parts(tmp_path, shuffler)
+            async with replica(first, "one") as one:
                 asleep, wake = asyncio.Event(), asyncio.Event()
-                opener = one.desk.analyzer.open
+                opener = first.analyzer.open
 
                 async def open_late(*args: Any) -> Any:
                     opening = await opener(*args)
@@ -242,13 +286,13 @@ class TestTwo:
                 async def no_renewal(_: Drivers) -> None:
                     await asyncio.sleep(3600)
 
-                monkeypatch.setattr(one.desk.analyzer, "open", open_late)
-                one._drivers._keeping.cancel()  # type: ignore[union-attr]
+                monkeypatch.setattr(first.analyzer, "open", open_late)
+                one._drivers._renewing.cancel()  # type: ignore[union-attr]
                 await one.create(spec())
                 await asleep.wait()
                 sleeper = one._drivers._driven[RUN][1]
-                async with replica(tmp_path, shuffler, "two") as two:
-                    two.desk.clock.now += 15  # type: ignore[attr-defined]
+                async with replica(second, "two") as two:
+                    second.clock.now += 15
                     await until(lambda: driven(two))
                     wake.set()
                     await asyncio.wait([sleeper])
@@ -271,28 +315,27 @@ class TestTwo:
         shuffler.fills = False
 
         async def scenario() -> None:
-            async with (
-                replica(tmp_path, shuffler, "one") as one,
-                replica(tmp_path, shuffler, "two") as two,
-            ):
+            signals = Listening()
+            first = replace(parts(tmp_path, shuffler), signals=signals)
+            second = parts(tmp_path, shuffler)
+            async with replica(first, "one") as one, replica(second, "two") as two:
                 await one.create(spec())
-                bell = one.desk.bell
-                await until(lambda: isinstance(bell, Listener) and bell.hears)
+                await until(lambda: signals.listens)
                 await until(lambda: "wait" in shuffler.calls)
                 await two.stop(RUN)
-                assert two.desk.store.run(RUN).state == "stopped"
-                await until(lambda: not two.desk.store.with_work())
+                assert second.store.run(RUN).state == "stopped"
+                await until(lambda: not second.store.runs_with_work())
 
         asyncio.run(scenario())
 
     def test_who_waits_at_one_hears_of_a_deployment_through_the_other(self, tmp_path: Path) -> None:
         async def scenario() -> float:
             async with (
-                replica(tmp_path, FakeShuffler(), "one") as one,
-                replica(tmp_path, FakeShuffler(), "two") as two,
+                replica(parts(tmp_path, FakeShuffler()), "one") as one,
+                replica(parts(tmp_path, FakeShuffler()), "two") as two,
             ):
                 await one.create(spec(learner="manual"))
-                waiting = asyncio.create_task(one.current(RUN, None, 20))
+                waiting = asyncio.create_task(one.newest_deployment(RUN, None, 20))
                 await asyncio.sleep(0.2)
                 clock = asyncio.get_running_loop().time
                 started = clock()

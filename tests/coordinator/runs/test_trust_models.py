@@ -17,10 +17,9 @@ from riffle.coordinator.batches.counts import private_counts
 from riffle.coordinator.batches.ledger import planned, spent
 from riffle.coordinator.learners.registry import Registry, problem
 from riffle.coordinator.learning.learner import BatchCounts, LearnerError, StageResult
-from riffle.coordinator.runs import driver
+from riffle.coordinator.runs import learner
 from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.store.leases import RunLease
-from riffle.coordinator.store.records import Released, pack
+from riffle.coordinator.store.records import OpenedBatch, RunLease, pack
 from riffle.coordinator.store.store import Store
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.conftest import both_engines
@@ -30,7 +29,7 @@ from tests.coordinator.world import (
     ANALYZER,
     RUN,
     FakeShuffler,
-    desk,
+    parts,
     play,
     run_to_end,
     sealed_messages,
@@ -58,7 +57,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[int]]]:
         seen.setdefault(d.batch_id, []).append(histogram.tolist())
         return private_counts(d, histogram)
 
-    monkeypatch.setattr(driver, "private_counts", watched)
+    monkeypatch.setattr(learner, "private_counts", watched)
     return seen
 
 
@@ -92,12 +91,12 @@ def assert_one_draw(directory: Path, shown: dict[str, list[list[int]]]) -> None:
 def test_central_noise_is_used_once_whatever_crashes(
     part: str, method: str, when: str, tmp_path: Path, shown: dict[str, list[list[int]]]
 ) -> None:
-    shuffler, whole = FakeShuffler(), desk(tmp_path, FakeShuffler())
+    shuffler, given = FakeShuffler(), parts(tmp_path, FakeShuffler())
     breaking: Any = Breaking(
-        shuffler if part == "shuffler" else getattr(whole, part), method, 1, when
+        shuffler if part == "shuffler" else getattr(given, part), method, 1, when
     )
-    run_to_end(replace(whole, **{"shuffler": shuffler, part: breaking}), spec(**CENTRAL))
-    run_to_end(desk(tmp_path, shuffler))
+    run_to_end(replace(given, **{"shuffler": shuffler, part: breaking}), spec(**CENTRAL))
+    run_to_end(parts(tmp_path, shuffler))
     assert read(tmp_path, lambda store: store.run(RUN).state) == "finished"
     assert_one_draw(tmp_path, shown)
 
@@ -112,16 +111,16 @@ def test_a_learner_that_fails_does_not_make_a_second_draw(
             raise LearnerError(f"cannot learn from {counts.transitions.sum():.1f}")
 
     registry = Registry({"choking": lambda given, preset, options: Choking(given)})
-    at = replace(desk(tmp_path, FakeShuffler()), registry=registry)
-    run_to_end(at, spec(learner="choking", **CENTRAL))
+    given = replace(parts(tmp_path, FakeShuffler()), registry=registry)
+    run_to_end(given, spec(learner="choking", **CENTRAL))
     assert read(tmp_path, lambda store: store.run(RUN).state) == "failed"
     assert list(map(len, shown.values())) == [1]
     assert_one_draw(tmp_path, shown)
 
 
 def test_of_two_draws_the_first_committed_is_used(tmp_path: Path) -> None:
-    run_to_end(desk(tmp_path, FakeShuffler()), spec())
-    first, second = (Released(np.array([i, 20]), 20, 0, "0" * 64) for i in (1, 2))
+    run_to_end(parts(tmp_path, FakeShuffler()), spec())
+    first, second = (OpenedBatch(np.array([i, 20]), 20, 0, "0" * 64) for i in (1, 2))
 
     def look(store: Store) -> None:
         assert store.release(RunLease(RUN, 1), 0, first).histogram.tolist() == [1, 20]
@@ -135,7 +134,7 @@ def test_raw_counts_reach_neither_the_store_nor_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    run_to_end(desk(tmp_path, FakeShuffler()), spec(**CENTRAL))
+    run_to_end(parts(tmp_path, FakeShuffler()), spec(**CENTRAL))
     rows = read(tmp_path, lambda store: store.deployments(RUN))
     files = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     for row in rows:
@@ -149,7 +148,7 @@ def test_raw_counts_reach_neither_the_store_nor_the_log(
 
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_one_message_a_report_and_the_budget(trust: str, tmp_path: Path) -> None:
-    run_to_end(desk(tmp_path, FakeShuffler()), spec(trust=trust))
+    run_to_end(parts(tmp_path, FakeShuffler()), spec(trust=trust))
     found = outcome(tmp_path)
     assert found["state"][0] == "finished"
     for entry in found["ledger"]:
@@ -162,7 +161,7 @@ def test_broken_reports_weaken_nobody_else(trust: str, tmp_path: Path) -> None:
     """Two of 20 are promised; a third makes the batch useless, and no less private."""
     shuffler = FakeShuffler()
     shuffler.broken = {0: 2, 1: 3}
-    run_to_end(desk(tmp_path, shuffler), spec(trust=trust, reissues=1))
+    run_to_end(parts(tmp_path, shuffler), spec(trust=trust, reissues=1))
     found = outcome(tmp_path)
     assert [state for state, _, _ in found["states"]] == ["counted", "rejected", "counted"]
     assert [entry.failed for entry in found["ledger"]] == [2, 3, 0]
@@ -198,4 +197,4 @@ def test_a_budget_too_small_for_any_noise_is_refused_at_once(tmp_path: Path) -> 
         with pytest.raises(RemoteError, match="ask for more epsilon"):
             await coordinator.create(spec(trust="local", epsilon=1e-7, beta=1e-12))
 
-    play(desk(tmp_path, FakeShuffler()), act)
+    play(parts(tmp_path, FakeShuffler()), act)

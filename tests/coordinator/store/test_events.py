@@ -9,50 +9,51 @@ from typing import Any
 import pytest
 
 from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.store.events import Bell
-from tests.coordinator.world import RUN, FakeShuffler, desk, play, run_to_end, spec
+from riffle.coordinator.store.events import ChangeSignals
+from tests.coordinator.world import RUN, FakeShuffler, parts, play, run_to_end, spec
 
 
 def test_who_waits_for_events_is_woken_when_there_are_new_ones(tmp_path: Path) -> None:
-    told: list[int] = []
+    counts: list[int] = []
 
-    class Heard(Bell):
-        def ring(self, run_id: str) -> None:
-            told.append(len(at.store.events(run_id)))
-            super().ring(run_id)
+    class Counting(ChangeSignals):
+        def fire(self, run_id: str) -> None:
+            counts.append(len(given.store.events(run_id)))
+            super().fire(run_id)
 
-    at = replace(desk(tmp_path, FakeShuffler()), bell=Heard())
-    run_to_end(at, spec())
-    assert told == [2, 3, 5, 6, 9]  # after create, sealed, settle, sealed, settle
+    given = replace(parts(tmp_path, FakeShuffler()), signals=Counting())
+    run_to_end(given, spec())
+    assert counts == [2, 3, 5, 6, 9]  # after create, sealed, settle, sealed, settle
 
 
 def test_a_change_is_told_when_its_driver_is_stopped_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for it would only find it when he looks again, half a minute later."""
-    at = desk(tmp_path, FakeShuffler())
-    settle, begun, go = at.store.settle, threading.Event(), threading.Event()
+    given = parts(tmp_path, FakeShuffler())
+    settle, begun, go = given.store.settle, threading.Event(), threading.Event()
 
     def slow(*args: Any) -> None:
         begun.set()
         assert go.wait(10)
         settle(*args)
 
-    monkeypatch.setattr(at.store, "settle", slow)
+    monkeypatch.setattr(given.store, "settle", slow)
 
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec())
         await asyncio.to_thread(begun.wait, 10)
-        ticket = at.bell.ticket(RUN)
+        signal = given.signals.signal(RUN)
         stopping = asyncio.create_task(coordinator._drivers.halt(RUN))
         await asyncio.sleep(0.05)
-        assert not ticket.is_set()
+        assert not signal.is_set()
         go.set()
         await stopping
-        assert ticket.is_set()
+        assert signal.is_set()
 
-    play(at, act)
+    play(given, act)
 
 
 def test_who_has_the_store_for_itself_looks_again_less_often() -> None:
-    assert 5 <= Bell(shared=True).pause < Bell().pause <= 30
+    shared, alone = ChangeSignals(shared=True), ChangeSignals()
+    assert 5 <= shared.recheck_seconds < alone.recheck_seconds <= 30

@@ -17,7 +17,7 @@ import pytest
 from riffle.common.process.endpoint import server_verification
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.service import GRACE_SECONDS
-from riffle.coordinator.batches.shuffler_client import ShufflerApi
+from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.deploy.load.feed import enrol_nodes
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork, free_port
@@ -127,14 +127,14 @@ def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Pat
     token = (secrets / "coordinator" / "shuffler_token").read_text()
 
     async def ready(ca_file: Path | None) -> str:
-        api = ShufflerApi.connect(url, token, server_verification(ca_file))
+        api = ShufflerClient.connect(url, token, server_verification(ca_file))
         try:
-            return await api.ready()
+            return await api.identity()
         finally:
             await api.close()
 
     async def fetch(ca_file: Path | None) -> None:
-        api = ShufflerApi.connect(url, token, server_verification(ca_file))
+        api = ShufflerClient.connect(url, token, server_verification(ca_file))
         try:
             await api.messages("ab" * 16, 1)
         finally:

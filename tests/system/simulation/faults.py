@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import Connection, update
 
 from riffle.coordinator.runs.driver import Driver
-from riffle.coordinator.store import leases
-from riffle.coordinator.store.records import DeploymentRecord, RunRecord
+from riffle.coordinator.store.records import DeploymentRecord
 from riffle.coordinator.store.store import Store
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import shuffle
@@ -99,15 +98,14 @@ def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledged_before_it_is_settled(patch: pytest.MonkeyPatch) -> None:
     """The shuffler is told to erase a batch as soon as it is opened."""
-    released = Driver._released
+    open_batch = Driver._open
 
-    async def early(driver: Driver, run: RunRecord, row: DeploymentRecord, *rest: Any) -> Any:
-        found = await released(driver, run, row, *rest)
-        if found is not None:
-            await driver._desk.shuffler.acknowledge(row.batch_id, found.messages_sha256)
-        return found
+    async def early(driver: Driver, row: DeploymentRecord, *rest: Any) -> Any:
+        opened = await open_batch(driver, row, *rest)
+        await driver._exchange._shuffler.acknowledge(row.batch_id, opened.messages_sha256)
+        return opened
 
-    patch.setattr(Driver, "_released", early)
+    patch.setattr(Driver, "_open", early)
 
 
 def settled_without_the_fence(patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +114,7 @@ def settled_without_the_fence(patch: pytest.MonkeyPatch) -> None:
 
     def unfenced(*settlement: Any) -> None:
         with pytest.MonkeyPatch.context() as unchecked:
-            unchecked.setattr(leases, "check", lambda *_: None)
+            unchecked.setattr(Store, "_check_fence", lambda *_: None)
             settle(*settlement)
 
     patch.setattr(Store, "settle", unfenced)

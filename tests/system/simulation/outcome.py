@@ -28,7 +28,7 @@ KEYED = ("run_id", "batch_id", "policies", "weights", "n", "noise")
 
 def check(world: World) -> None:
     """Note whatever is not as in an undisturbed run."""
-    store, shuffler = world.core("coordinator").desk.store, world.core("shuffler")
+    store, shuffler = world.core("coordinator"), world.core("shuffler")
     for run in store.runs():
         _check_run(world, store, run)
     settled = {

@@ -89,14 +89,14 @@ async def heal(world: World) -> None:
 
 
 def _settled(world: World) -> bool:
-    coordinator, shuffler = world.core("coordinator"), world.core("shuffler")
-    if coordinator is None or shuffler is None or coordinator.desk.store.with_work():
+    store, shuffler = world.core("coordinator"), world.core("shuffler")
+    if store is None or shuffler is None or store.runs_with_work():
         return False
     return not world.open_batches()
 
 
 def _states(world: World) -> list[str]:
-    store = world.core("coordinator").desk.store
+    store = world.core("coordinator")
     return [
         f"{run.id}: {run.state}, {[row.state for row in store.deployments(run.id)]}"
         for run in store.runs()

@@ -28,7 +28,7 @@ from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import Messages
-from riffle.coordinator.batches.shuffler_client import ShufflerApi as CoordinatorsShuffler
+from riffle.coordinator.batches.shuffler_client import ShufflerClient as CoordinatorsShuffler
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
@@ -318,7 +318,7 @@ class World:
         if found is None:
             return None
         state = found[1].state
-        return state.shuffler if target == "shuffler" else state.coordinator
+        return state.shuffler if target == "shuffler" else state.store
 
 
 @cache

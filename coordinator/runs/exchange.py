@@ -1,0 +1,190 @@
+"""A batch outside the coordinator's store: what is asked of the shuffler, and opened.
+
+Every refusal of the shuffler that has a meaning for one batch is interpreted here. Other errors
+pass to the driver. Every step may be repeated.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Literal
+
+from riffle.common.protocol.descriptor import Context, parse, sign_deposit
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.messages import BatchState, BatchStatus
+from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
+from riffle.coordinator.metrics import JOURNAL
+from riffle.coordinator.store.records import DeploymentRecord, OpenedBatch
+
+POLL_SECONDS = 25.0
+EXPIRY_MARGIN_SECONDS = 2.0
+LEAST_POLL_SECONDS = 0.05
+EXPIRED = "expired or was abandoned"
+FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
+Timings = MutableMapping[str, float]
+
+
+class BatchGoneError(Exception):
+    """The batch will never be counted: ``reason``, and the ``episodes`` executed for it."""
+
+    def __init__(self, reason: str, episodes: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.episodes = episodes
+
+
+class StepTimer:
+    """Measures consecutive parts of a step."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Returns the seconds since the last call, at first since the start."""
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+
+class BatchExchange:
+    """The steps of a batch at the shuffler. ``clock`` returns seconds since 1970."""
+
+    def __init__(
+        self,
+        shuffler: ShufflerClient,
+        analyzer: Analyzer,
+        signing_key: bytes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._shuffler = shuffler
+        self._analyzer = analyzer
+        self._signing_key = signing_key
+        self._clock = clock
+
+    async def deposit(self, row: DeploymentRecord) -> None:
+        """Deposits the stored descriptor; the shuffler answers the same bytes alike.
+
+        Raises:
+            BatchGoneError: it expired, or its key was rotated away before anybody saw it.
+            LocalError: ``unavailable``: the clocks disagree. Issued anew it would be late as well,
+                and the deployment would soon be out of tries.
+        """
+        try:
+            self._analyzer.check_key(parse(row.data))
+        except LocalError as error:
+            raise BatchGoneError("was issued under a key that is gone", 0) from error
+        signature = sign_deposit(self._signing_key, row.data)
+        try:
+            await self._shuffler.deposit(row.batch_id, row.data, signature)
+        except RemoteError as error:
+            if error.slug != "late":
+                raise
+            left = row.descriptor.expires_at - self._clock()
+            if left <= 0:
+                raise BatchGoneError(EXPIRED, 0) from error
+            raise LocalError(
+                "unavailable",
+                "the shuffler says that a new batch has expired: set its clock or this one right "
+                f"({left:.0f} s left by ours)",
+            ) from error
+
+    async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus | None:
+        """Waits for the last report; returns None if the batch is open after one long poll.
+
+        Past its expiry a batch is abandoned, unless it fills first: the next call tells.
+
+        Raises:
+            BatchGoneError: the batch expired or was abandoned.
+            LocalError: ``wrong-state``: the shuffler is past what this store knows.
+        """
+        started = time.perf_counter()
+        left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self._clock()
+        status = await self._shuffler.status(row.batch_id, max(0.0, min(left, POLL_SECONDS)))
+        if status.state in FULL:
+            return status
+        if status.state == "abandoned":
+            raise BatchGoneError(EXPIRED, status.episodes or 0)
+        if status.state != "open":
+            raise LocalError(
+                "wrong-state",
+                f"batch {row.batch_id} is {status.state} at the shuffler but not counted here: is "
+                "this an older copy of the store?",
+            )
+        if left <= 0:
+            await self._abandon(row)
+        elif time.perf_counter() - started < LEAST_POLL_SECONDS:
+            await asyncio.sleep(LEAST_POLL_SECONDS)
+        return None
+
+    async def withdraw(self, row: DeploymentRecord) -> BatchStatus | None:
+        """Abandons the batch, unless it is full; returns its status, None if never deposited."""
+        await self._abandon(row)
+        with contextlib.suppress(RemoteError):
+            return await self._shuffler.status(row.batch_id, 0.0)
+        return None
+
+    async def fetch_and_open(
+        self, row: DeploymentRecord, context: Context, timings: Timings
+    ) -> OpenedBatch:
+        """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
+
+        Raises:
+            BatchGoneError: the shuffler has lost it. A coordinator on an older copy of its store
+                meets this too, if the batch was counted before: that spend is in the newer copy
+                only, and its users cannot report again.
+        """
+        timer = StepTimer()
+        messages = await self._fetch(row, context)
+        timings["fetching"] = timer.seconds()
+        opening = await self._analyzer.open(context, messages.data)
+        timings["opening"] = timer.seconds()
+        return OpenedBatch(opening.histogram, opening.opened, opening.failed, messages.sha256)
+
+    async def acknowledge(self, row: DeploymentRecord) -> None:
+        """Tells the shuffler to erase a settled batch.
+
+        A refusal is logged only: the counts are safe here, and a shuffler that has nothing to
+        erase must not end the run.
+        """
+        try:
+            await self._shuffler.acknowledge(row.batch_id, row.messages_sha256 or "")
+        except RemoteError as error:
+            JOURNAL.problem("not-acknowledged", error, run_id=row.run_id, deployment=row.index)
+
+    async def _fetch(self, row: DeploymentRecord, context: Context) -> Messages:
+        descriptor = context.descriptor
+        size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
+        try:
+            self._analyzer.check_key(context)
+        except LocalError:
+            # Messages that cannot be opened are not fetched again and again.
+            if await self._state(row.batch_id) in FULL:
+                raise
+            raise _lost(row) from None
+        try:
+            return await self._shuffler.messages(row.batch_id, size)
+        except RemoteError as error:
+            if error.slug in ("late", "unknown-batch"):
+                raise _lost(row) from error
+            raise
+
+    async def _state(self, batch_id: str) -> BatchState | Literal["unknown"]:
+        try:
+            return (await self._shuffler.status(batch_id, 0.0)).state
+        except RemoteError as error:
+            if error.slug != "unknown-batch":
+                raise
+            return "unknown"
+
+    async def _abandon(self, row: DeploymentRecord) -> None:
+        """Gives up a batch that is short; the shuffler keeps a full one."""
+        try:
+            await self._shuffler.abandon(row.batch_id)
+        except RemoteError as error:
+            if error.slug not in ("wrong-state", "unknown-batch"):
+                raise
+
+
+def _lost(row: DeploymentRecord) -> BatchGoneError:
+    return BatchGoneError("was lost by the shuffler", row.episodes_executed)

@@ -1,0 +1,131 @@
+"""The learner of one run: rebuilt by replay, shown each batch's counts, asked what follows.
+
+A learner is deterministic (`coordinator.learning.learner`), so a fresh one that observes the stored
+private counts in order is in the state of the lost one. Every stored deployment must be the one
+that the replayed learner asks for; otherwise the run must not go on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from riffle.common.mechanism.counters import Ints
+from riffle.common.process.tracing import in_span
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.batches.counts import private_counts, value_estimate
+from riffle.coordinator.batches.issue import Issuer, same_deployment
+from riffle.coordinator.learners.registry import ManualLearner, Registry
+from riffle.coordinator.learning.learner import Learner
+from riffle.coordinator.specs import MANUAL
+from riffle.coordinator.states import UNSETTLED
+from riffle.coordinator.store.records import DeploymentRecord, NextStep, RunRecord, Settlement
+from riffle.coordinator.store.store import Store
+
+
+class RunLearner:
+    """The learner of a run. ``learner``: as it is at the run's first deployment, if at hand."""
+
+    def __init__(
+        self, store: Store, registry: Registry, issuer: Issuer, learner: Learner | None = None
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._issuer = issuer
+        self._learner = learner
+
+    def forget(self) -> None:
+        """Drops the learner: it may have observed counts that were not committed."""
+        self._learner = None
+
+    @in_span("plan")
+    def complete(self, run: RunRecord, row: DeploymentRecord, settlement: Settlement) -> Settlement:
+        """Adds to a batch's settlement what the learner makes of its counts, and what follows.
+
+        Nothing is added once the run is over. Counts past the promise are not used: the deployment
+        is issued again.
+        """
+        if run.state != "running":
+            return settlement
+        if not settlement.spend.within_promise:
+            reason = f"had {settlement.spend.dishonest} dishonest reports or more"
+            return replace(settlement, next=self.reissue(run, row, reason))
+        learner = self._current(run)
+        counts = private_counts(row.descriptor, settlement.opened.histogram)
+        stage, estimate = learner.observe(counts), value_estimate(counts, run.spec.delta)
+        summary = learner.summary()
+        step = self._next_step(run, row, learner)
+        return replace(settlement, stage=stage, summary=summary, estimate=estimate, next=step)
+
+    def reissue(self, run: RunRecord, row: DeploymentRecord, reason: str) -> NextStep:
+        """Issues a deployment again whose batch was not counted, or fails the run.
+
+        The learner counts on n reports, so the deployment is issued whole, even where the episodes
+        executed in vain then add up to more than K, as `RunSpec.reissues` says. A run that is over
+        takes no step.
+        """
+        if run.state != "running":
+            return NextStep()
+        rows = self._store.deployments(run.id)
+        tries = sum(other.step == row.step for other in rows)
+        if tries <= run.spec.reissues:
+            index, step = len(rows), row.step
+            return NextStep(
+                issue=self._issuer.issue(run.id, run.spec, row.deployment, index=index, step=step)
+            )
+        failure = (
+            f"deployment {row.index} (n={row.n}) {reason}, and so did every one of its {tries} "
+            "tries; check that enough nodes serve users who have not reported yet"
+        )
+        return NextStep(failure=failure)
+
+    def _next_step(self, run: RunRecord, row: DeploymentRecord, learner: Learner) -> NextStep:
+        deployment = learner.next_deployment()
+        if deployment is None:
+            return NextStep(finished=run.spec.learner != MANUAL or self._used_up(run))
+        index, step = row.index + 1, row.step + 1
+        issue = self._issuer.issue(run.id, run.spec, deployment, index=index, step=step)
+        return NextStep(issue=issue)
+
+    def _used_up(self, run: RunRecord) -> bool:
+        """Whether K episodes were executed, which ends a manual run."""
+        rows = self._store.deployments(run.id)
+        return sum(row.executed for row in rows) >= run.spec.episodes
+
+    def _current(self, run: RunRecord) -> Learner:
+        """Returns the learner in its present state; manual deployments are always replayed."""
+        if self._learner is None or run.spec.learner == MANUAL:
+            learner = self._registry.build(run.spec)
+            replay(learner, self._store.deployments(run.id), self._store.histograms(run.id))
+            self._learner = learner
+        return self._learner
+
+
+def replay(
+    learner: Learner, rows: Sequence[DeploymentRecord], histograms: Mapping[int, Ints]
+) -> None:
+    """Shows a fresh learner all counted batches of its run, then checks what is under way.
+
+    Raises:
+        LocalError: ``wrong-state``: the learner would have deployed something else.
+    """
+    for row in rows:
+        if row.state == "counted":
+            _check_deployment(learner, row)
+            learner.observe(private_counts(row.descriptor, histograms[row.index]))
+        elif row.state in UNSETTLED:
+            _check_deployment(learner, row)
+
+
+def _check_deployment(learner: Learner, row: DeploymentRecord) -> None:
+    """Checks that the learner asks for a stored deployment; a manual learner is given it."""
+    deployment = row.deployment
+    if isinstance(learner, ManualLearner):
+        learner.submit(deployment)
+        return
+    wanted = learner.next_deployment()
+    if wanted is None or not same_deployment(wanted, deployment):
+        raise LocalError(
+            "wrong-state",
+            f"replayed up to deployment {row.index}, the learner asks for another one than was "
+            "issued: was the learner changed since? The run's counts are kept; start a new run, or "
+            "go back to the version that began this one",
+        )
