@@ -20,24 +20,12 @@ from riffle.node_client.environments.tabular import Modelled, TabularMDP
 
 SETTLED = {"batch_counted", "batch_rejected", "batch_abandoned"}
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
-VIEWS: Mapping[Trust, Mapping[str, str]] = {
-    "shuffle": {
-        "shuffler_sees": "sealed",
-        "coordinator_sees": "mixed noisy bits of all",
-        "trusted": "shuffler, others' noise",
-    },
-    "local": {
-        "shuffler_sees": "sealed",
-        "coordinator_sees": "one randomised report",
-        "trusted": "nobody",
-    },
-    "central": {
-        "shuffler_sees": "sealed",
-        "coordinator_sees": "the episode itself",
-        "trusted": "coordinator",
-    },
+VIEWS: Mapping[Trust, tuple[str, str, str]] = {
+    "shuffle": ("sealed", "mixed noisy bits of all", "shuffler, others' noise"),
+    "local": ("sealed", "one randomised report", "nobody"),
+    "central": ("sealed", "the episode itself", "coordinator"),
 }
-"""What each role sees of one user's episode, in the three workflows of `000`, Fig. 2."""
+"""What shuffler and coordinator see of one user's episode, and who is trusted (`000`, Fig. 2)."""
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
@@ -181,5 +169,5 @@ def _comparison(
         "messages_a_report": sum(d["n"] * d["messages"] for d in deployments) / reports,
         "bytes_a_report": sum(d["n"] * d["report_bytes"] for d in deployments) / reports,
         "seconds": summary["wall_seconds"],
-        **VIEWS[trust],
+        **dict(zip(("shuffler_sees", "coordinator_sees", "trusted"), VIEWS[trust], strict=True)),
     }

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -35,22 +36,10 @@ Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
 Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 
 
-def _preset_names() -> list[str]:
-    from riffle.deploy.presets import PRESETS  # noqa: PLC0415  (asked for by a shell only)
-
-    return list(PRESETS)
-
-
-def _learner_names() -> list[str]:
-    from riffle.coordinator.learners.registry import Registry  # noqa: PLC0415
-
-    return Registry().names
-
-
-def _environment_names() -> list[str]:
-    from riffle.node_client.environments.registry import environment_names  # noqa: PLC0415
-
-    return environment_names()
+PRESETS = "riffle.deploy.presets"
+LEARNERS = "riffle.coordinator.learners.registry"
+ENVIRONMENTS = "riffle.node_client.environments.registry"
+"""Modules with names for a shell to complete, which are imported when it asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +47,17 @@ class RunOptions:
     """What a run is, as the command line has it: an option for each field, in this order."""
 
     preset: Annotated[
-        str, typer.Option(help="demo or paper: what to start from", autocompletion=_preset_names)
+        str,
+        typer.Option(
+            help="demo or paper: what to start from",
+            autocompletion=lambda: list(import_module(PRESETS).PRESETS),
+        ),
     ] = "demo"
     learner: Annotated[
         str,
         typer.Option(
-            help="who learns: its name, or path/file.py:Class", autocompletion=_learner_names
+            help="who learns: its name, or path/file.py:Class",
+            autocompletion=lambda: import_module(LEARNERS).Registry().names,
         ),
     ] = "sdp-pe"
     env: Annotated[
@@ -72,7 +66,7 @@ class RunOptions:
             "--env",
             "--environment",
             help="environment id, as RiverSwim-v0; or file.py:make",
-            autocompletion=_environment_names,
+            autocompletion=lambda: import_module(ENVIRONMENTS).names(),
         ),
     ] = None
     param: Annotated[

@@ -1,7 +1,7 @@
 """Riffle: reinforcement learning over people whose episodes stay private.
 
 These names are the public API, documented in docs/python.md; everything else is private and may
-change. Each is loaded when it is first used, so `import riffle` itself loads nothing.
+change. The module of a name is imported when the name is first used.
 """
 
 from importlib import import_module
@@ -34,30 +34,21 @@ if TYPE_CHECKING:
     from riffle.node_client.environments.tabular import stationary as stationary
 
 _MODULES = {
-    "riffle.common.accounting": ("BatchEvent", "account", "calibrate"),
-    "riffle.common.mechanism.noise": ("Noise", "Padding"),
-    "riffle.common.mechanism.policy": ("Mixture",),
+    "riffle.common.accounting": "BatchEvent account calibrate",
+    "riffle.common.mechanism.noise": "Noise Padding",
+    "riffle.common.mechanism.policy": "Mixture",
     "riffle.coordinator.learning.learner": (
-        "BatchCounts",
-        "Deployment",
-        "Learner",
-        "LearnerSummary",
-        "Problem",
-        "StageResult",
+        "BatchCounts Deployment Learner LearnerSummary Problem StageResult"
     ),
-    "riffle.coordinator.learners.own": ("OwnLearner", "estimate"),
-    "riffle.deploy.operator": ("Operator",),
-    "riffle.node_client.environments.gymnasium": ("GymnasiumEnvironment",),
-    "riffle.node_client.environments.registry": ("make",),
+    "riffle.coordinator.learners.own": "OwnLearner estimate",
+    "riffle.deploy.operator": "Operator",
+    "riffle.node_client.environments.gymnasium": "GymnasiumEnvironment",
+    "riffle.node_client.environments.registry": "make",
     "riffle.node_client.environments.tabular": (
-        "Environment",
-        "Modelled",
-        "TabularEnvironment",
-        "TabularMDP",
-        "stationary",
+        "Environment Modelled TabularEnvironment TabularMDP stationary"
     ),
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605
 
