@@ -5,6 +5,7 @@ from sphinx.util.typing import ExtensionMetadata
 
 project = "Riffle"
 author = "The Riffle authors"
+project_copyright = author
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
