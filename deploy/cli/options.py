@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -36,10 +35,22 @@ Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
 Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 
 
-PRESETS = "riffle.deploy.presets"
-LEARNERS = "riffle.coordinator.learners.registry"
-ENVIRONMENTS = "riffle.node_client.environments.registry"
-"""Modules with names for a shell to complete, which are imported when it asks for them."""
+def _preset_names() -> list[str]:
+    from riffle.deploy.presets import PRESETS  # noqa: PLC0415  (only a completing shell needs it)
+
+    return list(PRESETS)
+
+
+def _learner_names() -> list[str]:
+    from riffle.coordinator.learners.registry import Registry  # noqa: PLC0415
+
+    return Registry().names
+
+
+def _environment_names() -> list[str]:
+    from riffle.node_client.environments.registry import environment_names  # noqa: PLC0415
+
+    return environment_names()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +61,14 @@ class RunOptions:
         str,
         typer.Option(
             help="demo or paper: what to start from",
-            autocompletion=lambda: list(import_module(PRESETS).PRESETS),
+            autocompletion=_preset_names,
         ),
     ] = "demo"
     learner: Annotated[
         str,
         typer.Option(
             help="who learns: its name, or path/file.py:Class",
-            autocompletion=lambda: import_module(LEARNERS).Registry().names,
+            autocompletion=_learner_names,
         ),
     ] = "sdp-pe"
     env: Annotated[
@@ -66,7 +77,7 @@ class RunOptions:
             "--env",
             "--environment",
             help="environment id, as RiverSwim-v0; or file.py:make",
-            autocompletion=lambda: import_module(ENVIRONMENTS).names(),
+            autocompletion=_environment_names,
         ),
     ] = None
     param: Annotated[
