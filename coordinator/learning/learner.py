@@ -12,8 +12,8 @@ Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, 
 Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
 
 `batch_counts` turns debiased counters into the counts that a learner takes, for every choice of
-families. What was not sent is a sum of what was: with `lean`, N(x,a) = sum_x' N(x,a,x'); with
-`joint`, N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add over the
+families. A family that is not sent is a sum of one that is: with `lean`, N(x,a) = sum_x' N(x,a,x');
+with `joint`, N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add over the
 terms. `to_json` writes a learner's answers for the store and for events.
 """
 
@@ -99,7 +99,7 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage learned, for the log, the CSV and the live page.
+    """The outcome of a stage, for the log, the CSV and the live page.
 
     active_before and active_after count policies that differ from the start distribution, None when
     an implicit active set cannot be counted; decisions_eliminated counts the (h, x, a) that no

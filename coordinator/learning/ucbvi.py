@@ -26,7 +26,7 @@ levels. Two sets of noise levels, named as in `privatizers`:
 - `tight`: two families (transitions and rewards; visits are sums). Replacing one user moves 4 H
   cells; the noise is the least of Laplace and analytic Gaussian at the same (epsilon, beta).
 
-Two bonuses, the same for every environment and recorded with every result:
+Two bonuses, the same for every environment and recorded with every run:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). It exceeds H - h
   for N < 49 L^2, some ten thousand visits, so nothing is learned at K = 20,000.
@@ -85,7 +85,7 @@ class Bonus:
     least_visits: float = 1.0
 
     def as_dict(self) -> dict[str, str | float]:
-        """Returns the fields by name, to be recorded in every result."""
+        """Returns the fields by name, to be recorded with every run."""
         return asdict(self)
 
 

@@ -11,16 +11,15 @@ Lemma 3.1: it holds the true P at all k <= K with probability at least 1 - 6 del
 is printed under the root in places; what the proof of E.14 bounds is the sum of the two.) `scale`
 multiplies beta: 1 is the document's.
 
-Empty sets. From N~ the set is never empty, as P~ is in it. Boxes made otherwise may be: a row whose
-lower bounds sum to more than one, or upper bounds to less. The answer is the least widening: the
-row becomes [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
+Empty sets. From N~ the set is never empty, as P~ is in it. Other boxes may have empty rows: lower
+bounds that sum to more than one, or upper bounds to less. The answer is the least widening: the row
+becomes [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
 
     sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN,
 
-so that it is not empty and has an interior, which the log-barrier needs; s is reported (`widened`,
-zero where nothing was done). It is continuous in the data, and s is by how much the bounds
-contradict each other. No upper bound is below MARGIN. A row with one successor is [0, 1]: that it
-sums to one determines it.
+so that it is not empty and has an interior, which the log-barrier needs. `widened` reports s, which
+is zero for other rows, continuous in the data, and measures how much the bounds contradict each
+other. No upper bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
@@ -28,8 +27,8 @@ Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
 Reaching one state is a reward, and rows of the set are boxes of their own, so the maximum is
 reached by backward induction: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f', and the best p of a
-box puts the mass left over by the lower bounds on the successors of largest f' first. All target
-states are done at once. u >= q_k, because the transitions that q_k induces are in the set.
+box puts the mass beyond the lower bounds on the successors of largest f' first. One pass serves all
+target states. u >= q_k, because the transitions that q_k induces are in the set.
 """
 
 from __future__ import annotations
@@ -252,12 +251,12 @@ def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> F
 @compiled
 def largest(size: int, row: tuple[Floats, Floats], f: Floats, order: Ints) -> float:
     """Returns max p . f over p in a row of the box, given the order of f (`rank`)."""
-    (lower, upper), left, best = row, 1.0, 0.0
+    (lower, upper), rest, best = row, 1.0, 0.0
     for y in range(size):
-        left -= lower[y]
+        rest -= lower[y]
     for i in range(size):
         y = order[i]
-        more = min(max(left, 0.0), upper[y] - lower[y])
+        more = min(max(rest, 0.0), upper[y] - lower[y])
         best += (lower[y] + more) * f[y]
-        left -= upper[y] - lower[y]
+        rest -= upper[y] - lower[y]
     return best

@@ -15,8 +15,8 @@ A primal-dual interior-point method. The logarithm is one complementarity more, 
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
 
 q starts at, and stays at, an occupancy measure of transitions inside the box, so it is feasible
-throughout. A row's Newton system is a diagonal plus rank two; rows are eliminated, and what is left
-is one equation a state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved out of the way.
+throughout. A row's Newton system is a diagonal plus rank two; eliminating the rows leaves one
+equation a state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved out of the way.
 
 Certificate. For every y and z_u, z_l >= 0 with z > 0 above, sum (1 + ln z) - y(x_0) is a lower
 bound on the minimum (Lagrange); gap is the objective minus that. ln is strongly convex in relative
@@ -57,15 +57,15 @@ def log_barrier_step(
     gap says so.
 
     Raises:
-        LearnerError: the numbers are out of reach: the method is made for cost q_k <= 10, and
-            eta l^ q_k <= eta in the algorithm.
+        LearnerError: the numbers are out of reach. The method suits cost q_k <= 10; in the
+            algorithm eta l^ q_k <= eta.
     """
     rows, (sizes, own, after) = np.zeros((6, layers.pair_count, layers.W)), _structure(layers)
-    given, y = np.zeros((3, *rows.shape[1:])), np.zeros(own[-1] + 1)
-    start(np.array(layers.widths), box.lower, box.upper, cost, q, given, rows)
+    problem, y = np.zeros((3, *rows.shape[1:])), np.zeros(own[-1] + 1)
+    start(np.array(layers.widths), box.lower, box.upper, cost, q, problem, rows)
     try:
         with np.errstate(all="ignore"):  # uncompiled loops warn where compiled ones are silent
-            gap, iterations = minimise(sizes, own, after, given, rows, y, tolerance)
+            gap, iterations = minimise(sizes, own, after, problem, rows, y, tolerance)
     except np.linalg.LinAlgError as error:
         raise LearnerError("the log-barrier step stopped at a gap out of reach") from error
     if not np.isfinite(gap) or iterations == MAX_ITERATIONS:
@@ -84,9 +84,15 @@ def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Ste
 
 @compiled
 def start(
-    widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats, given: Floats, rows: Floats
+    widths: Ints,
+    lower: Floats,
+    upper: Floats,
+    cost: Floats,
+    q: Floats,
+    problem: Floats,
+    rows: Floats,
 ) -> None:
-    """Writes the problem into `given` and where to start into `rows`, see `minimise`.
+    """Writes `problem` and the point to start from, `rows`; see `minimise`.
 
     The start is q_k's policy, with its transitions moved well inside the box. Bounds that cannot
     bind are moved out of the way.
@@ -102,16 +108,16 @@ def start(
             for a in range(A):
                 pair, low, high = q[h, x, a, :n].sum(), lower[h, x, a], upper[h, x, a]
                 for w in range(n):
-                    given[0, i, w] = cost[h, x, a] + 1 / q[h, x, a, w]
-                    given[1, i, w] = high[w] if high[w] < 1 else 2.0
-                    given[2, i, w] = low[w] if low[w] > 0 else -1.0
+                    problem[0, i, w] = cost[h, x, a] + 1 / q[h, x, a, w]
+                    problem[1, i, w] = high[w] if high[w] < 1 else 2.0
+                    problem[2, i, w] = low[w] if low[w] > 0 else -1.0
                     P[w] = q[h, x, a, w] / pair if pair > 0 else 1 / n
                 move_inside(n, low, high, P)
                 m = visits[h, x] * (pair / total if total > 0 else 1 / A)
                 for w in range(n):
                     rows[0, i, w] = m * P[w]
                     visits[h + 1, w] += m * P[w]
-                set_duals(n, given[:, i], rows[:, i])
+                set_duals(n, problem[:, i], rows[:, i])
                 i += 1
 
 
@@ -138,14 +144,14 @@ def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
 
 
 @compiled
-def set_duals(n: int, given: Floats, row: Floats) -> None:
-    """Writes the slacks of a row whose q is given, and duals that fit them."""
+def set_duals(n: int, problem: Floats, row: Floats) -> None:
+    """Writes the slacks of a row that holds q, and duals that fit them."""
     m = 0.0
     for w in range(n):
         m += row[0, w]
     for w in range(n):
-        row[1, w] = given[1, w] * m - row[0, w]
-        row[2, w] = row[0, w] - given[2, w] * m
+        row[1, w] = problem[1, w] * m - row[0, w]
+        row[2, w] = row[0, w] - problem[2, w] * m
         row[3, w] = 1 / row[0, w]
         row[4, w], row[5, w] = START / row[1, w], START / row[2, w]
 
@@ -165,25 +171,25 @@ def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
 
 @compiled
 def minimise(
-    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats, tolerance: float
+    sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats, tolerance: float
 ) -> tuple[float, int]:
     """Takes Newton steps in place; returns the gap and their number.
 
-    given = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are kept,
+    problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are kept,
     not recomputed: near a bound the difference would lose all its digits. sigma, the factor of the
     next mu, shrinks as steps go well.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()
     for iteration in range(MAX_ITERATIONS):
-        gap, mu = duality_gap(sizes, own, after, given, rows, y), 0.0
+        gap, mu = duality_gap(sizes, own, after, problem, rows, y), 0.0
         for i in range(len(sizes)):
             for w in range(sizes[i]):
                 mu += rows[1, i, w] * rows[4, i, w] + rows[2, i, w] * rows[5, i, w]
         mu /= 2 * count
         if not (gap > tolerance and mu > ROUNDING):
             return gap, iteration
-        y_new = newton(sizes, own, after, given, rows, sigma * mu, change)
+        y_new = newton(sizes, own, after, problem, rows, sigma * mu, change)
         t, u = longest(sizes, rows[:3], change[:3]), longest(sizes, rows[3:], change[3:])
         rows[:3] += t * change[:3]
         rows[3:] += u * change[3:]
@@ -200,65 +206,65 @@ def pull(own: int, after: int, w: int, y: Floats) -> float:
 
 @compiled
 def duality_gap(
-    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, y: Floats
+    sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> float:
     """Returns the objective at q minus the Lagrangian bound; infinite if that is no bound."""
     gap = float(y[0])
     for i in range(len(sizes)):
         row = 0.0
         for w in range(sizes[i]):
-            row += given[2, i, w] * rows[5, i, w] - given[1, i, w] * rows[4, i, w]
+            row += problem[2, i, w] * rows[5, i, w] - problem[1, i, w] * rows[4, i, w]
         for w in range(sizes[i]):
-            z = given[0, i, w] + (rows[4, i, w] - rows[5, i, w] + row)
+            z = problem[0, i, w] + (rows[4, i, w] - rows[5, i, w] + row)
             z += pull(own[i], after[i], w, y)
             if z <= 0:
                 return np.inf
             q = rows[0, i, w]
-            gap += given[0, i, w] * q - np.log(q) - 1 - np.log(z)
+            gap += problem[0, i, w] * q - np.log(q) - 1 - np.log(z)
     return gap
 
 
 @compiled
 def newton(
-    sizes: Ints, own: Ints, after: Ints, given: Floats, rows: Floats, mu: float, change: Floats
+    sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, mu: float, change: Floats
 ) -> Floats:
     """Writes a Newton step towards mu into `change`; returns the new y (S,)."""
-    R, W = given.shape[1:]
+    R, W = problem.shape[1:]
     inverses, g = np.zeros((R, W, W)), np.zeros((R, W))
     S = own[-1] + 1
     matrix, target = np.zeros((S, S)), np.zeros(S)
     target[0] = -1.0
     for i in range(R):
         n = sizes[i]
-        gradient(n, given[:, i], rows[:, i], mu, g[i])
-        invert(n, given[:, i], rows[:, i], inverses[i])
+        gradient(n, problem[:, i], rows[:, i], mu, g[i])
+        invert(n, problem[:, i], rows[:, i], inverses[i])
         add_to_schur(n, own[i], after[i], inverses[i], g[i], rows[0, i], matrix, target)
     y = np.linalg.solve(matrix, target)
     for i in range(R):
         for w in range(sizes[i]):
             g[i, w] += pull(own[i], after[i], w, y)
-        change_row(sizes[i], given[:, i], rows[:, i], mu, inverses[i], g[i], change[:, i])
+        change_row(sizes[i], problem[:, i], rows[:, i], mu, inverses[i], g[i], change[:, i])
     return y
 
 
 @compiled
-def gradient(n: int, given: Floats, row: Floats, mu: float, g: Floats) -> None:
+def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None:
     """Writes the barrier's gradient of a row, without A^T y."""
     shared = 0.0
     for w in range(n):
-        shared += given[2, w] * (mu / row[2, w]) - given[1, w] * (mu / row[1, w])
+        shared += problem[2, w] * (mu / row[2, w]) - problem[1, w] * (mu / row[1, w])
     for w in range(n):
-        g[w] = given[0, w] - 1 / row[0, w] + (mu / row[1, w] - mu / row[2, w] + shared)
+        g[w] = problem[0, w] - 1 / row[0, w] + (mu / row[1, w] - mu / row[2, w] + shared)
 
 
 @compiled
-def invert(n: int, given: Floats, row: Floats, inverse: Floats) -> None:
+def invert(n: int, problem: Floats, row: Floats, inverse: Floats) -> None:
     """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l: Gauss-Jordan, scaled to ones."""
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
     for w in range(n):
         D_u, D_l = row[4, w] / row[1, w], row[5, w] / row[2, w]
-        total += D_u * given[1, w] ** 2 + D_l * given[2, w] ** 2
-        cross = D_u * given[1, w] + D_l * given[2, w]
+        total += D_u * problem[1, w] ** 2 + D_l * problem[2, w] ** 2
+        cross = D_u * problem[1, w] + D_l * problem[2, w]
         matrix[w, w] += row[3, w] / row[0, w] + D_u + D_l
         for v in range(n):
             matrix[w, v] -= cross
@@ -312,18 +318,18 @@ def add_to_schur(
 
 @compiled
 def change_row(
-    n: int, given: Floats, row: Floats, mu: float, inverse: Floats, pulled: Floats, change: Floats
+    n: int, problem: Floats, row: Floats, mu: float, inverse: Floats, g: Floats, change: Floats
 ) -> None:
     """Writes dq = -R (g + A^T y) of a row, and the changes of slacks and duals that follow."""
     dm = 0.0
     for w in range(n):
         change[0, w] = 0.0
         for v in range(n):
-            change[0, w] -= inverse[w, v] * pulled[v]
+            change[0, w] -= inverse[w, v] * g[v]
         dm += change[0, w]
     for w in range(n):
         dq = change[0, w]
-        change[1, w], change[2, w] = given[1, w] * dm - dq, dq - given[2, w] * dm
+        change[1, w], change[2, w] = problem[1, w] * dm - dq, dq - problem[2, w] * dm
         change[3, w] = 1 / row[0, w] - row[3, w] - row[3, w] / row[0, w] * dq
         for s, z in ((1, 4), (2, 5)):
             change[z, w] = mu / row[s, w] - row[z, w] - row[z, w] / row[s, w] * change[s, w]

@@ -9,7 +9,7 @@ number per inner state, v(x_0) = v(x_H) = 0) every row is an entropic projection
     phi(x,a) = min_p sum_x' p(x') (ln p(x') - v(x')),
     p(x') = clip(exp(v(x') + delta), lower, upper),   delta such that p sums to one,
 
-and every layer a soft minimum. What is left is unconstrained,
+and every layer a soft minimum. The remaining problem is unconstrained,
 
     min_v f(v) = sum_h ln Z_h,   Z_h = sum_{x in X_h, a} exp(-cost(x,a) - v(x) - phi(x,a)),
     m(x,a) = exp(-cost - v(x) - phi) / Z_h,         gradient = inflow(x) - outflow(x),
@@ -251,22 +251,22 @@ def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
     `logs` (2, W) are the logarithms of the bounds, `after` (W,) the dual values v(x').
     """
     last = last_break(n, logs, after)
-    left, mass, shift = 1.0, 0.0, -ABSENT
+    rest, mass, shift = 1.0, 0.0, -ABSENT
     for y in range(n):
         p[2, y] = 0.0
         if logs[1, y] - after[y] <= last:
-            left -= np.exp(logs[1, y])
+            rest -= np.exp(logs[1, y])
         elif logs[0, y] - after[y] <= last:
             p[2, y] = 1.0
             shift = max(shift, after[y])
         else:
-            left -= np.exp(logs[0, y])
+            rest -= np.exp(logs[0, y])
     for y in range(n):
         if p[2, y] > 0.0:
             mass += np.exp(after[y] - shift)
     delta = last
     if mass > 0.0:
-        delta = max(np.log(max(left, TINY) / max(mass, TINY)) - shift, last)
+        delta = max(np.log(max(rest, TINY) / max(mass, TINY)) - shift, last)
     for y in range(n):
         p[1, y] = min(max(after[y] + delta, logs[0, y]), logs[1, y])
         p[0, y] = np.exp(p[1, y])

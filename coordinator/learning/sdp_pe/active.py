@@ -10,7 +10,7 @@ estimated model (P_b, r_b) and t_b = max over phi_{b-1} of V_b, minus the radius
 
 and membership of a given policy is B evaluations, exact. In occupancy measures each inequality is
 linear, but each in the polytope of its own P_b: one linear program over one occupancy measure holds
-one stage's constraint exactly, and no more (see `lagrangian`). What is exact here and what is not:
+one stage's constraint exactly, and no more (see `lagrangian`). Exact or not:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
@@ -112,7 +112,7 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """One stage's constraint: V in `model` is at least `least`; policies at `sure` are in phi."""
+    """One stage's constraint: V in `model` is at least `least`; from `sure` on pi is in phi."""
 
     model: Model
     least: float
@@ -126,7 +126,7 @@ class ImplicitPolicies:
     d1: FloatArray
     actions: BoolArray
     anchor: PolicyArray
-    stages: tuple[Inequality, ...] = ()
+    inequalities: tuple[Inequality, ...] = ()
 
     @classmethod
     def all_policies(cls, sizes: Sizes, d1: FloatArray) -> ImplicitPolicies:
@@ -142,21 +142,21 @@ class ImplicitPolicies:
     @property
     def exact(self) -> bool:
         """Whether the set is phi itself, not a superset (up to rounding)."""
-        return all(stage.sure - stage.least <= 2 * _slack(stage.sure) for stage in self.stages)
+        return all(i.sure - i.least <= 2 * _slack(i.sure) for i in self.inequalities)
 
     def contains(self, policy: PolicyArray) -> bool:
         """Tells whether a policy (H, X) is active."""
-        return all(float(value(*s.model, self.d1, policy)) >= s.least for s in self.stages)
+        return all(float(value(*i.model, self.d1, policy)) >= i.least for i in self.inequalities)
 
     def best(self, model: Model) -> Plan:
         """Returns a member of large value under a model, and that value."""
-        return self._best(model, [stage.least for stage in self.stages])
+        return self._best(model, [i.least for i in self.inequalities])
 
     def bound(self, model: Model) -> float:
         """Returns an upper bound of every member's value under a model."""
-        if not self.stages:
+        if not self.inequalities:
             return float(self._best(model, []).value)
-        newest = self.stages[-1]
+        newest = self.inequalities[-1]
         carried = Model(model.P, newest.model.r + _carry(newest.model, model.P, self.actions))
         constraint = Constraints.of([carried], [newest.least], self.actions, self.d1)
         solution = maximise(model.P, model.r[None], constraint, self.anchor, deviations=0)
@@ -165,19 +165,20 @@ class ImplicitPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        What a policy does after step h does not matter for that: it does what is best in the newest
-        model, or under `then` when nothing has been eliminated. `value` (X, A) is the visitation.
+        After step h, which does not matter for that, it does what is best in the newest model, or
+        under `then` when nothing has been eliminated. `value` (X, A) is the visitation.
         """
         H, X, A, _ = P.shape
         solution = maximise(
             P,
             visit_rewards(P, h).reshape(X * A, H, X, A),
-            self._constraints([stage.least for stage in self.stages], then),
+            self._constraints([i.least for i in self.inequalities], then),
             self.anchor,
             deviations=DEVIATIONS,
             tie=TIE,
             starts=[
-                _best_taking(s.model, self.actions, self.d1, h).policy for s in self.stages[-2:]
+                _best_taking(s.model, self.actions, self.d1, h).policy
+                for s in self.inequalities[-2:]
             ],
         )
         return Plan(solution.policy.reshape(X, A, H, X), solution.value.reshape(X, A))
@@ -188,20 +189,20 @@ class ImplicitPolicies:
         When no policy is known that is surely in phi, the stage eliminates nothing.
         """
         sure = self.bound(model) - radius
-        member = self._best(model, [stage.sure for stage in self.stages])
+        member = self._best(model, [i.sure for i in self.inequalities])
         best = float(member.value)
         if best == -np.inf:
             return self._add(Inequality(model, -np.inf, sure)), float(self.best(model).value)
         least = best - radius - _slack(best)
         return replace(self, anchor=member.policy)._add(Inequality(model, least, sure)), best
 
-    def _add(self, stage: Inequality) -> ImplicitPolicies:
-        """Returns the set with one more stage, and the decisions that then remain."""
-        stages, actions = (*self.stages, stage), self.actions
-        for s in reversed(stages):
+    def _add(self, inequality: Inequality) -> ImplicitPolicies:
+        """Returns the set with one more inequality, and the decisions that then remain."""
+        inequalities, actions = (*self.inequalities, inequality), self.actions
+        for s in reversed(inequalities):
             values = [_best_taking(s.model, actions, self.d1, h).value for h in range(len(actions))]
             actions = actions & (np.stack(values).reshape(actions.shape) >= s.least)
-        return replace(self, stages=stages, actions=actions)
+        return replace(self, inequalities=inequalities, actions=actions)
 
     def _best(self, model: Model, least: list[float]) -> Plan:
         constraints, r = self._constraints(least, model), model.r[None]
@@ -210,7 +211,7 @@ class ImplicitPolicies:
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
         """Returns the stages' constraints; without any, one that always holds and breaks ties."""
-        models = [stage.model for stage in self.stages] or [then]
+        models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 
 

@@ -138,7 +138,7 @@ class SDPPE:
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
         after = self.phi.size
-        # Draws are planned within the decisions left before: some policies are no members any more.
+        # Draws are planned within the decisions of before: some policies may now be eliminated.
         members = [self.phi.contains(policy) for policy in self._likely]
         self._likely = self._likely[np.array(members, dtype=np.bool_)]
         self._model = fine.model

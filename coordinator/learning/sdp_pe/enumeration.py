@@ -124,8 +124,8 @@ class EnumeratedPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) the active policy that visits (h, x, a) most: (X, A, H, X).
 
-        What a policy does after step h does not matter for that; `_complete` chooses it. Where no
-        active policy visits the tuple, it is any of them. `value` (X, A) holds the visitation.
+        `_complete` chooses its actions after step h, which do not matter for that. Where no active
+        policy visits the tuple, it is any of them. `value` (X, A) holds the visitation.
         """
         if self._block is None:
             return self._best_visits_of_all(P, h, then)

@@ -67,7 +67,7 @@ Weights = Sequence[FloatArray]
 DRAWS = 400
 LIKELY = 50
 LARGEST_STACK = 4_000_000
-"""Most numbers of draws that are stacked; beyond it, draws are made one by one to fit the cache."""
+"""Most numbers in stacked draws; beyond it, counts are drawn one by one to fit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ def _resample(
 
     true = gaussian(centre.transitions, np.maximum(centre.transitions, 1.0))
     zeros = np.zeros_like(centre.transitions)
-    # In `joint` a transition is the sum of two counters, and a reward sum is made of one of them.
+    # In `joint` a transition is the sum of two counters, and a reward sum holds one of them.
     shares = 2 if families == "joint" else 1
     noise = [gaussian(zeros, part.transition_variance / shares) for _ in range(shares)]
     transitions = true + sum(noise)

@@ -29,7 +29,7 @@ class Constants:
         smallest batches when X = 1, where there are no transitions to learn.
     crude_every_stage: if off, only the first stage explores crudely; later ones take W and P~cru
         from `memory`, to which a crude batch of one layer would hardly add.
-    exploit_share: share of K kept for a last deployment of the best policy (0: none).
+    exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller ones are rounded up to it.
     auxiliary_share: share of the fine batch that runs pi_0; the rest runs pi^ref.
     best_share: share of the fine batch that runs the best policy in the model of the stage before;
@@ -51,8 +51,8 @@ class Constants:
     flow: make every batch's counts flow-consistent first (see `postprocess`).
     coverage_tolerance: certified relative gap at which the search for the coverage design ends
         (or when its iterations are used up).
-    active_set: how active policies are kept: `enumerated`, `implicit`, or `auto`, which enumerates
-        them while there are at most 2^24 (see `active`). It changes no guarantee.
+    active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
+        enumerates them while there are at most 2^24 (see `active`). It changes no guarantee.
     homogeneous: the environment is declared to be the same at every step, so counts are summed
         over steps. Off in both presets: it is knowledge of the environment, to be declared.
     radius_scale: factor of the radius; C of `paper`.

@@ -92,7 +92,7 @@ class Beside(SDPPE):
         assert isinstance(self.phi, EnumeratedPolicies)
         self.implicit, _ = self.implicit.eliminate(fine.model, self._stages[-1].radius)
         member = np.ones(self.phi.shape, dtype=np.bool_)
-        for constraint in self.implicit.stages:
+        for constraint in self.implicit.inequalities:
             member &= self.phi.values(constraint.model) >= constraint.least
         enumerated = np.ones_like(member) if self.phi.active is None else self.phi.active
         assert not (enumerated & ~member).any()
