@@ -1,4 +1,4 @@
-"""The forward check, its properties, and what it refuses."""
+"""The account of a batch: its properties, and the events that it refuses."""
 
 import math
 

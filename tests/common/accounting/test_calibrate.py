@@ -45,12 +45,12 @@ def reference(families: Families, layer: int | None = None, **change: Any) -> Ca
 def test_bars_of_the_reference_batch(
     families: Families, layer: int | None, ones: float, ratio: float
 ) -> None:
-    found = reference(families, layer)
+    result = reference(families, layer)
     cells = CounterLayout(SIZES, families, layer).cells
-    assert found.account.expected_ones <= ones
-    assert found.account.variance <= ratio * gaussian_variance(1.0, 1e-5, cells)
-    assert found.account.meets(1.0, 1e-5)
-    assert found.account.epsilon_upper - found.account.epsilon_lower <= 0.01
+    assert result.account.expected_ones <= ones
+    assert result.account.variance <= ratio * gaussian_variance(1.0, 1e-5, cells)
+    assert result.account.meets(1.0, 1e-5)
+    assert result.account.epsilon_upper - result.account.epsilon_lower <= 0.01
 
 
 @settings(max_examples=12, deadline=None)
@@ -64,23 +64,23 @@ def test_every_calibration_keeps_its_promise(
     n: int, fraction: float, epsilon: float, shape: tuple[int, int]
 ) -> None:
     cells, counters = shape
-    found = calibrate(
+    result = calibrate(
         n=n, dishonest_fraction=fraction, cells=cells, counters=counters,
         data_slots=cells, epsilon=epsilon, beta=1e-5,
     )  # fmt: skip
-    event = BatchEvent(found.noise, found.padding, n, fraction, cells, counters)
+    event = BatchEvent(result.noise, result.padding, n, fraction, cells, counters)
     again = account(event, 1e-5)
-    assert again == found.account
+    assert again == result.account
     assert again.epsilon_upper <= epsilon
     assert again.beta_overflow <= 0.01 * 1e-5 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 100, 4096, 10**5, 10**7])
 def test_less_noise_would_break_the_promise(n: int) -> None:
-    found = reference("paper", n=n)
-    k = found.noise.p_numerator << (32 - found.noise.p_log2)
-    less = Noise(found.noise.bits, math.floor(0.995 * k), 32)
-    a = account(BatchEvent(less, found.padding, n, 0.0, cells=18, counters=288), 1e-5)
+    result = reference("paper", n=n)
+    k = result.noise.p_numerator << (32 - result.noise.p_log2)
+    less = Noise(result.noise.bits, math.floor(0.995 * k), 32)
+    a = account(BatchEvent(less, result.padding, n, 0.0, cells=18, counters=288), 1e-5)
     assert a.epsilon_upper > 1.0
 
 
@@ -181,10 +181,10 @@ def test_the_papers_regimes_meet_at_tau(n: int) -> None:
 
 
 def test_no_report_takes_more_noise_bits_than_a_node_draws() -> None:
-    found = reference("paper", n=1, epsilon=0.1)
-    assert found.noise.bits * 288 <= MAX_DRAWS
-    assert found.account.meets(0.1, 1e-5)
-    assert found.noise.p_log2 < 10, "the smallest p would take more bits"
+    result = reference("paper", n=1, epsilon=0.1)
+    assert result.noise.bits * 288 <= MAX_DRAWS
+    assert result.account.meets(0.1, 1e-5)
+    assert result.noise.p_log2 < 10, "the smallest p would take more bits"
     with pytest.raises(CalibrationError, match="make n at least about") as caught:
         reference("paper", n=1, epsilon=0.1, counters=1 << 24)
     enough = int(str(caught.value).rsplit(" ", 1)[1])

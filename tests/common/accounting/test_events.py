@@ -1,4 +1,4 @@
-"""Batches together: parallel for users who appear once, sequential for those who appear more."""
+"""Several batches: parallel for users who appear once, sequential for users who appear again."""
 
 import math
 from dataclasses import replace

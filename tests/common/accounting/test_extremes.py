@@ -1,4 +1,4 @@
-"""The accountant on noise at the ends of what a descriptor may say: bounds, or infinity."""
+"""The accountant on the extreme noise that a descriptor may hold: bounds, or infinity."""
 
 import math
 
@@ -40,12 +40,12 @@ def ratio(noise: Flips | Laplace) -> float:
 def test_epsilon_of_extreme_steps_lies_between_the_bounds(
     noise: Flips | Laplace, cells: int, beta: float
 ) -> None:
-    found, q = of(noise, cells=cells, beta=beta), ratio(noise)
-    assert math.isfinite(found.epsilon_upper)
-    assert steps_delta(q, cells, found.epsilon_upper * (1 + ROUNDING)) <= beta * (1 + 1e-9)
-    below = found.epsilon_lower * (1 - ROUNDING)
+    result, q = of(noise, cells=cells, beta=beta), ratio(noise)
+    assert math.isfinite(result.epsilon_upper)
+    assert steps_delta(q, cells, result.epsilon_upper * (1 + ROUNDING)) <= beta * (1 + 1e-9)
+    below = result.epsilon_lower * (1 - ROUNDING)
     assert below == 0.0 or steps_delta(q, cells, below) >= beta * (1 - 1e-9)
-    assert found.epsilon_upper - found.epsilon_lower <= 0.03 * found.epsilon_upper
+    assert result.epsilon_upper - result.epsilon_lower <= 0.03 * result.epsilon_upper
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_epsilon_of_extreme_steps_lies_between_the_bounds(
 def test_noise_that_hides_nothing_gives_infinity(
     noise: BatchNoise, n: int, cells: int, beta: float
 ) -> None:
-    found = of(noise, n=n, cells=cells, beta=beta, slots=1000 * cells)
-    assert found.epsilon_lower == found.epsilon_upper == math.inf
+    result = of(noise, n=n, cells=cells, beta=beta, slots=1000 * cells)
+    assert result.epsilon_lower == result.epsilon_upper == math.inf
 
 
 @pytest.mark.parametrize("p", [2.0**-32, 2.0**-30, 2.0**-27 + 2.0**-32])
@@ -118,11 +118,11 @@ def test_every_noise_of_a_descriptor_has_bounds(
 ) -> None:
     """No error, no warning (pytest makes them errors), no number that is none."""
     event = BatchEvent(noise, Padding(1, slots), n, fraction, cells, cells * more)
-    found = account(event, beta)
-    assert 0.0 <= found.epsilon_lower <= found.epsilon_estimate <= found.epsilon_upper
-    assert 0.0 <= found.beta_overflow <= 1.0
-    assert math.isfinite(found.variance)
+    result = account(event, beta)
+    assert 0.0 <= result.epsilon_lower <= result.epsilon_estimate <= result.epsilon_upper
+    assert 0.0 <= result.beta_overflow <= 1.0
+    assert math.isfinite(result.variance)
     if isinstance(noise, Flips | Laplace):
-        assert steps_delta(ratio(noise), cells, found.epsilon_upper * (1 + 1e-9)) <= beta * (
+        assert steps_delta(ratio(noise), cells, result.epsilon_upper * (1 + 1e-9)) <= beta * (
             1 + 1e-6
         )

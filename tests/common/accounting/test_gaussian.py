@@ -34,7 +34,9 @@ def test_variance_is_proportional_to_cells() -> None:
     ("epsilon", "beta", "cells", "message"),
     [(0.0, 1e-5, 1, "epsilon"), (1.0, 0.0, 1, "beta"), (1.0, 1.0, 1, "beta"), (1, 0.1, 0, "cells")],
 )
-def test_impossible_guarantees(epsilon: float, beta: float, cells: int, message: str) -> None:
+def test_impossible_guarantees_are_refused(
+    epsilon: float, beta: float, cells: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         gaussian_variance(epsilon, beta, cells)
 

@@ -40,7 +40,7 @@ def test_charge_counts_both_sides_of_the_inequality() -> None:
     assert overflow_probability(10**9, 100, 0.5, 10) == 1.0
 
 
-def test_what_underflows_is_charged_nevertheless() -> None:
+def test_tails_that_underflow_are_charged_too() -> None:
     """2^-2000 is no double, and e^epsilon may be larger than 2^2000."""
     assert 0.0 < tail(2000, 0.5, 1999) < 1e-300
     assert charge(100.0, tail(2000, 0.5, 1999)) < 1e-250

@@ -41,7 +41,7 @@ def test_masses_and_losses_of_one_move_are_exact(N: int, dyadic: tuple[int, int]
 
 
 @pytest.mark.parametrize(("N", "p"), [(4000, 0.5), (10**6, 2.0**-10), (10**9, 2.0**-4)])
-def test_what_is_left_out_is_negligible_and_the_rest_sums_to_one(N: int, p: float) -> None:
+def test_dropped_mass_is_negligible_and_the_rest_sums_to_one(N: int, p: float) -> None:
     for part in binomial_losses(N, p):
         assert part.dropped < 1e-25
         assert part.mass.sum() + part.infinite == pytest.approx(1.0, abs=1e-12)
@@ -191,7 +191,7 @@ def test_losses_too_close_for_a_guess_are_found_by_bisection() -> None:
     assert wrong > 0
 
 
-def test_impossible_questions_to_a_curve() -> None:
+def test_a_curve_refuses_impossible_arguments() -> None:
     with pytest.raises(ValueError, match="epsilon must not be negative"):
         line().delta(-0.1)
     with pytest.raises(ValueError, match="delta must lie"):

@@ -107,13 +107,13 @@ def test_numbers_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("noise", [Flips(2**30), Laplace(3 * 2**30), FairBits(300)])
 def test_the_account_depends_neither_on_n_nor_on_the_others(noise: BatchNoise) -> None:
-    found = [
+    result = [
         account(BatchEvent(noise, Padding(1, 0), n, gamma, cells=2, counters=50), BETA)
         for n, gamma in ((1, 0.0), (1000, 0.9))
     ]
-    assert found[0].epsilon_upper == found[1].epsilon_upper < math.inf
-    assert found[0].epsilon_lower <= found[0].epsilon_upper
-    assert found[0].beta_overflow == 0.0
+    assert result[0].epsilon_upper == result[1].epsilon_upper < math.inf
+    assert result[0].epsilon_lower <= result[0].epsilon_upper
+    assert result[0].beta_overflow == 0.0
 
 
 def test_small_epsilon_takes_more_than_can_be_drawn() -> None:

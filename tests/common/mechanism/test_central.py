@@ -22,8 +22,8 @@ def episode() -> Episode:
 
 
 def scripted(noise: CentralNoise, counters: int, data: bytes) -> list[int]:
-    found: list[int] = draw(noise, counters, Script(data)).tolist()  # type: ignore[arg-type]
-    return found
+    result: list[int] = draw(noise, counters, Script(data)).tolist()  # type: ignore[arg-type]
+    return result
 
 
 def test_laplace_noise_counts_words_below_the_numerator_on_either_side() -> None:
@@ -96,7 +96,7 @@ def test_every_counter_gets_noise_and_the_number_of_reports_none(noise: CentralN
 
 
 @pytest.mark.parametrize("noise", [Laplace(3_900_000_000), FairBits(200)])
-def test_counts_are_unbiased_with_the_variance_that_is_stated(noise: CentralNoise) -> None:
+def test_counts_are_unbiased_with_the_stated_variance(noise: CentralNoise) -> None:
     """1,000 runs of 24 counters; kurtosis is at most 6 or so: the variance is within 5 errors."""
     runs = np.stack([run(LAYOUT, noise, [episode()] * 3, SYSTEM) for _ in range(1_000)])
     true = np.zeros(24)

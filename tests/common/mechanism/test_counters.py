@@ -1,4 +1,4 @@
-"""Counters: formats as stated, and the number of cells that one user can move."""
+"""Counters: their order, and the number of cells that one user can move."""
 
 import numpy as np
 import pytest

@@ -37,8 +37,8 @@ class Script:
 
 
 def bits_of(report: np.ndarray, counters: int) -> list[int]:
-    found: list[int] = np.unpackbits(report.astype(np.uint8))[:counters].tolist()
-    return found
+    result: list[int] = np.unpackbits(report.astype(np.uint8))[:counters].tolist()
+    return result
 
 
 def test_a_bit_flips_exactly_when_its_word_is_below_the_numerator() -> None:
@@ -84,13 +84,13 @@ def test_a_bit_past_the_last_counter_spoils_its_report_alone() -> None:
     assert count(layout, np.empty((0, 2), dtype=np.int64))[0].tolist() == [0] * 13
 
 
-def test_counts_are_unbiased_with_the_variance_that_is_stated() -> None:
+def test_counts_are_unbiased_with_the_stated_variance() -> None:
     """3,000 users, 18 + 6 counters: sum of squared standard scores is chi-square, 24 degrees."""
     n, flips = 3_000, Flips(round(0.4 * 2**32))
-    found = run(ODD, flips, [episode() if i % 3 else None for i in range(n)], SYSTEM)
+    result = run(ODD, flips, [episode() if i % 3 else None for i in range(n)], SYSTEM)
     true = np.zeros(ODD.counters)
     true[ODD.encode(episode())] = n - n // 3
-    scores = (found - true) ** 2 / flips.variance(n)
+    scores = (result - true) ** 2 / flips.variance(n)
     assert stats.chi2.cdf(scores.sum(), ODD.counters) == pytest.approx(0.5, abs=0.5 - ALPHA)
 
 

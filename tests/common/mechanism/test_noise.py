@@ -1,4 +1,4 @@
-"""Noise, padding, guarantee, and how many reports' noise counts."""
+"""Noise, padding, guarantees, and the number of reports whose noise counts."""
 
 from fractions import Fraction
 

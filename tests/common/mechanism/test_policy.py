@@ -28,7 +28,7 @@ def test_equal_policies_are_merged_and_zero_weights_dropped() -> None:
     assert mixture.same_as(Mixture.single(policies[0]))
 
 
-def test_every_word_picks_by_weight() -> None:
+def test_every_word_selects_by_weight() -> None:
     weights = np.array([1, 2**31, 2**31 - 1], dtype=np.int64)
     mixture = Mixture(distinct_policies(3), weights)
     edges = {0: 0, 1: 1, 2**31: 1, 2**31 + 1: 2, 2**32 - 1: 2}

@@ -96,7 +96,7 @@ def test_a_report_has_always_l_messages_and_keeps_its_data(
     assert (messages == 99).sum() == padding.messages - data - min(noise, slots)
 
 
-def test_data_beyond_its_slots_is_our_own_error() -> None:
+def test_data_beyond_its_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="7 data messages"):
         pad(np.arange(7), np.arange(0), Padding(6, 10), 99, SYSTEM)
 
@@ -152,7 +152,7 @@ def test_a_permutation_sorts_whole_keys_where_first_halves_are_equal_too(
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
-def test_a_permutation_of_next_to_nothing(size: int) -> None:
+def test_permutations_of_none_and_one(size: int) -> None:
     assert sorted(permutation(size, SYSTEM).tolist()) == list(range(size))
 
 

@@ -1,4 +1,4 @@
-"""One way for all three workflows: what is encoded, written, read and counted comes back."""
+"""All three workflows: what is encoded and written is read and counted again."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,9 @@ def test_symbols_are_read_as_they_are_written(width: int, number: int, data: st.
     rows = data.draw(st.lists(st.integers(0, 256**width - 1), max_size=number * 4))
     rows = rows[: len(rows) // number * number]
     text = b"".join(value.to_bytes(width, "big") for value in rows)
-    found = Symbols(number, width).read(text)
-    assert found.shape == (len(rows) // number, number)
-    assert found.ravel().tolist() == rows
+    result = Symbols(number, width).read(text)
+    assert result.shape == (len(rows) // number, number)
+    assert result.ravel().tolist() == rows
 
 
 @pytest.mark.parametrize("families", ["paper", "lean", "joint"])

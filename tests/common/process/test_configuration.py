@@ -1,4 +1,4 @@
-"""Settings from a file: the environment wins, and nothing in it is overlooked."""
+"""Settings from a file: the environment wins, and no line is ignored."""
 
 from pathlib import Path
 
@@ -25,19 +25,19 @@ def load(folder: Path, patch: pytest.MonkeyPatch, text: str) -> Settings:
     return Settings.load()
 
 
-def test_a_file_sets_what_the_environment_does_not(
+def test_a_file_sets_variables_that_the_environment_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("P_PORT", "7")
     text = '# ours\n\nP_PORT=5\nexport P_TOKEN="a b"\np_names=["x", "y"]\n'
-    found = load(tmp_path, monkeypatch, text)
-    assert (found.port, found.token, found.names) == (7, "a b", ("x", "y"))
+    result = load(tmp_path, monkeypatch, text)
+    assert (result.port, result.token, result.names) == (7, "a b", ("x", "y"))
     monkeypatch.delenv("P_PORT")
     assert load(tmp_path, monkeypatch, text).port == 5
     assert load(tmp_path, monkeypatch, "").port == 1
 
 
-def test_the_variable_that_names_the_file_has_no_case_either(
+def test_the_variable_that_names_the_file_ignores_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.env"
@@ -47,7 +47,7 @@ def test_the_variable_that_names_the_file_has_no_case_either(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("P_TOKEN=x\nP_TOKN=5\n", "line 2: there is no setting P_TOKN; did you mean P_TOKEN"),
         ("\n\nOTHER=5\n", "line 3: there is no setting OTHER$"),
@@ -58,15 +58,15 @@ def test_the_variable_that_names_the_file_has_no_case_either(
         ("P_NAMES=x\n", "give JSON"),
     ],
 )
-def test_what_a_file_may_not_say(
-    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wrong_lines_of_a_file_are_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(LocalError, match=told) as caught:
+    with pytest.raises(LocalError, match=message) as caught:
         load(tmp_path, monkeypatch, text)
     assert caught.value.slug == "invalid-spec"
 
 
-def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P_SETTINGS_FILE", "/nowhere")
     with pytest.raises(LocalError, match="cannot read settings file /nowhere"):
         Settings.load()

@@ -1,4 +1,4 @@
-"""Addresses, TLS files, trust and tokens: what several roles' settings check alike."""
+"""Addresses, TLS files, verification of servers, and token hashes."""
 
 import datetime
 import ssl
@@ -20,7 +20,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.deploy.network.certificates import make_authority
 
 
-def test_loopback() -> None:
+def test_loopback_hosts_and_urls() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
     others = ("10.0.0.1", "0.0.0.0", "example.org", "localhost.example.org", "")  # noqa: S104
     assert not any(is_loopback(host) for host in others)
@@ -31,12 +31,12 @@ def test_loopback() -> None:
 @pytest.mark.parametrize(
     "url", ["https://shuffler:8401", "http://127.0.0.1:8401", "http://localhost", "http://[::1]:1"]
 )
-def test_a_peers_url(url: str) -> None:
+def test_urls_of_a_peer_are_accepted(url: str) -> None:
     assert check_url("peer", url) == url
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://shuffler:8401", "peer must be https"),
         ("http://10.0.0.1", "peer must be https"),
@@ -50,22 +50,22 @@ def test_a_peers_url(url: str) -> None:
         ("https://shuffler:x", "http://host:port or https://host:port"),
     ],
 )
-def test_what_is_no_peers_url(url: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_other_urls_are_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_url("peer", url)
 
 
-def test_tls_files() -> None:
+def test_tls_files_are_optional_on_loopback() -> None:
     certificate, key = Path("tls.pem"), Path("tls.key")
     for host in ("127.0.0.1", "shuffler"):
-        found = tls_files(host, certificate, key, "P_")
-        assert found is not None
-        assert (found.certificate, found.key) == (certificate, key)
+        result = tls_files(host, certificate, key, "P_")
+        assert result is not None
+        assert (result.certificate, result.key) == (certificate, key)
     assert tls_files("localhost", None, None, "P_") is None
 
 
 @pytest.mark.parametrize(
-    ("host", "certificate", "key", "told"),
+    ("host", "certificate", "key", "message"),
     [
         ("127.0.0.1", Path("tls.pem"), None, "set both P_TLS_CERT_FILE and _TLS_KEY_FILE"),
         ("127.0.0.1", None, Path("tls.key"), "set both P_TLS_CERT_FILE and _TLS_KEY_FILE"),
@@ -75,9 +75,9 @@ def test_tls_files() -> None:
     ],
 )
 def test_half_of_tls_is_refused(
-    host: str, certificate: Path | None, key: Path | None, told: str
+    host: str, certificate: Path | None, key: Path | None, message: str
 ) -> None:
-    with pytest.raises(LocalError, match=told) as caught:
+    with pytest.raises(LocalError, match=message) as caught:
         tls_files(host, certificate, key, "P_")
     assert caught.value.slug == "invalid-spec"
 
@@ -94,7 +94,7 @@ def test_a_private_ca_is_trusted_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "no certificate"])
-def test_a_ca_file_that_is_none_is_named(tmp_path: Path, text: str | None) -> None:
+def test_the_error_names_an_unusable_ca_file(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "ca.pem"
     if text is not None:
         file.write_text(text)
@@ -102,7 +102,7 @@ def test_a_ca_file_that_is_none_is_named(tmp_path: Path, text: str | None) -> No
         server_verification(file)
 
 
-def test_a_tokens_hash() -> None:
+def test_a_token_is_hashed_with_sha256() -> None:
     assert hash_token("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 

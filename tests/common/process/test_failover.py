@@ -1,4 +1,4 @@
-"""A client of several replicas: who is asked, in which order, after which failure."""
+"""Failover: which replica gets a request, in which order, after which failure."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -44,14 +44,14 @@ class Replicas:
         return httpx.Client(base_url=URLS[0], transport=transport)
 
 
-def test_the_first_is_asked_as_long_as_it_answers() -> None:
+def test_requests_go_to_the_first_replica_as_long_as_it_answers() -> None:
     replicas = Replicas()
     with replicas.client() as client:
         assert [client.get("/v1/x").status_code for _ in range(3)] == [200] * 3
     assert replicas.asked == ["1", "1", "1"]
 
 
-def test_one_that_does_not_answer_is_passed_over_and_asked_again_later() -> None:
+def test_a_silent_replica_is_skipped_and_tried_again_later() -> None:
     replicas = Replicas()
     replicas.answers["1"] = None
     with replicas.client() as client:
@@ -64,7 +64,7 @@ def test_one_that_does_not_answer_is_passed_over_and_asked_again_later() -> None
     assert replicas.bodies[:2] == [b"the same body"] * 2
 
 
-def test_one_that_stays_away_is_tried_less_and_less_until_it_answers() -> None:
+def test_a_replica_that_stays_silent_is_tried_less_often_until_it_answers() -> None:
     replicas = Replicas()
     replicas.answers["1"] = None
     with replicas.client() as client:
@@ -83,7 +83,7 @@ def test_one_that_stays_away_is_tried_less_and_less_until_it_answers() -> None:
         assert tried(15) == 2
 
 
-def test_after_not_possible_now_another_one_is_asked() -> None:
+def test_after_a_503_the_next_request_goes_elsewhere() -> None:
     replicas = Replicas()
     replicas.answers["1"] = 503
     with replicas.client() as client:
@@ -97,7 +97,7 @@ def test_a_refusal_is_an_answer() -> None:
         assert [client.get("/v1/x").status_code for _ in range(2)] == [429, 429]
 
 
-def test_when_nobody_answers_the_last_failure_is_told() -> None:
+def test_when_no_replica_answers_the_last_error_is_raised() -> None:
     replicas = Replicas(dict.fromkeys("123"))
     with replicas.client() as client:
         for _ in range(2):
@@ -106,7 +106,7 @@ def test_when_nobody_answers_the_last_failure_is_told() -> None:
     assert replicas.asked == ["1", "2", "3"] * 2
 
 
-def test_requests_are_spread_over_those_that_answer() -> None:
+def test_requests_are_spread_over_the_replicas_that_answer() -> None:
     replicas = Replicas()
     replicas.answers["2"] = None
 
@@ -122,7 +122,7 @@ def test_requests_are_spread_over_those_that_answer() -> None:
     assert min(replicas.asked.count("1"), replicas.asked.count("3")) >= 2
 
 
-def test_addresses_are_checked_each() -> None:
+def test_each_address_of_a_setting_is_checked() -> None:
     assert split_urls("https://a:1, https://b:2") == ("https://a:1", "https://b:2")
     assert check_urls("x", "https://a:1,http://127.0.0.1:2")
     with pytest.raises(ValueError, match="TLS is mandatory"):

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, and nothing in it that was not meant to be there."""
+"""Logs: one JSON object a line, with allowed fields only."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ warnings.warn("secret")
 
 
 @pytest.mark.parametrize("journal", [SHUFFLER, COORDINATOR, NODE], ids=lambda j: j.role)
-def test_no_role_may_name_people(journal: Journal) -> None:
+def test_no_journal_accepts_fields_that_name_people(journal: Journal) -> None:
     assert journal.allowed.isdisjoint(PRIVATE)
     assert journal is NODE or journal.allowed.isdisjoint({"node", "node_id", "host"})
     assert journal is not SHUFFLER or "detail" not in journal.allowed
@@ -39,7 +39,7 @@ def test_no_role_may_name_people(journal: Journal) -> None:
         journal.exception("sealed", OSError(), lease="cd")
 
 
-def test_every_line_of_a_process_is_an_object_without_foreign_text() -> None:
+def test_every_line_is_an_object_without_text_of_others() -> None:
     command = [sys.executable, "-W", "always", "-c", PROGRAM]
     wrote = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     hello, library, warning = map(json.loads, wrote.splitlines())
@@ -56,7 +56,7 @@ def test_a_line_stays_one_line() -> None:
     assert json.loads(JsonLines("test").format(record))["where"] == "b/c.py:7"
 
 
-def test_last_words_say_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fatal_error_is_logged_with_its_sentence(caplog: pytest.LogCaptureFixture) -> None:
     Journal("test").fatal(LocalError("invalid-spec", "set RIFFLE_X"))
-    told = {"event": "ended", "problem": "invalid-spec", "detail": "set RIFFLE_X"}
-    assert json.loads(caplog.messages[0]) == told
+    message = {"event": "ended", "problem": "invalid-spec", "detail": "set RIFFLE_X"}
+    assert json.loads(caplog.messages[0]) == message

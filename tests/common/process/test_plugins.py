@@ -1,4 +1,4 @@
-"""Code from files: found, named, and explained when it is wrong."""
+"""Code from files: it is loaded and named, and its errors are explained."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from riffle.common.process.plugins import (
 from riffle.common.protocol.errors import LocalError
 
 
-def test_a_file_gives_what_it_names(tmp_path: Path) -> None:
+def test_a_file_gives_the_class_that_the_reference_names(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import dataclass\n"
@@ -26,7 +26,7 @@ def test_a_file_gives_what_it_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "says"),
+    ("text", "name", "message"),
     [
         ("", "Mine", "there is no class or function Mine"),
         ("class Mine: ...", "Mime", "did you mean 'Mine'"),
@@ -36,9 +36,9 @@ def test_a_file_gives_what_it_names(tmp_path: Path) -> None:
         ("import nowhere_to_be_found", "Mine", "ModuleNotFoundError"),
     ],
 )
-def test_a_wrong_file_is_explained(text: str, name: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_explained(text: str, name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(LocalError, match=says) as caught:
+    with pytest.raises(LocalError, match=message) as caught:
         load_file(f"{tmp_path}/mine.py:{name}")
     assert caught.value.slug == "invalid-spec"
 
@@ -48,7 +48,7 @@ def test_a_missing_file_is_explained(tmp_path: Path) -> None:
         load_file(f"{tmp_path}/mine.py:Mine")
 
 
-def test_names() -> None:
+def test_references_short_names_and_suggestions() -> None:
     assert is_file_reference("a/b.py:C")
     assert not is_file_reference("gymnasium:FrozenLake-v1")
     assert short_name("dir/Own_learner.py:Mine") == "own-learner"

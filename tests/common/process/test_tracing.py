@@ -1,4 +1,4 @@
-"""Traces: what is in a span, what never is, and that a collector gets them."""
+"""Traces: what a span holds and never holds, and their export to a collector."""
 
 import asyncio
 import threading
@@ -26,10 +26,10 @@ from riffle.common.protocol.errors import RemoteError
 
 @pytest.fixture
 def exporter() -> Iterator[InMemorySpanExporter]:
-    found, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(found))
+    result, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(result))
     with use_provider(provider):
-        yield found
+        yield result
     provider.shutdown()
 
 
@@ -40,7 +40,7 @@ def test_without_a_collector_nothing_happens(monkeypatch: pytest.MonkeyPatch) ->
         assert current is None
 
 
-def test_functions_and_coroutines_are_timed(exporter: InMemorySpanExporter) -> None:
+def test_functions_and_coroutines_run_in_spans(exporter: InMemorySpanExporter) -> None:
     @in_span("outer")
     async def outer() -> int:
         return await asyncio.to_thread(inner)
@@ -56,7 +56,7 @@ def test_functions_and_coroutines_are_timed(exporter: InMemorySpanExporter) -> N
     assert first.parent.span_id == second.context.span_id
 
 
-def test_what_goes_wrong_is_not_written_down(exporter: InMemorySpanExporter) -> None:
+def test_spans_do_not_record_errors(exporter: InMemorySpanExporter) -> None:
     @in_span("work")
     def work() -> None:
         raise RemoteError("late", "SECRET")
@@ -66,16 +66,16 @@ def test_what_goes_wrong_is_not_written_down(exporter: InMemorySpanExporter) -> 
     assert "SECRET" not in exporter.get_finished_spans()[0].to_json()
 
 
-def test_only_attributes_on_the_list(exporter: InMemorySpanExporter) -> None:
+def test_attributes_off_the_allow_list_are_refused(exporter: InMemorySpanExporter) -> None:
     with span("x") as current, pytest.raises(ValueError, match="node"):
         set_attributes(current, node="ab")
 
 
-def carried(found: ReadableSpan) -> set[str]:
-    return set(found.attributes or {})
+def carried(result: ReadableSpan) -> set[str]:
+    return set(result.attributes or {})
 
 
-def test_requests_are_named_by_their_route(exporter: InMemorySpanExporter) -> None:
+def test_spans_of_requests_have_their_route(exporter: InMemorySpanExporter) -> None:
     app = FastAPI()
     app.add_middleware(TracingMiddleware)
 
@@ -98,7 +98,7 @@ def test_requests_are_named_by_their_route(exporter: InMemorySpanExporter) -> No
     assert "alice" not in text and "ab" * 16 not in text, "nor does a trace go on from a caller's"
 
 
-def test_a_collector_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_receives_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real exporter to a collector's stub on loopback."""
     got: list[tuple[str, bytes]] = []
 

@@ -1,4 +1,4 @@
-"""Worker processes: there while their parent is, and no longer."""
+"""Worker processes end with their parent."""
 
 import os
 import subprocess

@@ -21,7 +21,7 @@ PRIVATE = SIGNING_KEY.private_bytes_raw()
 PUBLIC = SIGNING_KEY.public_key().public_bytes_raw()
 
 
-def test_a_fault_is_told_without_pydantics_prefix() -> None:
+def test_a_fault_has_no_prefix_of_pydantic() -> None:
     class Odd(BaseModel):
         @model_validator(mode="after")
         def refuse(self) -> "Odd":
@@ -50,7 +50,7 @@ def with_fault(vector: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])
-def test_vectors(vector: dict[str, Any]) -> None:
+def test_every_vector_is_accepted_or_refused_as_stated(vector: dict[str, Any]) -> None:
     data = with_fault(vector)
     if vector["fault"] is None:
         assert d.parse(data).descriptor == made(vector)
@@ -63,7 +63,7 @@ def test_vectors(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b'"text"'])
-def test_what_is_not_a_document_is_malformed(data: bytes) -> None:
+def test_bytes_that_are_no_document_are_malformed(data: bytes) -> None:
     with pytest.raises(RemoteError) as caught:
         d.parse(data)
     assert caught.value.slug == "malformed"

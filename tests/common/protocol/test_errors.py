@@ -1,4 +1,4 @@
-"""What answers of a peer mean."""
+"""Headers of a peer's answers."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -6,7 +6,7 @@ from email.utils import format_datetime
 from riffle.common.protocol.errors import LONGEST_WAIT_SECONDS, parse_retry_after
 
 
-def test_retry_after_header() -> None:
+def test_the_retry_after_header_is_parsed() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert parse_retry_after(None, now) == 0
     assert parse_retry_after("12", now) == 12

@@ -28,7 +28,7 @@ def test_a_message_opens_under_its_key_and_context_only() -> None:
 @pytest.mark.parametrize(
     "fault", ["enc", "ciphertext", "tag", "short", "empty", "key", "digest", "label"]
 )
-def test_one_fault_and_it_does_not_open(fault: str) -> None:
+def test_a_ciphertext_with_one_fault_does_not_open(fault: str) -> None:
     sealed = bytearray(seal(KEY.public, INFO, b"\x01\x02"))
     key, info = KEY.private, INFO
     match fault:

@@ -1,4 +1,4 @@
-"""Everyone recomputes the guarantee; nobody believes a descriptor's claim."""
+"""Each party recomputes the guarantee and trusts no descriptor's claim."""
 
 import pytest
 
@@ -42,11 +42,11 @@ def calibrated(
     )
 
 
-def test_what_was_calibrated_is_accepted() -> None:
+def test_calibrated_noise_is_accepted() -> None:
     batch = calibrated(1.0)
-    found = check_guarantee(batch, Guarantee(1.0, BETA))
-    assert found.epsilon_lower <= found.epsilon_upper <= 1.0
-    assert found.epsilon_upper > 0.9
+    result = check_guarantee(batch, Guarantee(1.0, BETA))
+    assert result.epsilon_lower <= result.epsilon_upper <= 1.0
+    assert result.epsilon_upper > 0.9
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_what_was_calibrated_is_accepted() -> None:
         Guarantee(1.0, BETA, 0.2),  # more dishonest reports to be survived
     ],
 )
-def test_less_than_the_owner_demands_is_refused(required: Guarantee) -> None:
+def test_a_guarantee_below_the_owners_is_refused(required: Guarantee) -> None:
     with pytest.raises(RemoteError) as caught:
         check_guarantee(calibrated(1.0), required)
     assert caught.value.slug == "weak-guarantee"
 
 
-def test_a_claim_that_the_noise_does_not_give_is_refused() -> None:
+def test_a_promise_that_the_noise_does_not_keep_is_refused() -> None:
     lying = calibrated(1.0, claim=0.5)
     with pytest.raises(RemoteError, match=r"promises epsilon 0\.5"):
         check_guarantee(lying, Guarantee(1.0, BETA))

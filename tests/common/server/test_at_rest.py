@@ -41,7 +41,7 @@ def test_every_changed_byte_is_refused(at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "data", "says"),
+    ("key", "data", "message"),
     [
         (bytes(32), FileCipher(KEY).seal(b"key", "a"), "does not open with this storage key"),
         (KEY, FileCipher(KEY).seal(b"key", "b"), "made for something else"),
@@ -52,8 +52,8 @@ def test_every_changed_byte_is_refused(at: int) -> None:
     ],
     ids=["other key", "other name", "magic only", "too short", "in clear", "no key"],
 )
-def test_a_file_that_does_not_open_says_why(key: bytes | None, data: bytes, says: str) -> None:
-    with pytest.raises(LocalError, match=says):
+def test_a_file_that_does_not_open_says_why(key: bytes | None, data: bytes, message: str) -> None:
+    with pytest.raises(LocalError, match=message):
         FileCipher(key).open(data, "a")
 
 

@@ -35,9 +35,9 @@ def test_a_caller_is_recognized_by_its_token_where_the_route_admits_it() -> None
 
 def test_the_refusal_of_a_token_names_the_file_of_the_right_one() -> None:
     keys = {name: Credential(hash_token(name), WIDE, f"operator/{name}") for name in ("one", "two")}
-    says = "the network's folder has the right one in operator/one or operator/two"
+    message = "the network's folder has the right one in operator/one or operator/two"
     callers = Authenticator(FailedAttempts(), keys)
-    with pytest.raises(RemoteError, match=says), callers.authenticate("x", "one", "two"):
+    with pytest.raises(RemoteError, match=message), callers.authenticate("x", "one", "two"):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Opening a database: durable pragmas, locks, versions, damage, and what is said of each."""
+"""Opening a database: durability, locks, versions, damage, and the errors of each."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_every_connection_syncs_each_commit(engine: Engine) -> None:
 
 
 @postgres_only
-def test_postgres_syncs_each_commit_and_bounds_what_waits(engine: Engine) -> None:
+def test_postgres_syncs_each_commit_and_limits_waits(engine: Engine) -> None:
     with writer(engine).begin() as connection:
         found = {
             name: connection.exec_driver_sql(f"SHOW {name}").scalar_one()
@@ -95,9 +95,7 @@ def test_postgres_syncs_each_commit_and_bounds_what_waits(engine: Engine) -> Non
     assert list(found.values()) == ["on", "20s", "10s", "read committed"]
 
 
-def test_what_was_written_is_there_when_it_is_opened_again(
-    url: str, schema: Schema, engine: Engine
-) -> None:
+def test_a_reopened_database_has_what_was_written(url: str, schema: Schema, engine: Engine) -> None:
     with writer(engine).begin() as connection:
         connection.execute(insert(things).values(thing=7))
     again = open_database(url, schema)
@@ -127,7 +125,7 @@ def test_a_writer_takes_its_lock_when_it_begins(engine: Engine, other: Engine) -
         assert second.result(10) == 1
 
 
-def test_a_reader_takes_none_and_sees_one_state(engine: Engine, other: Engine) -> None:
+def test_a_reader_takes_no_lock_and_sees_one_state(engine: Engine, other: Engine) -> None:
     with engine.connect() as connection:
         assert connection.scalars(select(things.c.thing)).all() == []
         with writer(other).begin() as writing:
@@ -152,7 +150,7 @@ def test_a_writer_that_stops_loses_its_lock(engine: Engine, other: Engine) -> No
 
 @postgres_only
 def test_a_claim_outlives_long_work(engine: Engine) -> None:
-    """Permuting a batch of a gigabyte says nothing to the server for longer than a writer may."""
+    """Permuting a large batch sends the server nothing for longer than a writer may wait."""
     limits = []
     with engine.connect() as connection:
         for work in ("something", None):
@@ -191,13 +189,13 @@ def test_another_version_is_refused(url: str, schema: Schema, engine: Engine) ->
     assert engine.url.render_as_string(hide_password=True) in error.detail
 
 
-def test_a_file_that_is_no_database_is_told(tmp_path: Path, schema: Schema) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path, schema: Schema) -> None:
     (tmp_path / "a.sqlite").write_bytes(b"this is not a database, whatever its name " * 200)
     error = refusal(f"sqlite:///{tmp_path / 'a.sqlite'}", schema)
     assert "not a database or is damaged" in error.detail
 
 
-def test_a_damaged_page_is_told(tmp_path: Path, schema: Schema) -> None:
+def test_a_damaged_page_is_refused(tmp_path: Path, schema: Schema) -> None:
     path = tmp_path / "a.sqlite"
     open_database(f"sqlite:///{path}", schema).dispose()
     with sqlite3.connect(path) as connection:
@@ -212,7 +210,7 @@ def test_a_damaged_page_is_told(tmp_path: Path, schema: Schema) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
-def test_a_database_out_of_reach_is_told_in_one_line(
+def test_an_unreachable_database_is_reported_in_one_line(
     tmp_path: Path, schema: Schema, dialect: str
 ) -> None:
     nowhere = tmp_path / "nowhere"
@@ -224,7 +222,7 @@ def test_a_database_out_of_reach_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("address", ["nonsense", "nosuchdialect://h/d", "sqlite+nodriver:///x"])
-def test_a_url_that_is_none_is_told(address: str, schema: Schema) -> None:
+def test_a_malformed_url_is_refused(address: str, schema: Schema) -> None:
     assert refusal(address, schema).slug == "invalid-spec"
 
 

@@ -1,4 +1,4 @@
-"""Routes past the framework: the same answers, and the same notes of them, as on its way."""
+"""Fast routes: the same answers and the same metrics as with the framework."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ router = APIRouter()
 
 @router.post("/v1/things/{thing}/parts/{part}")
 async def parts(thing: Hex16, part: Hex16, request: Request, token: Token) -> Response:
-    """Answers what it was given, or fails as told."""
+    """Answers with a given response, or raises a given error."""
     body = (await request.body()).decode()
     if body == "late":
         raise RemoteError("late", "it is over")
@@ -97,7 +97,7 @@ def noted(registry: CollectorRegistry) -> set[tuple[str, tuple[str, ...], float]
         ("POST", f"/v1/things/{ID}", AUTHORIZED, "yes"),
     ],
 )
-def test_the_answer_is_that_of_the_framework(
+def test_answers_equal_those_of_the_framework(
     both: Any, method: str, path: str, headers: dict[str, str], body: str | None
 ) -> None:
     answers = []
@@ -129,7 +129,7 @@ def test_the_answer_is_that_of_the_framework(
     ],
 )
 @pytest.mark.parametrize("headers", [AUTHORIZED, {}])
-def test_a_query_is_read_as_by_the_framework(
+def test_queries_are_read_as_by_the_framework(
     both: Any, query: str, headers: dict[str, str]
 ) -> None:
     answers = []
@@ -139,7 +139,7 @@ def test_a_query_is_read_as_by_the_framework(
     assert answers[0] == answers[1]
 
 
-def test_it_is_documented_as_ever(both: Any) -> None:
+def test_fast_routes_are_documented_like_others(both: Any) -> None:
     documents = [client.get("/openapi.json").json() for client, _ in both]
     assert documents[0] == documents[1]
     described = documents[0]["paths"]["/v1/things/{thing}/parts/{part}"]["post"]
@@ -147,7 +147,9 @@ def test_it_is_documented_as_ever(both: Any) -> None:
     assert described["security"]
 
 
-def test_what_fits_does_not_reach_the_framework(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_requests_do_not_reach_the_framework(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the framework was asked")
 

@@ -1,4 +1,4 @@
-"""Requests as Prometheus sees them."""
+"""Metrics of requests, as Prometheus reads them."""
 
 import pytest
 from fastapi import FastAPI
@@ -54,7 +54,7 @@ def test_requests_count_under_their_route(client: TestClient, registry: Collecto
         assert value(registry, "riffle_problems_total", problem=problem) == 1
 
 
-def test_no_label_comes_from_the_asker(client: TestClient, registry: CollectorRegistry) -> None:
+def test_no_label_comes_from_the_caller(client: TestClient, registry: CollectorRegistry) -> None:
     client.post("/users/alice?token=alice", json={"x": 1}, headers={"X": "alice"})
     client.request("ALICE", "/alice")
     client.request("ALICE", "/users/bob")

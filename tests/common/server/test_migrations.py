@@ -26,8 +26,8 @@ def test_the_revisions_end_in_the_tables_of_the_program(url: str, schema: Any) -
     engine = schema.open_store(url)
     with engine.connect() as connection:
         assert revision(connection) == schema.SCHEMA.head
-        found = MigrationContext.configure(connection, opts={"compare_server_default": True})
-        assert compare_metadata(found, schema.metadata) == []
+        result = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(result, schema.metadata) == []
     engine.dispose()
 
 

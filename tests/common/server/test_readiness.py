@@ -1,4 +1,4 @@
-"""Disk and clock: what a service says before it fails."""
+"""Readiness: trouble with disk or clock is reported before the service fails."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,21 +23,21 @@ NOW = datetime(2027, 1, 15, 8, 0, 10, tzinfo=UTC)
         (None, None),
     ],
 )
-def test_skew_by_a_date_header(date: str | None, expected: float | None) -> None:
+def test_clock_skew_from_a_date_header(date: str | None, expected: float | None) -> None:
     assert clock_skew(date, NOW) == expected
 
 
 @pytest.mark.parametrize("ahead", [None, 0.0, 30.0, -30.0])
-def test_a_clock_that_will_do(ahead: float | None) -> None:
+def test_a_small_skew_is_no_trouble(ahead: float | None) -> None:
     assert clock_trouble(ahead) is None
 
 
-@pytest.mark.parametrize(("ahead", "says"), [(31.0, "31 s ahead"), (-3_600.0, "3600 s behind")])
-def test_a_clock_that_is_off_is_told(ahead: float, says: str) -> None:
-    assert says in (clock_trouble(ahead) or "")
+@pytest.mark.parametrize(("ahead", "message"), [(31.0, "31 s ahead"), (-3_600.0, "3600 s behind")])
+def test_a_large_skew_is_reported(ahead: float, message: str) -> None:
+    assert message in (clock_trouble(ahead) or "")
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert disk_trouble(tmp_path) is None
     assert "cannot look" in (disk_trouble(tmp_path / "nowhere") or "")
     usage = SimpleNamespace(free=monitoring.LEAST_FREE_BYTES - 1)

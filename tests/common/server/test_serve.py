@@ -1,4 +1,4 @@
-"""Serving as a process: one clear line when it cannot start, and a drain when it is told to stop.
+"""Serving as a process: one clear line if it cannot start, and a drain on a signal.
 
 The server runs in a process of its own, because it takes over the process's signals.
 """
@@ -73,7 +73,7 @@ def free_port(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.
 def served(
     host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM
 ) -> Iterator[subprocess.Popen[str]]:
-    """The program; at the end it is told to stop and must leave with 0, silent."""
+    """Runs the program; at the end a signal stops it, and it must exit silently with 0."""
     files = ("", "") if tls is None else (str(tls.certificate), str(tls.key))
     arguments = json.dumps([host, port, *files])
     process = subprocess.Popen(
@@ -95,7 +95,7 @@ def served(
 
 
 def answered(process: subprocess.Popen[str], url: str, path: str) -> tuple[object, float]:
-    """What the request gets when the process is told to stop meanwhile, and how long that took."""
+    """Returns the answer to a request during which the process is stopped, and its seconds."""
     with httpx.Client(base_url=url, timeout=60) as client:
         answer = taken_up(client, path)
         process.terminate()
@@ -105,7 +105,7 @@ def answered(process: subprocess.Popen[str], url: str, path: str) -> tuple[objec
     return found, time.monotonic() - started
 
 
-def test_who_waits_for_news_does_not_hold_the_drain() -> None:
+def test_long_polls_do_not_delay_the_drain() -> None:
     port = free_port()
     with served("127.0.0.1", port) as process:
         found, seconds = answered(process, f"http://127.0.0.1:{port}", "/news")
@@ -177,7 +177,7 @@ def test_a_service_that_cannot_start_says_why() -> None:
             signal.signal(number, handler)
 
 
-def test_a_silent_connection_outlives_every_client_of_ours() -> None:
+def test_idle_connections_outlive_those_of_all_clients() -> None:
     client_seconds = httpx.Limits().keepalive_expiry
     assert client_seconds is not None
     port = free_port()
@@ -193,7 +193,7 @@ def test_a_silent_connection_outlives_every_client_of_ours() -> None:
             assert b" 200 " in answer
 
 
-def test_ipv6() -> None:
+def test_a_service_listens_on_ipv6() -> None:
     try:
         port = free_port(socket.AF_INET6, "::1")
     except OSError:
@@ -212,7 +212,7 @@ def tls(tmp_path: Path) -> Tls:
     return Tls(tmp_path / "tls.pem", tmp_path / "tls.key")
 
 
-def test_tls(tls: Tls) -> None:
+def test_a_service_answers_over_tls(tls: Tls) -> None:
     port = free_port()
     url = f"https://127.0.0.1:{port}/ready"
     with served("127.0.0.1", port, tls):
@@ -237,7 +237,7 @@ def test_a_port_in_use_is_one_error_and_nothing_leaks(
     assert capfd.readouterr() == ("", "")  # a leaked socket would be a warning, an error here
 
 
-def test_an_address_that_is_not_ours_is_told() -> None:
+def test_an_address_of_no_interface_is_refused() -> None:
     tls = Tls(Path("tls.pem"), Path("tls.key"))
     with pytest.raises(LocalError, match="TLS is mandatory off loopback"):
         serve(FastAPI(), "192.0.2.1", 8400)
@@ -250,7 +250,7 @@ def test_an_address_of_another_machine_cannot_be_listened_on(tls: Tls) -> None:
         serve(FastAPI(), "192.0.2.1", 8400, tls=tls)
 
 
-def test_a_key_of_another_certificate_is_told(tls: Tls, tmp_path: Path) -> None:
+def test_a_key_of_another_certificate_is_refused(tls: Tls, tmp_path: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     (tmp_path / "tls.key").write_text(make_authority(now).issue("other", now)[1])
     with pytest.raises(LocalError, match="cannot use the TLS files"):

@@ -1,4 +1,4 @@
-"""What a service answers when something is wrong."""
+"""A service's answers when something is wrong."""
 
 import json
 import pickle
@@ -144,7 +144,7 @@ def needed(dependant: Dependant) -> Iterator[Dependant]:
         operations.health_router,
     ],
 )
-def test_no_request_is_sent_to_a_thread_for_what_waits_for_nothing(router: APIRouter) -> None:
+def test_routes_that_await_nothing_use_no_thread(router: APIRouter) -> None:
     routes = [route for route in router.routes if isinstance(route, APIRoute)]
     called = {each.call for route in routes for each in needed(route.dependant)}
     plain = [
@@ -158,7 +158,7 @@ def test_no_request_is_sent_to_a_thread_for_what_waits_for_nothing(router: APIRo
     assert plain == []
 
 
-def test_a_refusal_says_what_would_be_taken() -> None:
+def test_refusals_name_the_scheme_and_the_allowed_methods() -> None:
     client = TestClient(application())
     unknown, wrong = client.get("/secret"), client.put("/secret")
     assert (unknown.status_code, unknown.headers["WWW-Authenticate"]) == (401, "Bearer")

@@ -30,7 +30,7 @@ def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "file", "says"),
+    ("key", "file", "message"),
     [
         (None, None, "must be encrypted where others can connect"),
         ("zz", None, "64 hex digits"),
@@ -40,7 +40,7 @@ def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_storage_key_is_refused(
-    tmp_path: Path, key: str | None, file: str | None, says: str
+    tmp_path: Path, key: str | None, file: str | None, message: str
 ) -> None:
-    with pytest.raises(LocalError, match=says):
+    with pytest.raises(LocalError, match=message):
         storage_cipher(key, None if file is None else tmp_path / file, "192.0.2.1")

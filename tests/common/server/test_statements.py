@@ -42,13 +42,13 @@ ROWS = [(b"%d" % i, i % 2 == 0, f"n{i}", i) for i in range(1_000)]
 @pytest.fixture(params=["sqlite", "postgresql"])
 def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
     if request.param == "sqlite":
-        with create_engine("sqlite://").begin() as found:
-            yield found
+        with create_engine("sqlite://").begin() as result:
+            yield result
         return
     with request.getfixturevalue("cluster").database("shuffler") as url:
         engine = create_engine(url)
-        with engine.begin() as found:
-            yield found
+        with engine.begin() as result:
+            yield result
         engine.dispose()
 
 
@@ -59,20 +59,20 @@ def filled(connection: Connection) -> Connection:
     return connection
 
 
-def test_values_go_where_they_are_named(filled: Connection) -> None:
+def test_values_are_bound_by_name(filled: Connection) -> None:
     execute_rows(filled, RESIZE, ("new", "key"), [(7, "n3"), (8, "n4")])
     execute_rows(filled, EMPTY, ("key",), [("n4",)])
     execute_rows(filled, DELETE, ("key",), [("n5",)])
     rows = filled.execute(select(things).order_by(things.c.size)).all()
     assert len(rows) == len(ROWS) - 1
-    found = {row.name: (row.size, row.good, row.data) for row in rows}
-    assert found["n3"] == (7, False, b"3")
-    assert found["n4"] == (8, True, None)
-    assert found["n6"] == (6, True, b"6")
-    assert "n5" not in found
+    result = {row.name: (row.size, row.good, row.data) for row in rows}
+    assert result["n3"] == (7, False, b"3")
+    assert result["n4"] == (8, True, None)
+    assert result["n6"] == (6, True, b"6")
+    assert "n5" not in result
 
 
-def test_no_rows_are_no_statement(filled: Connection) -> None:
+def test_no_rows_execute_no_statement(filled: Connection) -> None:
     execute_rows(filled, DELETE, ("key",), [])
     assert len(filled.execute(select(things)).all()) == len(ROWS)
 
@@ -86,13 +86,13 @@ def test_no_rows_are_no_statement(filled: Connection) -> None:
         ([f"n{i}" for i in range(2_000)], sorted(f"n{i}" for i in range(0, 1_000, 2))),
     ],
 )
-def test_rows_are_found_by_a_list_of_names(
+def test_rows_are_selected_by_a_list_of_names(
     filled: Connection, names: list[str], expected: list[str]
 ) -> None:
     assert sorted(filled.scalars(NAMED, {"names": names})) == expected
 
 
-def test_a_value_that_no_name_gives_is_refused(filled: Connection) -> None:
+def test_a_parameter_without_a_value_is_refused(filled: Connection) -> None:
     fixed = update(things).where(things.c.name == bindparam("key")).values(size=3)
     with pytest.raises(ValueError, match="size"):
         execute_rows(filled, fixed, ("key",), [("n1",)])
