@@ -1,4 +1,4 @@
-"""A shuffler behind an in-memory transport, and what its callers say to it."""
+"""A shuffler behind an in-memory transport, and the requests of its callers."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx  # what starlette's test client answers with
+import httpx2 as httpx  # starlette's test client returns its responses
 import pytest
 from fastapi.testclient import TestClient
 
@@ -57,7 +57,7 @@ class Api:
         return found
 
     def has_waiting(self) -> None:
-        """Return once somebody waits for news."""
+        """Returns once a long poll waits."""
         until(lambda: self.core.changes._waiters.taken > 0)
 
     def _start(self) -> TestClient:
@@ -161,8 +161,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def only_news_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits does not look again by himself."""
+def only_signals_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps waiters from checking again by themselves."""
     for pause in ("RECHECK_SECONDS", "IDLE_RECHECK_SECONDS"):
         monkeypatch.setattr(f"riffle.shuffler.admission.{pause}", 3_600.0)
 

@@ -1,4 +1,4 @@
-"""What the random operations of `test_model` keep in mind, and how many there are."""
+"""The model against which `test_model` checks random operations, and their number."""
 
 import os
 from collections import Counter
@@ -42,7 +42,7 @@ class Sent:
 
 @dataclass
 class ModelBatch:
-    """What must be true of a batch."""
+    """The state that a batch must have."""
 
     batch: Batch
     state: str = "open"

@@ -58,7 +58,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cache.get(str(number)) == ""
 
 
-def test_a_node_revoked_elsewhere_is_served_for_a_while_at_most(tmp_path: Path) -> None:
+def test_a_node_revoked_at_another_replica_is_served_for_a_while_at_most(tmp_path: Path) -> None:
     """A replica that misses the notification serves it for a while; another refuses it at once."""
 
     async def scenario() -> None:
@@ -85,7 +85,7 @@ def test_a_node_revoked_elsewhere_is_served_for_a_while_at_most(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_no_token_is_kept_and_no_stranger(api: Api) -> None:
+def test_the_cache_holds_no_token_and_no_stranger(api: Api) -> None:
     batch = api.deposit()
     assert api.lease(batch, [user(0)], "guess").status_code == 401
     assert api.lease(batch, [user(0)]).status_code == 200
@@ -94,7 +94,7 @@ def test_no_token_is_kept_and_no_stranger(api: Api) -> None:
 
 
 def test_an_upload_after_its_batch_ended_finds_it_over(api: Api) -> None:
-    """Also one that comes when the batch is remembered as open."""
+    """The cache still has the batch as open when the upload comes."""
     batch = api.deposit()
     held = api.leases(batch, [user(0), user(1)])
     assert api.outcomes(batch, [(held[0].lease, batch.report())]) == ["accepted"]
@@ -102,7 +102,7 @@ def test_an_upload_after_its_batch_ended_finds_it_over(api: Api) -> None:
     assert api.outcomes(batch, [(held[1].lease, batch.report())]) == ["late"]
 
 
-def test_an_upload_to_a_batch_that_ended_unheard_finds_it_over(
+def test_an_upload_to_a_batch_that_ended_without_a_signal_finds_it_over(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "CACHE_SECONDS", 3_600.0)
@@ -118,7 +118,7 @@ def test_an_upload_to_a_batch_that_ended_unheard_finds_it_over(
     assert problem(unknown) == "unknown-batch"
 
 
-def test_requests_that_are_known_read_nothing_before_they_write(
+def test_requests_of_cached_nodes_read_nothing_before_they_write(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "CACHE_SECONDS", 3_600.0)

@@ -71,13 +71,15 @@ def test_a_second_descriptor_for_a_batch_id_is_refused(api: Api) -> None:
         (descriptor_bytes(expires_at=NOW), {}, 410, "late"),
     ],
 )
-def test_a_bad_deposit(api: Api, data: bytes, rest: dict[str, Any], status: int, slug: str) -> None:
+def test_a_bad_deposit_is_refused(
+    api: Api, data: bytes, rest: dict[str, Any], status: int, slug: str
+) -> None:
     answer = api.put(data, **rest)
     assert (answer.status_code, problem(answer)) == (status, slug)
     assert api.call("GET", "/batches", api.token).json() == {"batches": []}
 
 
-def test_a_signed_body_that_is_no_descriptor(api: Api) -> None:
+def test_a_signed_body_that_is_no_descriptor_is_refused(api: Api) -> None:
     data = b"\xff\x00 not JSON"
     answer = api.put(data, batch_id=ID, headers={"Riffle-Signature": signature(data)})
     assert (answer.status_code, problem(answer)) == (400, "malformed")
@@ -100,7 +102,7 @@ def test_seeded_noise_is_taken_where_the_test_entry_is_open(api: Api) -> None:
         ("POST", "/abandon", None),
     ],
 )
-def test_an_unknown_batch(api: Api, method: str, path: str, body: Any) -> None:
+def test_an_unknown_batch_is_refused(api: Api, method: str, path: str, body: Any) -> None:
     node_route = path in ("", "/leases", "/reports")
     token = api.token if node_route else COORDINATOR_TOKEN
     answer = api.call(method, f"/batches/{ID}{path}", token, json=body)
@@ -121,7 +123,7 @@ def test_an_unknown_batch(api: Api, method: str, path: str, body: Any) -> None:
         b'{"users": [' + b",".join([b'"' + b"ab" * 16 + b'"'] * 2_049) + b"]}",
     ],
 )
-def test_a_malformed_lease_request(api: Api, body: bytes) -> None:
+def test_a_malformed_lease_request_is_refused(api: Api, body: bytes) -> None:
     batch = api.deposit()
     answer = api.call("POST", f"/batches/{batch.batch_id}/leases", api.token, content=body)
     assert (answer.status_code, problem(answer)) == (400, "malformed")
@@ -130,7 +132,7 @@ def test_a_malformed_lease_request(api: Api, body: bytes) -> None:
 @pytest.mark.parametrize(
     "query", ["wait=31", "wait=-1", "wait=x", "wait=nan", "wait=inf", "accepting=maybe"]
 )
-def test_a_malformed_query(api: Api, query: str) -> None:
+def test_a_malformed_query_is_refused(api: Api, query: str) -> None:
     answer = api.call("GET", f"/batches?{query}", api.token)
     assert (answer.status_code, problem(answer)) == (400, "malformed")
 
@@ -148,7 +150,7 @@ def test_bodies_are_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (answer.status_code, problem(answer)) == (413, "too-large")
 
 
-def test_uploads_on_their_way_are_bounded(api: Api) -> None:
+def test_memory_of_incoming_uploads_is_bounded(api: Api) -> None:
     api.restart(max_inflight_bytes=4_096)
     batch = api.deposit()
     path = f"/batches/{batch.batch_id}/reports"
@@ -176,12 +178,12 @@ def test_a_revoked_node_is_refused_everywhere(api: Api) -> None:
     assert api.status(batch)["reports"] == 0
 
 
-def test_revoking_a_node_that_is_none(api: Api) -> None:
+def test_revoking_an_unknown_node_is_refused(api: Api) -> None:
     answer = api.call("DELETE", f"/nodes/{ID}", OPERATOR_TOKEN)
     assert (answer.status_code, problem(answer)) == (404, "not-found")
 
 
-@pytest.mark.usefixtures("only_news_wakes")
+@pytest.mark.usefixtures("only_signals_wake")
 def test_a_long_poll_for_a_free_slot_wakes_at_a_deposit(api: Api) -> None:
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(api.call, "GET", "/batches?wait=30&accepting=1", api.token)
@@ -191,7 +193,7 @@ def test_a_long_poll_for_a_free_slot_wakes_at_a_deposit(api: Api) -> None:
     assert found == {"batches": [{"batch_id": batch.batch_id, "free_slots": 4}]}
 
 
-@pytest.mark.usefixtures("only_news_wakes")
+@pytest.mark.usefixtures("only_signals_wake")
 def test_a_long_poll_for_the_seal_wakes_when_full(api: Api) -> None:
     batch = api.deposit()
     with ThreadPoolExecutor(1) as thread:
@@ -227,7 +229,7 @@ def test_the_coordinator_sees_no_clock_of_arrivals(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("token", "reports"), [(COORDINATOR_TOKEN, None), (OPERATOR_TOKEN, 1)])
-def test_the_answers_to_an_end_tell_each_what_its_status_would(
+def test_answers_to_an_end_show_what_the_status_shows(
     api: Api, token: str, reports: int | None
 ) -> None:
     batch = api.deposit()
@@ -242,7 +244,7 @@ def test_the_answers_to_an_end_tell_each_what_its_status_would(
     assert (erased["state"], erased["episodes"], erased["reports"]) == ("erased", 4, None)
 
 
-def test_no_page_that_loads_from_elsewhere(api: Api) -> None:
+def test_no_page_loads_scripts_from_other_hosts(api: Api) -> None:
     for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
         assert problem(api.client.get(path)) == "not-found"
 
@@ -257,13 +259,13 @@ def test_health_identity_and_openapi(api: Api) -> None:
     assert "/v1/batches/{batch_id}/reports" in api.client.get("/openapi.json").json()["paths"]
 
 
-def test_not_ready_without_its_secrets(api: Api) -> None:
+def test_the_service_is_not_ready_without_its_secrets(api: Api) -> None:
     (api.directory / "data" / "secrets").rmdir()
     answer = api.client.get("/readyz")
     assert (answer.status_code, problem(answer)) == (503, "unavailable")
 
 
-def test_an_address_that_is_none(api: Api) -> None:
+def test_unknown_paths_and_methods_are_refused(api: Api) -> None:
     missing, wrong = api.call("GET", "/nothing", None), api.call("PATCH", "/nodes", None)
     assert (missing.status_code, problem(missing)) == (404, "not-found")
     assert (wrong.status_code, problem(wrong)) == (405, "method-not-allowed")
@@ -290,7 +292,7 @@ def test_a_deposit_names_a_pinned_analyzer_key_where_any_is_pinned(api: Api) -> 
     assert api.put(descriptor_bytes()).status_code == 200
 
 
-def test_an_upload_sealed_to_another_batch_key_is_told_so(api: Api) -> None:
+def test_an_upload_sealed_to_another_batch_key_is_refused(api: Api) -> None:
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]
     body = bytes.fromhex(held.lease) + batch.report()

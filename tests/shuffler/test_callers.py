@@ -1,4 +1,4 @@
-"""Who may call what, and how often."""
+"""The callers of each route and their rate limits."""
 
 import pytest
 
@@ -24,7 +24,9 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path", "allowed"), ROUTES)
-def test_who_may_call_what(api: Api, method: str, path: str, allowed: set[str]) -> None:
+def test_each_route_admits_its_callers_only(
+    api: Api, method: str, path: str, allowed: set[str]
+) -> None:
     tokens = {
         "coordinator": COORDINATOR_TOKEN,
         "operator": OPERATOR_TOKEN,
@@ -38,12 +40,12 @@ def test_who_may_call_what(api: Api, method: str, path: str, allowed: set[str]) 
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic abc", "bearer"])
-def test_a_token_that_is_none(api: Api, header: str) -> None:
+def test_a_malformed_token_is_refused(api: Api, header: str) -> None:
     answer = api.call("GET", "/batches", None, headers={"Authorization": header})
     assert (answer.status_code, problem(answer)) == (401, "unauthorized")
 
 
-def test_who_guesses_tokens_is_told_to_come_back_and_the_known_come_in(api: Api) -> None:
+def test_guessing_tokens_is_bounded_and_known_callers_are_admitted(api: Api) -> None:
     state = api.client.app.state  # type: ignore[attr-defined]
     batch = api.deposit()
     assert api.call("GET", "/batches", api.token).status_code == 200
@@ -65,7 +67,7 @@ def test_who_guesses_tokens_is_told_to_come_back_and_the_known_come_in(api: Api)
 @pytest.mark.parametrize(
     ("who", "token"), [("coordinator", COORDINATOR_TOKEN), ("operator", OPERATOR_TOKEN)]
 )
-def test_coordinator_and_operator_have_their_rates(api: Api, who: str, token: str) -> None:
+def test_coordinator_and_operator_have_rate_limits(api: Api, who: str, token: str) -> None:
     batch, state = api.deposit(), api.client.app.state  # type: ignore[attr-defined]
     state.authenticator._limits[who] = CallerLimits(RateLimit(requests=0.1, reports=1.0, at_once=9))
     path = f"/batches/{batch.batch_id}/status"

@@ -45,7 +45,7 @@ def after_deleting(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("point", [before_destroying, after_destroying, after_deleting])
-def test_between_acknowledgement_and_erasure(
+def test_a_crash_between_acknowledgement_and_erasure(
     api: Api, point: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     batch = api.deposit()
@@ -61,7 +61,7 @@ def test_between_acknowledgement_and_erasure(
 
 
 @pytest.mark.parametrize("point", [before_destroying, after_destroying, after_deleting])
-def test_while_an_expired_batch_is_abandoned(
+def test_a_crash_while_an_expired_batch_is_abandoned(
     api: Api, point: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     batch = api.deposit()
@@ -177,8 +177,8 @@ def test_a_damaged_secret_is_a_lost_one(api: Api) -> None:
     assert secrets(api) == []
 
 
-def test_a_lost_secret_of_what_has_left(api: Api) -> None:
-    """It cannot be handed over again, but who has the messages may still say so."""
+def test_a_lost_secret_of_a_batch_whose_messages_have_left(api: Api) -> None:
+    """The batch cannot be handed over again, but the analyzer may still acknowledge it."""
     batch = api.deposit()
     api.fill(batch)
     digest = api.messages(batch).headers["Riffle-Messages-Digest"]

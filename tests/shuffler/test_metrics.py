@@ -108,7 +108,7 @@ def test_messages_go_from_held_to_forwarded(api: Api) -> None:
 
 
 @pytest.mark.parametrize("reason", ["abandon", "expire", "lost", "retire"])
-def test_what_an_end_drops_is_counted_under_its_reason(api: Api, reason: str) -> None:
+def test_reports_dropped_at_an_end_are_counted_by_reason(api: Api, reason: str) -> None:
     batch = api.deposit()
     L = batch.context.descriptor.padding.messages
     stored = 4 if reason == "retire" else 2
@@ -161,7 +161,7 @@ def filled(api: Api, n: int, reports: int) -> tuple[Batch, list[str]]:
     return batch, [lease.lease for lease in held[reports:]]
 
 
-def test_of_an_open_batch_the_coordinator_sees_tenths_at_most(api: Api) -> None:
+def test_the_coordinator_sees_at_most_the_tenths_of_an_open_batch(api: Api) -> None:
     batch, left = filled(api, 100, 29)
     seen = record(api, batch, COORDINATOR_TOKEN)
     shown = {"batch_id", "state", "n", "messages_a_report", "fill_tenths", "balanced"}
@@ -186,9 +186,7 @@ def test_a_full_batch_is_shown_whole(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("n", "show"), [(99, True), (100, False)])
-def test_small_batches_and_a_shuffler_told_not_to_show_no_fill(
-    api: Api, n: int, show: bool
-) -> None:
+def test_small_batches_and_a_setting_hide_the_fill(api: Api, n: int, show: bool) -> None:
     api.restart(show_fill=show)
     batch, left = filled(api, n, n - 1)
     assert record(api, batch, COORDINATOR_TOKEN)["fill_tenths"] is None
@@ -220,7 +218,7 @@ def test_quantiles_of_a_histogram() -> None:
     assert quantiles({}) is None
 
 
-def test_latencies_of_batches_that_nobody_asks_about_are_forgotten() -> None:
+def test_latencies_of_batches_without_queries_are_dropped() -> None:
     """A batch's last uploads are followed by none that would write their latencies."""
     statistics = BatchStatistics(cast("Store", None), show_fill=True)
     for batch in range(MAX_BATCHES + 500):

@@ -216,7 +216,7 @@ class Shuffling(RuleBasedStateMachine):
         users=st.lists(st.integers(0, USERS - 1), min_size=2, max_size=6, unique=True),
     )
     def serve(self, number: int, users: list[int]) -> Any:
-        """What a node does when nothing goes wrong: leases, then all reports in one body."""
+        """Plays a node without faults: leases, then all reports in one body."""
         frames = []
         for _, node, lease in self.take(number, users):
             batch = self.batches[number].batch

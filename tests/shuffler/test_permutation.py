@@ -34,7 +34,7 @@ def test_every_message_leaves_once_and_the_order_is_another() -> None:
     assert b"".join(release.chunks()) == release.messages.tobytes()
 
 
-def test_the_same_key_and_reports_give_the_same_bytes_in_whatever_order_they_came() -> None:
+def test_the_order_of_arrival_does_not_change_the_bytes() -> None:
     uploads, _ = reports(6, 9, 49)
     first, again = (
         shuffle(each, KEY, n=6, L=9, message_bytes=49) for each in (uploads, uploads[::-1])
@@ -92,13 +92,13 @@ def test_nothing_is_released_of_a_damaged_batch(fault: str) -> None:
         shuffle(uploads, KEY, n=4, L=4, message_bytes=49)
 
 
-def test_nothing_is_released_of_a_batch_with_an_upload_less() -> None:
+def test_nothing_is_released_of_a_batch_that_lacks_an_upload() -> None:
     uploads, _ = reports(4, 4, 49)
     with pytest.raises(LocalError, match="1 of 4 reports are missing"):
         shuffle(uploads[:-1], KEY, n=4, L=4, message_bytes=49)
 
 
-def test_large_releases_leave_in_pieces() -> None:
+def test_large_releases_leave_in_chunks() -> None:
     messages = np.zeros((3, CHUNK_BYTES), dtype=np.uint8)
     sizes = [len(chunk) for chunk in Release(messages[:, : CHUNK_BYTES // 2].copy(), "").chunks()]
     assert sizes == [CHUNK_BYTES, CHUNK_BYTES // 2]

@@ -24,7 +24,7 @@ Statements = dict[str, int]
 
 @contextmanager
 def recorded() -> Iterator[Statements]:
-    """What is sent to any database meanwhile."""
+    """Yields the statements sent to any database while the context lasts."""
     found: Statements = {}
 
     def record(*arguments: object) -> None:
@@ -53,7 +53,7 @@ def plans(api: Api, statements: Statements) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def of_requests(api: Api) -> Statements:
-    """Of leases and uploads of all kinds, in a batch that stays open."""
+    """Statements of leases and uploads of all kinds, in a batch that stays open."""
     api.restart(max_node_share=0.75)
     batch, other = api.deposit(n=8), api.deposit(deployment=1, n=8)
     with recorded() as found:

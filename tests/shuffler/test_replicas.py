@@ -18,18 +18,18 @@ pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
 @pytest.fixture
 def other(api: Api) -> Iterator[Api]:
-    """It hears all that happens at ``api`` from here on, and nothing of what was before."""
+    """A replica that is notified of every change at ``api`` from now on."""
     with ExitStack() as stack:
-        made = api.replica(stack)
-        until(lambda: made.core.changes.version > 0)
-        yield made
+        replica = api.replica(stack)
+        until(lambda: replica.core.changes.version > 0)
+        yield replica
 
 
 def frame(api: Api, batch: Batch, number: int) -> tuple[str, bytes]:
     return api.leases(batch, [user(number)])[0].lease, batch.report()
 
 
-def test_a_batch_goes_its_way_through_both(api: Api, other: Api) -> None:
+def test_a_batch_fills_and_ends_through_both_replicas(api: Api, other: Api) -> None:
     batch = api.deposit()
     leases = other.leases(batch, [user(i) for i in range(4)])
     sent = [batch.messages() for _ in leases]
@@ -92,8 +92,8 @@ def test_a_descriptor_deposited_at_both_gets_one_key(api: Api, other: Api) -> No
     api.fill(Batch(data, bytes.fromhex(answers[0].json()["batch_key"])))
 
 
-@pytest.mark.usefixtures("only_news_wakes")
-def test_who_waits_at_one_hears_of_what_happens_at_the_other(api: Api, other: Api) -> None:
+@pytest.mark.usefixtures("only_signals_wake")
+def test_a_long_poll_at_one_replica_wakes_at_a_change_at_the_other(api: Api, other: Api) -> None:
     with ThreadPoolExecutor(1) as thread:
         query = {"wait": 30, "accepting": 1}
         waiting = thread.submit(other.call, "GET", "/batches", other.token, params=query)
@@ -116,15 +116,14 @@ def test_a_node_revoked_at_one_is_refused_at_the_other(
     until(lambda: other.call("GET", "/batches", api.token).status_code == 401)
 
 
-def test_a_replica_that_does_not_hear_takes_nothing_of_a_revoked_node(
+def test_a_replica_without_notifications_takes_nothing_of_a_revoked_node(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("riffle.shuffler.admission.CACHE_SECONDS", 3_600.0)
-    told = other.core.changes.version
+    version = other.core.changes.version
     batch = api.deposit()
-    until(
-        lambda: other.core.changes.version > told
-    )  # else this news makes the other forget the node
+    # The deposit's signal must come first: it would make the other replica drop its cache.
+    until(lambda: other.core.changes.version > version)
     held = other.leases(batch, [user(0)])[0]
     monkeypatch.setattr(other.core.changes, "notify", lambda: None)
     assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
@@ -152,7 +151,7 @@ def test_one_permutes_and_the_other_takes_over_when_it_dies(api: Api, other: Api
 
 
 def test_a_replica_with_other_secrets_does_not_start(api: Api, tmp_path: Path) -> None:
-    """It would find no secret of any batch there, and give all of them up."""
+    """It would find no secret of any batch, and give up all of them."""
     preflight(api.settings)
     preflight(api.settings)
     elsewhere = api.settings.model_copy(update={"data_dir": tmp_path / "elsewhere"})

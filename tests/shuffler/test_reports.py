@@ -41,7 +41,7 @@ def test_a_user_asked_for_twice_in_one_request_gets_one_slot(api: Api) -> None:
     assert len(api.leases(api.deposit(), [user(0), user(0)])) == 1
 
 
-def test_a_full_batch(api: Api) -> None:
+def test_a_full_batch_gives_out_no_slot(api: Api) -> None:
     batch = api.deposit(n=4)
     api.leases(batch, [user(i) for i in range(4)])
     assert refusals(api, batch, [user(4)]) == ["batch-full"]
@@ -174,7 +174,7 @@ def test_a_user_reports_once_over_batches_runs_and_restarts(api: Api) -> None:
 
 
 def test_an_old_lease_does_not_help_a_user_who_reported_elsewhere(api: Api) -> None:
-    """Its lease here expired, it reported there; coming back here must not count it twice."""
+    """A user's lease expired and it reported elsewhere: the old lease must not count it twice."""
     first, second = api.deposit(), api.deposit(deployment=1)
     old = held(api, first)
     api.clock.now += 60
@@ -184,8 +184,8 @@ def test_an_old_lease_does_not_help_a_user_who_reported_elsewhere(api: Api) -> N
 
 
 @pytest.mark.parametrize("where", ["the same batch", "another batch"])
-def test_of_a_users_two_leases_the_newest_alone_reports(api: Api, where: str) -> None:
-    """As two replicas see it whose clocks differ: both leases are live for one of them."""
+def test_the_newest_of_a_users_two_leases_alone_reports(api: Api, where: str) -> None:
+    """Two replicas whose clocks differ: both leases are live for one of them."""
     first = api.deposit()
     second = first if where == "the same batch" else api.deposit(deployment=1)
     old = held(api, first)
@@ -211,7 +211,7 @@ def test_reports_of_several_requests_come_in_one_upload_in_any_order(api: Api) -
     assert len(api.finish(batch)) == 6 * batch.context.descriptor.padding.messages
 
 
-def test_who_held_a_lease_and_never_reported_is_forgotten_with_the_batch(api: Api) -> None:
+def test_users_who_never_reported_are_forgotten_with_the_batch(api: Api) -> None:
     batch = api.deposit()
     leases = api.leases(batch, [user(1), user(2)])
     api.leases(batch, [user(3)])
@@ -225,7 +225,7 @@ def test_who_held_a_lease_and_never_reported_is_forgotten_with_the_batch(api: Ap
     assert late == ["late"]
 
 
-def test_a_report_that_does_not_open(api: Api) -> None:
+def test_a_report_that_does_not_open_is_refused(api: Api) -> None:
     batch, other = api.deposit(), api.deposit(deployment=1)
     lease = held(api, batch).lease
     stranger = hpke.KeyPair.generate()
@@ -242,7 +242,7 @@ def test_a_report_that_does_not_open(api: Api) -> None:
     assert api.status(batch)["dropped"] == {"wrong-key": 4}
 
 
-def test_late_reports(api: Api) -> None:
+def test_late_reports_are_refused(api: Api) -> None:
     batch = api.deposit()
     early, taken = api.leases(batch, [user(0), user(1)])
     api.clock.now += 60
@@ -252,7 +252,7 @@ def test_late_reports(api: Api) -> None:
     assert api.status(batch)["dropped"] == {"late": 2}
 
 
-def test_unknown_leases(api: Api) -> None:
+def test_unknown_leases_are_refused(api: Api) -> None:
     batch, other = api.deposit(), api.deposit(deployment=1)
     elsewhere = held(api, other).lease
     frames = [("00" * 16, batch.report()), (elsewhere, batch.report())]
@@ -260,7 +260,7 @@ def test_unknown_leases(api: Api) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16, -1, 1_000])
-def test_a_body_that_is_not_whole_frames(api: Api, size: int) -> None:
+def test_a_body_that_is_not_whole_frames_is_refused(api: Api, size: int) -> None:
     batch = api.deposit()
     frame = bytes.fromhex(held(api, batch).lease) + batch.report()
     body = (frame * 2)[: len(frame) + size] if size else b""

@@ -79,7 +79,7 @@ def tuples(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_deposit(vector: dict[str, Any]) -> None:
+def test_deposits_follow_the_vectors(vector: dict[str, Any]) -> None:
     changes = {name: tuples(value) for name, value in vector.get("descriptor", {}).items()}
     data = descriptor_bytes(vector.get("n", 4), **changes)
     if "raw" in vector:
@@ -124,7 +124,7 @@ OWN = replace(NEW_USER, owner="me")
         (replace(OWN, elsewhere=True), None, 1, 1, "wrong-state"),
     ],
 )
-def test_lease(view: UserView, closed: Any, quota: int, free: int, decision: str) -> None:
+def test_lease_decisions(view: UserView, closed: Any, quota: int, free: int, decision: str) -> None:
     room = Room(quota=quota, free_slots=free, share=1)
     assert decide_lease(view, "me", closed, room) == decision
 
@@ -139,7 +139,7 @@ def test_lease(view: UserView, closed: Any, quota: int, free: int, decision: str
         (replace(OWN, elsewhere=True), 1, "wrong-state"),
     ],
 )
-def test_lease_beyond_the_share(view: UserView, free: int, decision: str) -> None:
+def test_lease_decisions_beyond_the_share(view: UserView, free: int, decision: str) -> None:
     room = Room(quota=1, free_slots=free, share=0)
     assert decide_lease(view, "me", None, room) == decision
 
@@ -190,7 +190,7 @@ def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
         (None, False, False, False, True, "unknown-lease"),
     ],
 )
-def test_frame(
+def test_frame_outcomes(
     standing: Standing | None,
     same: bool,
     opens: bool,
@@ -212,7 +212,7 @@ def test_frame(
         ("erased", NOW + 1, "batch-full"),
     ],
 )
-def test_closed(state: Any, expires_at: int, problem: str | None) -> None:
+def test_reasons_why_a_batch_is_closed(state: Any, expires_at: int, problem: str | None) -> None:
     assert closed_problem(state, expires_at, NOW) == problem
 
 

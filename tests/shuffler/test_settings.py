@@ -30,7 +30,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Monke
 
 
 @pytest.mark.usefixtures("environment")
-def test_everything_from_files() -> None:
+def test_every_key_and_hash_may_come_from_a_file() -> None:
     found = Settings.load()
     assert found.demands().coordinator_key == public(COORDINATOR_KEY)
     assert found.signing_key() == SHUFFLER_KEY
@@ -83,7 +83,7 @@ def test_a_wrong_value_is_named(
         ({"host": "0.0.0.0", "test_entry": True}, "needs a loopback HOST"),  # noqa: S104
     ],
 )
-def test_what_stops_the_start_is_told_before(
+def test_preflight_reports_what_would_stop_the_start(
     tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     wrong = settings(tmp_path, **changes)
@@ -91,14 +91,14 @@ def test_what_stops_the_start_is_told_before(
         run(wrong)
 
 
-def test_tls_files_are_handed_on(tmp_path: Path) -> None:
+def test_tls_files_are_passed_on(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     tls = settings(tmp_path, tls_cert_file=cert, tls_key_file=key).tls()
     assert tls is not None
     assert (tls.certificate, tls.key) == (cert, key)
 
 
-def test_another_store_by_url(tmp_path: Path) -> None:
+def test_a_url_chooses_another_store(tmp_path: Path) -> None:
     assert settings(tmp_path).url.startswith("sqlite:///")
     url = "postgresql+psycopg://riffle@db/riffle"
     assert settings(tmp_path, store_url=url).url == url

@@ -62,7 +62,7 @@ def test_the_tables_cover_every_state_and_event() -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
-def test_every_pair(state: BatchState, event: Event) -> None:
+def test_every_pair_of_the_batch_table(state: BatchState, event: Event) -> None:
     target = expected()[state, event]
     if target is None:
         with pytest.raises(RemoteError):
@@ -72,7 +72,7 @@ def test_every_pair(state: BatchState, event: Event) -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(LEASE_STATES, LEASE_EVENTS)))
-def test_every_pair_of_a_lease(state: LeaseState, event: LeaseEvent) -> None:
+def test_every_pair_of_the_lease_table(state: LeaseState, event: LeaseEvent) -> None:
     target = expected(EXPECTED_LEASES)[state, event]
     if target is None:
         with pytest.raises(LocalError):
@@ -82,7 +82,7 @@ def test_every_pair_of_a_lease(state: LeaseState, event: LeaseEvent) -> None:
 
 
 def test_a_lease_reports_at_most_once_and_from_held_only() -> None:
-    """So of a user's leases, all but the newest superseded, one reports at most."""
+    """All but the newest lease of a user are superseded, so at most one reports."""
     assert [pair for pair, state in LEASE_TRANSITIONS.items() if state == "reported"] == [
         ("held", "report")
     ]
@@ -100,11 +100,11 @@ def test_a_short_batch_has_no_way_to_release() -> None:
     assert found == {"open", "abandoned"}
 
 
-def test_what_is_complete_cannot_be_abandoned() -> None:
+def test_a_complete_batch_cannot_be_abandoned() -> None:
     assert all((state, "abandon") not in TRANSITIONS for state in ORDER[1:])
 
 
-def test_what_has_left_is_never_called_abandoned() -> None:
+def test_a_batch_whose_messages_have_left_is_never_abandoned() -> None:
     assert all(TRANSITIONS.get((s, e)) != "abandoned" for s, e in product(ORDER[2:], EVENTS))
 
 

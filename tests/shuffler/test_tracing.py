@@ -1,4 +1,4 @@
-"""What a collector of the shuffler's traces would see."""
+"""The shuffler's traces as a collector would see them."""
 
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor

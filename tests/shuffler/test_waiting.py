@@ -1,4 +1,4 @@
-"""Long polls, budgets and shared answers. Polls run on a loop with a time of its own: exactly."""
+"""Long polls and budgets. The polls run on a loop with simulated time, so times are exact."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def timed(scenario: Coroutine[object, object, T]) -> tuple[T, float]:
-    """What it returns, and after how many seconds, to the millisecond."""
+    """Returns the scenario's result and the seconds it took, to the millisecond."""
 
     async def whole() -> tuple[T, float]:
         found = await scenario
@@ -35,7 +35,7 @@ def hold(budget: Budget, amount: int) -> Iterator[None]:
         yield
 
 
-def test_a_budget_is_given_back() -> None:
+def test_a_budget_is_returned() -> None:
     budget = Budget(10, "things")
     with hold(budget, 10), pytest.raises(LocalError) as caught, hold(budget, 1):
         pass
@@ -44,7 +44,7 @@ def test_a_budget_is_given_back() -> None:
         pass
 
 
-def test_a_meter_takes_more_and_gives_all_back() -> None:
+def test_a_meter_takes_more_and_returns_all() -> None:
     budget = Budget(10, "things")
     with budget.meter() as first, budget.meter() as second:
         first(6)
@@ -68,7 +68,7 @@ def test_one_holder_leaves_some_to_the_others() -> None:
 
 
 def test_a_body_is_charged_as_it_arrives() -> None:
-    """What a request declares is worth nothing: only what came holds the budget."""
+    """A declared length takes nothing of the budget; only bytes that came do."""
     sent = [
         {"type": "http.request", "body": b"abc", "more_body": True},
         {"type": "http.request", "body": b"de", "more_body": False},
@@ -118,7 +118,7 @@ def test_a_change_between_looking_and_waiting_is_not_lost() -> None:
     assert timed(scenario()) == (2, 0.0)
 
 
-def test_a_service_that_stops_lets_nobody_wait() -> None:
+def test_a_stopping_service_ends_all_waiting() -> None:
     async def scenario() -> int:
         changes = ChangeSignal()
 
@@ -131,7 +131,7 @@ def test_a_service_that_stops_lets_nobody_wait() -> None:
         assert await poll == 0
         return await changes.poll(30, look, bool)
 
-    assert timed(scenario()) == (0, 0.1), "who comes later does not wait either"
+    assert timed(scenario()) == (0, 0.1), "a later caller does not wait either"
 
 
 def test_a_poll_ends_in_time() -> None:
@@ -144,7 +144,7 @@ def test_a_poll_ends_in_time() -> None:
     assert timed(scenario()) == (0, 0.2)
 
 
-def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
+def test_a_waiter_checks_sooner_when_a_change_may_be_silent() -> None:
     alone, shared = ChangeSignal(), ChangeSignal(shared=True)
     assert alone.pause(silent=False) == 5.0
     assert {alone.pause(silent=True), shared.pause(silent=False)} == {1.0}
@@ -168,7 +168,7 @@ def test_who_saw_what_may_change_unsaid_looks_again_sooner() -> None:
     assert found == ([2, 3], 1.5), "at once, after a second, and when it is over"
 
 
-def test_many_who_wait_look_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_waiters_check_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("riffle.shuffler.admission.CHECKS_A_SECOND", 1)
 
     async def scenario() -> list[float]:
@@ -213,8 +213,8 @@ def test_too_many_polls_are_refused() -> None:
     ("next_expiry", "lease_seconds", "soon"),
     [(None, 1, False), (20, 60, False), (16, 60, True), (17, 60, False), (20, 6, True)],
 )
-def test_who_waits_for_a_slot_looks_sooner_where_one_may_expire(
+def test_a_waiter_for_a_slot_checks_sooner_where_one_may_expire(
     next_expiry: int | None, lease_seconds: int, soon: bool
 ) -> None:
-    """Be it by a lease that is granted while it waits."""
+    """The expiring lease may be granted while the waiter waits."""
     assert OpenBatches([], 10, next_expiry).changes_within(5.0, lease_seconds) == soon

@@ -110,7 +110,7 @@ def signature(data: bytes) -> str:
 
 @dataclass
 class Batch:
-    """What a node knows of a batch, and reports of it whose messages are all distinct."""
+    """A batch as nodes know it, and reports to it whose messages are all distinct."""
 
     data: bytes
     batch_key: bytes

@@ -49,7 +49,7 @@ def stored(engine: Engine) -> int:
 
 
 class Gate:
-    """A write that holds the committer until it is let go, so that others pile up behind it."""
+    """A write that blocks the committer until it is released, so that others queue up."""
 
     def __init__(self) -> None:
         self.entered, self.leave = threading.Event(), threading.Event()
@@ -60,11 +60,11 @@ class Gate:
 
 
 class Large:
-    """What a write carries."""
+    """The large argument of a write."""
 
 
-def test_nothing_of_a_write_is_kept_once_it_is_answered(committer: Committer) -> None:
-    """Without the garbage collector: uploads are megabytes, and it comes only now and then."""
+def test_an_answered_write_leaves_nothing_in_memory(committer: Committer) -> None:
+    """Even without garbage collection, which is rare, while uploads take megabytes."""
     large = Large()
     left = weakref.ref(large)
     gc.disable()
@@ -79,13 +79,13 @@ def test_nothing_of_a_write_is_kept_once_it_is_answered(committer: Committer) ->
         gc.enable()
 
 
-def test_what_is_answered_is_stored(engine: Engine, committer: Committer) -> None:
+def test_an_answered_write_is_stored(engine: Engine, committer: Committer) -> None:
     before = stored(engine)
     assert committer.submit(put("a")).result(10) == "a"
     assert stored(engine) == before + 1
 
 
-def test_what_waits_goes_in_one_transaction(engine: Engine, committer: Committer) -> None:
+def test_waiting_writes_share_a_transaction(engine: Engine, committer: Committer) -> None:
     begun: list[int] = []
     gate = Gate()
     committer.submit(gate)
@@ -101,7 +101,7 @@ def test_what_waits_goes_in_one_transaction(engine: Engine, committer: Committer
     assert len(set(begun)) == 1
 
 
-def test_one_that_fails_undoes_itself_and_nobody_else(engine: Engine, committer: Committer) -> None:
+def test_a_failing_write_undoes_itself_alone(engine: Engine, committer: Committer) -> None:
     gate, before = Gate(), stored(engine)
     committer.submit(gate)
     assert gate.entered.wait(10)
@@ -118,8 +118,8 @@ def test_one_that_fails_undoes_itself_and_nobody_else(engine: Engine, committer:
     assert stored(engine) == before + 2
 
 
-def test_what_is_answered_is_of_the_run_that_counts(engine: Engine, committer: Committer) -> None:
-    """Beside one that fails a job runs twice."""
+def test_an_answer_is_of_the_run_that_counts(engine: Engine, committer: Committer) -> None:
+    """A job in one group with a failing job runs twice."""
     gate, names = Gate(), iter("abcd")
     committer.submit(gate)
     assert gate.entered.wait(10)
@@ -140,18 +140,14 @@ def test_what_is_answered_is_of_the_run_that_counts(engine: Engine, committer: C
     assert "a" not in keys
 
 
-def test_a_broken_rule_of_the_database_is_one_job_s_fault(
-    engine: Engine, committer: Committer
-) -> None:
+def test_a_violated_constraint_fails_one_job(engine: Engine, committer: Committer) -> None:
     committer.submit(put("a")).result(10)
     failed, fine = committer.submit(put("a")), committer.submit(put("b"))
     assert failed.exception(10) is not None
     assert fine.result(10) == "b"
 
 
-def test_when_the_commit_fails_nobody_is_told_it_worked(
-    engine: Engine, committer: Committer
-) -> None:
+def test_a_failed_commit_answers_no_write(engine: Engine, committer: Committer) -> None:
     gate, before = Gate(), stored(engine)
     committer.submit(gate)
     assert gate.entered.wait(10)
@@ -170,10 +166,8 @@ def test_when_the_commit_fails_nobody_is_told_it_worked(
     assert committer.submit(put("a")).result(10) == "a"
 
 
-def test_when_the_connection_is_lost_nobody_is_told_it_worked(
-    engine: Engine, committer: Committer
-) -> None:
-    """On SQLite there is none to lose: the file's handle stands for it."""
+def test_a_lost_connection_answers_no_write(engine: Engine, committer: Committer) -> None:
+    """SQLite has no connection to lose: the file's handle stands for it."""
     gate, before = Gate(), stored(engine)
     committer.submit(gate)
     assert gate.entered.wait(10)
@@ -202,7 +196,7 @@ def test_a_cancelled_write_does_not_happen(engine: Engine, committer: Committer)
     assert stored(engine) == before + 1
 
 
-def test_closing_writes_what_waits(engine: Engine) -> None:
+def test_closing_finishes_waiting_writes(engine: Engine) -> None:
     committer, before = Committer(engine), stored(engine)
     futures = [committer.submit(put(str(i))) for i in range(200)]
     committer.close()
@@ -210,7 +204,7 @@ def test_closing_writes_what_waits(engine: Engine) -> None:
     assert stored(engine) == before + 200
 
 
-def test_too_many_waiting_are_refused(engine: Engine) -> None:
+def test_too_many_waiting_writes_are_refused(engine: Engine) -> None:
     committer, gate = Committer(engine, max_waiting=2), Gate()
     committer.submit(gate)
     assert gate.entered.wait(10)

@@ -25,7 +25,7 @@ def test_a_store_is_opened_again(tmp_path: Path) -> None:
 
 
 EXPIRED, LIVE, OVER, DONE, LOST = (f"{slot:016x}{slot + 5:016x}" for slot in (0, 0, 0, 1, 7))
-OLDER, OLDEST = "fedcba98" * 4, "76543210" * 4  # of a time when ids said no slot
+OLDER, OLDEST = "fedcba98" * 4, "76543210" * 4  # from a time when lease ids had no slot
 PEOPLE = {
     name: f"{number:032x}"
     for number, name in enumerate(
@@ -71,7 +71,7 @@ def test_leases_and_reports_of_the_first_version_are_kept(url: str) -> None:
     engine.dispose()
 
 
-def test_a_report_of_nobodys_is_not_migrated(url: str) -> None:
+def test_a_report_without_a_user_is_not_migrated(url: str) -> None:
     engine = create_engine(url)
     with writer(engine).begin() as connection:
         migrate(connection, Schema(SCHEMA.folder, "shuffler_1"))

@@ -36,7 +36,7 @@ def test_a_vault_has_one_number_for_ever(tmp_path: Path) -> None:
         Vault(tmp_path / "secrets", CLEAR).identity()
 
 
-def test_only_the_owner_reads_it(tmp_path: Path) -> None:
+def test_only_the_owner_reads_a_secret(tmp_path: Path) -> None:
     vault = Vault(tmp_path / "secrets", CLEAR)
     vault.put(BATCH, BatchSecret.generate())
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
@@ -61,7 +61,7 @@ def test_destroying_removes_every_trace_and_repeats(tmp_path: Path) -> None:
         vault.get(BATCH)
 
 
-def test_what_cannot_be_read_now_is_not_lost(tmp_path: Path) -> None:
+def test_an_unreadable_secret_is_not_lost(tmp_path: Path) -> None:
     """A directory that is not mounted, or a file that fails to be read, may come back."""
     vault = Vault(tmp_path / "secrets", CLEAR)
     (tmp_path / "secrets" / f"{BATCH}.secret").mkdir()
@@ -75,19 +75,19 @@ def test_what_cannot_be_read_now_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"riffle secret 1\n", b"x" * 80, b"riffle secret 2\n" * 5])
-def test_a_damaged_secret_is_told(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_secret_is_reported(tmp_path: Path, data: bytes) -> None:
     (tmp_path / f"{BATCH}.secret").write_bytes(data)
     with pytest.raises(SecretLostError, match="damaged"):
         Vault(tmp_path, CLEAR).get(BATCH)
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError, match="cannot make"):
         Vault(tmp_path / "file" / "secrets", CLEAR)
 
 
-def test_a_secret_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_secret_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     vault = Vault(tmp_path / "secrets", CLEAR)
     (tmp_path / "secrets").rmdir()
     with pytest.raises(LocalError, match="cannot write"):
@@ -132,7 +132,7 @@ SLOTS, REPORTS, INFO = [3, 4, 7], b"three reports" * 3, b"a context"
 SECRET = BatchSecret.generate()
 
 
-def test_what_is_stored_is_read_again_and_hides_the_reports() -> None:
+def test_stored_reports_are_read_again_and_hidden() -> None:
     first, second = (ReportCipher(BATCH, SECRET).encrypt(SLOTS, REPORTS) for _ in range(2))
     assert ReportCipher(BATCH, SECRET).decrypt(SLOTS, first, INFO) == REPORTS
     assert REPORTS[:8] not in first
@@ -140,7 +140,7 @@ def test_what_is_stored_is_read_again_and_hides_the_reports() -> None:
 
 
 @pytest.mark.parametrize("fault", ["bit", "cut", "slots", "batch", "outer", "permutation", "none"])
-def test_what_is_damaged_or_of_another_place_is_not_released(fault: str) -> None:
+def test_reports_that_are_damaged_or_misplaced_are_not_released(fault: str) -> None:
     """Both halves of the secret are needed: with either one erased nothing can be read."""
     kept, other = ReportCipher(BATCH, SECRET).encrypt(SLOTS, REPORTS), BatchSecret.generate()
     secret = {

@@ -1,7 +1,7 @@
-"""Leases of one request share a row, and so do the reports of one upload.
+"""The leases of one request share a row, and so do the reports of one upload.
 
-A lease becomes a grant of one. Its id was its slot and 64 random bits, as now; of leases that are
-older still, all random, it becomes that. What says that a user has reported is its newest lease.
+Each old lease becomes a row of its own. A lease id is its slot and 64 random bits; the oldest ids
+were all random and get the slot now. A user's newest lease says whether the user has reported.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _RENAME = 'UPDATE users SET lease = :new WHERE "user" = :user AND lease = :old'
 
 
 def upgrade() -> None:
-    """Keep every lease and every report."""
+    """Keeps every lease and every report."""
     _name_the_reported()
     _make_grants()
     _make_reports()
@@ -105,7 +105,7 @@ def _make_reports() -> None:
 
 
 def _pages(query: str, **start: str | int) -> Iterator[list[sa.Row[Any]]]:
-    """Rows of a query, some at a time, each after the last one's key."""
+    """Yields the rows of a query in pages, each page after the last key of the one before."""
     key = dict(start)
     while rows := list(op.get_bind().execute(sa.text(query), {**key, "most": _AT_ONCE})):
         yield rows
@@ -116,7 +116,7 @@ def _pages(query: str, **start: str | int) -> Iterator[list[sa.Row[Any]]]:
 
 
 def _slot(row: sa.Row[Any]) -> int:
-    """Of a lease that lost it, the one in its id, if there is one: it is not looked at any more."""
+    """Returns a lease's slot; for a lease that lost it, the one in its id, which nothing reads."""
     if row.slot is not None:
         return int(row.slot)
     named = int(row.lease[:16], 16)

@@ -1,6 +1,6 @@
-"""A user's row names its newest lease, in place of an index of leases by user.
+"""A user's row names the user's newest lease, which replaces an index of leases by user.
 
-Ids of users are random, so that index took a page a lease.
+User ids are random, so every new lease wrote a page of that index.
 """
 
 import sqlalchemy as sa
@@ -20,7 +20,7 @@ UPDATE users SET lease = (
 
 
 def upgrade() -> None:
-    """Keep what may still be live; whoever has reported needs no lease."""
+    """Keeps the leases that may still be live; a user who has reported needs none."""
     op.add_column("users", sa.Column("lease", sa.String(length=32), nullable=True))
     op.execute(_NEWEST_OF_OPEN_BATCHES)
     op.drop_index("ix_leases_user", "leases")
