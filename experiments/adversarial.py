@@ -39,7 +39,7 @@ from riffle.experiments.adversarial_privacy import (
 from riffle.node_client.environments.builtin import layered_mdp
 
 if TYPE_CHECKING:
-    from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
+    from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 
 Algorithm = Literal["uc-o-reps", "uob-lbps"]
 Adversary = Literal["stochastic", "switching", "drifting"]
@@ -168,12 +168,12 @@ def learn(
     from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps  # noqa: PLC0415
 
     full = case.name == "uc-o-reps"
-    constants = uc_o_reps.settings if full else uob_lbps.settings
-    settings = constants(layers, case.K, eta=case.eta, scale=case.scale)
+    constants_of = uc_o_reps.constants if full else uob_lbps.constants
+    constants = constants_of(layers, case.K, eta=case.eta, scale=case.scale)
     protection = Protection(case.privacy, case.calibration, case.epsilon, case.beta, case.K, full)
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
-    channel = Channel(protection, layers, settings.delta, *draws)
-    uc, uob = uc_o_reps.PrivateUCOREPS(settings), uob_lbps.PrivateUOBLBPS(settings)
+    channel = Channel(protection, layers, constants.delta, *draws)
+    uc, uob = uc_o_reps.PrivateUCOREPS(constants), uob_lbps.PrivateUOBLBPS(constants)
 
     def update(visited: FloatArray, loss: FloatArray) -> FloatArray:
         transitions, visits, E = channel.counts(visited)
@@ -186,7 +186,7 @@ def learn(
     policies[0] = uc.policy if full else uob.policy
     for k, loss in enumerate(losses[:-1]):
         policies[k + 1] = update(play(generator, P, policies[k]), loss)
-    return policies, _constants(case, settings, channel)
+    return policies, _constants(case, constants, channel)
 
 
 def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> FloatArray:
@@ -209,13 +209,13 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
     return next((i for i, total in enumerate(head) if total > uniform), len(head))
 
 
-def _constants(case: Case, settings: Settings, channel: Channel) -> dict[str, Constant]:
-    layers, full = settings.layers, case.name == "uc-o-reps"
+def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, Constant]:
+    layers, full = constants.layers, case.name == "uc-o-reps"
     recorded = {key: value for key, value in asdict(case).items() if key not in ("widths", "eta")}
     return recorded | {
         "widths": "-".join(map(str, case.widths)),
-        "eta": settings.eta,
-        "delta": settings.delta,
+        "eta": constants.eta,
+        "delta": constants.delta,
         "E_counts": channel.E(case.K - 1),
         "E_losses": 0.0 if full else channel.E_loss,
         "count_noise": f"{channel.count_noise.kind} {channel.count_noise.scale:.6g}",

@@ -33,7 +33,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Constants:
     """Parameters of both algorithms of 004; `scale` is the factor on beta (1: Eq. 3.1)."""
 
     layers: Layers
@@ -54,28 +54,28 @@ def confidence_delta(layers: Layers, K: int) -> float:
     return min(layers.X * layers.A / K, 0.5)
 
 
-def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:
+def constants(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Constants:
     """Returns the constants of Theorem 3.3, unless given."""
     if eta is None:
         eta = math.sqrt(math.log(layers.X * layers.A / layers.H) / K)
-    return Settings(layers, K, eta, confidence_delta(layers, K), scale)
+    return Constants(layers, K, eta, confidence_delta(layers, K), scale)
 
 
 class PrivateUCOREPS:
     """One run: `policy` (H, W, A) is pi_k, `observe` takes the release of episode k."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.policy = induced_policy(settings.layers, uniform_occupancy(settings.layers))
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.policy = induced_policy(constants.layers, uniform_occupancy(constants.layers))
         self.step: Step | None = None
 
     def observe(
         self, transitions: FloatArray, visits: FloatArray, losses: FloatArray, E: float
     ) -> Step:
         """Runs lines 3-7 on noisy sums N(x,a,x'), N(x,a), L(x,a) (H, W, A[, W]) of precision E."""
-        s = self.settings
-        box = s.confidence_set(transitions, visits, E)
+        c = self.constants
+        box = c.confidence_set(transitions, visits, E)
         start = None if self.step is None else self.step.v
-        self.step = ftrl_step(s.layers, box, s.eta * losses * s.layers.pairs, start)
+        self.step = ftrl_step(c.layers, box, c.eta * losses * c.layers.pairs, start)
         self.policy = self.step.policy
         return self.step

@@ -29,14 +29,14 @@ from riffle.coordinator.learning.adversarial.layered import (
 )
 from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
 from riffle.coordinator.learning.adversarial.omd import Step
-from riffle.coordinator.learning.adversarial.uc_o_reps import Settings, confidence_delta
+from riffle.coordinator.learning.adversarial.uc_o_reps import Constants, confidence_delta
 from riffle.coordinator.learning.learner import FloatArray
 
 
-def settings(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Settings:
+def constants(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Constants:
     """Returns the constants of Theorem 4.2, unless given."""
     eta = math.sqrt(layers.X / K) if eta is None else eta
-    return Settings(layers, K, eta, confidence_delta(layers, K), scale)
+    return Constants(layers, K, eta, confidence_delta(layers, K), scale)
 
 
 def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArray:
@@ -48,20 +48,20 @@ def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArr
 class PrivateUOBLBPS:
     """One run: `policy` (H, W, A) is pi_k, `observe` takes the release of episode k."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.q = uniform_occupancy(settings.layers)
-        self.policy = induced_policy(settings.layers, self.q)
-        self.box = everything(settings.layers)
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.q = uniform_occupancy(constants.layers)
+        self.policy = induced_policy(constants.layers, self.q)
+        self.box = everything(constants.layers)
 
     def observe(
         self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float, E_loss: float
     ) -> Step:
         """Runs lines 3-9 on noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
-        s = self.settings
-        u = upper_occupancy(s.layers, self.box, self.policy)
+        c = self.constants
+        u = upper_occupancy(c.layers, self.box, self.policy)
         estimate = optimistic_loss(loss, E_loss, u)
-        self.box = s.confidence_set(transitions, visits, E)
-        step = log_barrier_step(s.layers, self.box, s.eta * estimate, self.q)
+        self.box = c.confidence_set(transitions, visits, E)
+        step = log_barrier_step(c.layers, self.box, c.eta * estimate, self.q)
         self.q, self.policy = step.q, step.policy
         return step

@@ -8,7 +8,7 @@ import pytest
 from riffle.coordinator.learning.adversarial import confidence, log_barrier, omd
 from riffle.coordinator.learning.adversarial.confidence import everything
 from riffle.coordinator.learning.adversarial.layered import Layers, uniform_occupancy
-from riffle.coordinator.learning.adversarial.uc_o_reps import Settings
+from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 from riffle.coordinator.learning.learner import LearnerError
 from tests.coordinator.learning.adversarial import (
     confidence_oracle,
@@ -66,11 +66,11 @@ def test_the_confidence_set_is_the_oracles(case: int) -> None:
     visits = N.sum(axis=-1) + generator.normal(0, 1 + E, layers.pairs.shape)
     # Without widening, and with factors so small that rows would have no interior.
     scale = (1.0, 0.3, 1e-9)[case % 4 % 3]
-    settings = Settings(layers, 1000, 0.1, 0.1, scale)
-    ln_iota = confidence.log_iota(layers, settings.K, settings.delta)
+    constants = Constants(layers, 1000, 0.1, 0.1, scale)
+    ln_iota = confidence.log_iota(layers, constants.K, constants.delta)
     counts = confidence_oracle.post_process(layers, noisy, visits, E)
     expected = confidence_oracle.confidence_set(layers, counts, ln_iota, scale)
-    box = settings.confidence_set(noisy, visits, E)
+    box = constants.confidence_set(noisy, visits, E)
     np.testing.assert_allclose(box.lower, expected.lower, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(box.upper, expected.upper, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(box.widened, expected.widened, atol=1e-14)
