@@ -49,8 +49,8 @@ def test_no_route_is_undocumented() -> None:
 def test_no_learner_option_environment_or_problem_is_undocumented() -> None:
     options = set(PAPER.as_dict()) - {"name"}
     assert set(option_meanings()) == options, "see the docstring of Constants"
-    for name, made in {**BUILT_IN, **BUILDERS}.items():
-        assert made.__doc__, f"{name} has no docstring"
+    for name, entry in {**BUILT_IN, **BUILDERS}.items():
+        assert entry.__doc__, f"{name} has no docstring"
     pages = "".join(PAGES[name]() for name in ("learners.md", "problems.md"))
     for name in [*BUILT_IN, *BUILDERS, *options, *PROBLEMS]:
         assert f"\n| `{name}` |" in pages, name
@@ -79,7 +79,7 @@ def commands_shown() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("document", "line"), commands_shown())
 def test_every_command_shown_is_understood(document: str, line: str) -> None:
-    """Its options exist; running them is what other tests do."""
+    """Parses it; other tests run it."""
     words = shlex.split(line)[1:]
     command = get_command(build(words))
     while isinstance(command, TyperGroup):
@@ -95,7 +95,7 @@ def test_the_readme_lists_every_command() -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What links to a page's headings end in: small letters, hyphens for spaces, no other signs."""
+    """Returns the anchors of a page's headings, as links name them."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

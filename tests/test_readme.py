@@ -1,16 +1,16 @@
-"""A newcomer types what a page says, from top to bottom, and it works.
+"""Types the commands and programs of pages as a newcomer would, and expects that they work.
 
-A page that has the line `MARK` is typed whole: in a directory of its own that has the examples of a
-clone and nothing else, every line of a console block is a command, in order; one that ends in ``&``
-goes on by itself, and the next line waits until it says `WAITS`, as a reader is told to. A Python
-block that begins with a file's name is that file, any other is a program. Lines of `ELSEWHERE` are
-run by CI itself.
+A page with the line `MARK` is typed from top to bottom, in a directory that has nothing but the
+examples of a clone. Every line of a console block is a command. One that ends in ``&`` keeps
+running, and the next line waits until it prints `WAITS`, as a reader is told to. A Python block
+that begins with a file's name is written to that file; any other is run. CI itself runs the lines
+of `ELSEWHERE`.
 
 A command whose comment ends in ``quick: FLAGS`` gets these flags by default. RIFFLE_WALK=1 leaves
-them out: then every command runs as it stands, each within the five minutes a reader may wait on a
-machine that has nothing else to do.
+them out: every command then runs as it stands, and may take the five minutes that a reader may wait
+on an idle machine.
 
-Of pages without the mark the commands that compute are run, with one seed.
+Of pages without the mark only the commands that compute are run, with one seed.
 """
 
 import os
@@ -30,8 +30,8 @@ from riffle.deploy.cli.main import build
 
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- typed by tests/test_readme.py -->"
-WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TYPED = [page for page in WRITTEN if MARK in page.read_text()]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TYPED_PAGES = [page for page in PAGES if MARK in page.read_text()]
 COMPUTING = {"simulate": ["--seeds", "1", "--workers", "1"], "account": []}
 ELSEWHERE = ("make", "source")
 WAITS = "waits for deployments"
@@ -40,38 +40,39 @@ WALK = os.environ.get("RIFFLE_WALK") == "1"
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
+    """Returns the kind and the text of each block."""
     return re.findall(
         r"^```(console|python)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
     )
 
 
 def commands(block: str) -> list[str]:
-    """A block's commands, as they stand or the quick way."""
-    found = []
-    for shown in block.splitlines():
-        line, _, comment = shown.removeprefix("$ ").partition("#")
+    """Returns a block's commands, as they stand or with their quick flags."""
+    lines = []
+    for text in block.splitlines():
+        line, _, comment = text.removeprefix("$ ").partition("#")
         _, _, quick = comment.partition("quick: ")
-        words, aside, _ = line.strip().partition(" &")
-        found.append(" ".join([words, *([] if WALK or not quick else [quick])]) + aside)
-    return found
+        words, background, _ = line.strip().partition(" &")
+        lines.append(" ".join([words, *([] if WALK or not quick else [quick])]) + background)
+    return lines
 
 
 class Newcomer:
-    """Someone with terminals in a directory that has the examples of a clone and nothing else."""
+    """A person with terminals in a directory that has nothing but the examples of a clone."""
 
     def __init__(self, folder: Path, terminals: ExitStack) -> None:
         self.folder, self._terminals = folder, terminals
         (folder / "examples").symlink_to(ROOT / "examples")
 
     def types(self, line: str) -> None:
-        """One command, until it is done."""
+        """Runs a command to its end."""
         started = time.monotonic()
         with terminal(line, self.folder):
             pass
         print(f"{time.monotonic() - started:.1f} s: {line}")
 
     def leaves_running(self, line: str) -> None:
-        """One command that goes on, until it says that it waits."""
+        """Starts a command in the background and waits until it prints `WAITS`."""
         output = self._terminals.enter_context(terminal(line, self.folder))
         deadline = time.monotonic() + PATIENCE
         while WAITS not in output.read_text():
@@ -79,7 +80,7 @@ class Newcomer:
             time.sleep(0.1)
 
     def writes(self, program: str) -> None:
-        """A Python block: a file, where its first line is a name; else a program to run."""
+        """Writes a Python block to the file that its first line names, or runs it."""
         name = re.match(r"# (\w+\.py)\n", program)
         (self.folder / (name[1] if name else "typed.py")).write_text(program)
         if name is None:
@@ -88,10 +89,10 @@ class Newcomer:
 
 @contextmanager
 def terminal(line: str, folder: Path) -> Iterator[Path]:
-    """A command that is started here, and at the end of the block must end well by itself.
+    """Starts a command, which must end well by itself after the block.
 
-    When it does not, it is asked to leave, so that it ends what it started. Yields the file of all
-    it says.
+    Yields the file of its output. A command that does not end gets SIGTERM, so that it ends what it
+    started.
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
@@ -102,9 +103,9 @@ def terminal(line: str, folder: Path) -> Iterator[Path]:
         )
     try:
         yield output
-        # A load test has an answer also where the machine is the limit.
-        well = (0, 1) if line.startswith("riffle load") else (0,)
-        assert process.wait(PATIENCE) in well, f"{line}\n{output.read_text()}"
+        # On a busy machine a load test names the machine and exits with 1.
+        success = (0, 1) if line.startswith("riffle load") else (0,)
+        assert process.wait(PATIENCE) in success, f"{line}\n{output.read_text()}"
     except subprocess.TimeoutExpired:
         pytest.fail(f"over {PATIENCE} s, at load {os.getloadavg()[0]:.0f}: {line}")
     finally:
@@ -115,7 +116,7 @@ def terminal(line: str, folder: Path) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.timeout(10 * PATIENCE)
-@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", TYPED_PAGES, ids=lambda page: page.stem)
 def test_a_page_is_typed_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     with ExitStack() as terminals:
         newcomer = Newcomer(tmp_path, terminals)
@@ -137,10 +138,10 @@ def assert_run_by_ci(line: str) -> None:
     assert word == "source" or f"make {argument}" in (ROOT / ".ci" / "run").read_text(), line
 
 
-COMPUTED = [
+COMPUTING_LINES = [
     line
     for page in (ROOT / "README.md", ROOT / "docs" / "own.md")
-    if page not in TYPED
+    if page not in TYPED_PAGES
     for kind, block in blocks(page)
     if kind == "console"
     for line in commands(block)
@@ -148,8 +149,8 @@ COMPUTED = [
 ]
 
 
-@pytest.mark.parametrize("line", COMPUTED)
-def test_what_a_page_says_is_computed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", COMPUTING_LINES)
+def test_the_computing_commands_of_a_page_succeed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
     result = CliRunner().invoke(build(words), [*words, *COMPUTING[words[0]]])
@@ -157,6 +158,6 @@ def test_what_a_page_says_is_computed(line: str, monkeypatch: pytest.MonkeyPatch
     assert result.stdout
 
 
-def test_there_is_something_to_type() -> None:
-    assert "tutorial" in {page.stem for page in TYPED}
-    assert len(COMPUTED) >= 3
+def test_some_page_is_typed_and_some_line_computed() -> None:
+    assert "tutorial" in {page.stem for page in TYPED_PAGES}
+    assert len(COMPUTING_LINES) >= 3
