@@ -150,7 +150,9 @@ COMPUTING_LINES = [
 
 
 @pytest.mark.parametrize("line", COMPUTING_LINES)
-def test_the_computing_commands_of_a_page_succeed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_computing_commands_of_a_page_succeed(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
     result = CliRunner().invoke(build(words), [*words, *COMPUTING[words[0]]])
