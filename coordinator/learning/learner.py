@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -177,35 +177,25 @@ def batch_counts(
     """
     if debiased.shape != (layout.counters,):
         raise ValueError(f"expected {layout.counters} counters, got shape {debiased.shape}")
-    blocks = layout.split(debiased)
+    blocks, X = layout.split(debiased), layout.sizes.X
     if "joint" in blocks:
-        return replace(_from_joint(layout, n, blocks["joint"], variance), term=term)
-    transitions = blocks["transitions"]
-    lean = "visits" not in blocks
+        joint = blocks["joint"]
+        transitions, rewards = joint.sum(axis=-1), joint[..., 1].sum(axis=-1)
+        terms, reward_terms = 2, X
+    else:
+        transitions, rewards = blocks["transitions"], blocks.get("rewards")
+        terms, reward_terms = 1, 1
+    visits = blocks.get("visits")
     return BatchCounts(
         layout=layout,
         n=n,
         transitions=transitions,
-        visits=transitions.sum(axis=-1) if lean else blocks["visits"],
-        rewards=blocks.get("rewards"),
-        transition_variance=variance,
-        visit_variance=variance * (layout.sizes.X if lean else 1),
-        reward_variance=variance,
+        visits=transitions.sum(axis=-1) if visits is None else visits,
+        rewards=rewards,
+        transition_variance=terms * variance,
+        visit_variance=terms * X * variance if visits is None else variance,
+        reward_variance=reward_terms * variance,
         term=term,
-    )
-
-
-def _from_joint(layout: CounterLayout, n: int, joint: FloatArray, variance: float) -> BatchCounts:
-    transitions = joint.sum(axis=-1)
-    return BatchCounts(
-        layout=layout,
-        n=n,
-        transitions=transitions,
-        visits=transitions.sum(axis=-1),
-        rewards=joint[..., 1].sum(axis=-1),
-        transition_variance=2 * variance,
-        visit_variance=2 * layout.sizes.X * variance,
-        reward_variance=layout.sizes.X * variance,
     )
 
 
