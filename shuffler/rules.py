@@ -43,7 +43,7 @@ Decision = Literal[
     "batch-full",
 ]
 Standing = Literal["live", "reported", "over"]
-"""Whether a lease may report, has reported, or may not any more (expired, or superseded)."""
+"""A lease may report, has reported, or may not report any more (expired or superseded)."""
 
 
 @dataclass(frozen=True, slots=True)

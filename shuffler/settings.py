@@ -35,10 +35,10 @@ class Settings(ServerSettings):
     analyzer_keys_file: Path | None = Field(
         default=None, description="pinned analyzer keys, hex, one a line; read at every deposit"
     )
-    coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
-    coordinator_token_hash_file: Path | None = Field(default=None, description="file with it")
-    operator_token_hash: str | None = Field(default=None, description="SHA-256 of its token")
-    operator_token_hash_file: Path | None = Field(default=None, description="file with it")
+    coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
+    coordinator_token_hash_file: Path | None = Field(default=None, description="file with that")
+    operator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
+    operator_token_hash_file: Path | None = Field(default=None, description="file with that")
     max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
     min_dishonest_fraction: float = Field(
@@ -71,13 +71,15 @@ class Settings(ServerSettings):
         default=64 << 20, ge=1 << 12, description="largest upload, in bytes"
     )
     max_inflight_bytes: int = Field(
-        default=256 << 20, ge=1 << 12, description="memory for uploads on their way, in bytes"
+        default=256 << 20, ge=1 << 12, description="memory for incoming uploads, in bytes"
     )
     node_requests: float = Field(
-        default=100.0, gt=0, description="requests a second of one node; ten seconds' at once"
+        default=100.0, gt=0, description="requests a second of one node; bursts: ten seconds' worth"
     )
     node_reports: float = Field(
-        default=5_000.0, gt=0, description="reports a second of one node; ten seconds' at once"
+        default=5_000.0,
+        gt=0,
+        description="reports a second of one node; bursts: ten seconds' worth",
     )
     node_requests_at_once: int = Field(
         default=64, ge=1, description="requests of one node under way, long polls included"

@@ -106,7 +106,7 @@ def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
 
 
 def reached(state: BatchState, wanted: BatchState) -> bool:
-    """Whether waiting for ``wanted`` is over: the batch reached it, or never will."""
+    """Returns whether waiting for ``wanted`` is over: the batch reached it, or never will."""
     if state == "abandoned":
         return True
     if wanted == "abandoned":

@@ -1,1 +1,1 @@
-"""The shuffler's durable state: batches, leases, uploads, users, and the secrets of batches."""
+"""The shuffler's durable state and its transactions; no HTTP, no clock, no decision of a rule."""

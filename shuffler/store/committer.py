@@ -68,7 +68,7 @@ class Job(Generic[T]):
 
 
 def _fails_group(error: Exception) -> bool:
-    """Whether the transaction is in doubt: disk full, lock not granted, connection lost."""
+    """Returns whether the transaction is in doubt: disk full, lock not granted, connection lost."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )

@@ -176,11 +176,11 @@ class LeaseGroup:
         return "reported" if state == "reported" else "over"
 
     def has_reported(self, index: int) -> bool:
-        """Whether a lease has reported."""
+        """Returns whether a lease has reported."""
         return self.states[index] == "reported"
 
     def all_live(self, now: int) -> bool:
-        """Whether every lease without a report may report at ``now``."""
+        """Returns whether every lease without a report may report at ``now``."""
         return now < self.expires_at and set(self.states) <= {"held", "reported"}
 
     def report(self, index: int, digest: bytes) -> None:

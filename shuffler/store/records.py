@@ -76,7 +76,7 @@ class OpenBatches:
     next_expiry: int | None
 
     def changes_within(self, seconds: float, lease_seconds: int) -> bool:
-        """Whether one may expire by then, or a lease of ``lease_seconds`` that is granted now."""
+        """Returns whether one may expire within ``seconds``, or a lease granted now may."""
         if self.next_expiry is None:
             return False
         # The clock shows whole seconds.
@@ -347,7 +347,7 @@ def open_batches(connection: Connection, now: int) -> OpenBatches:
 
 
 def anything_due(connection: Connection, now: int, retention: int) -> bool:
-    """Whether a batch has to be ended or erased."""
+    """Returns whether a batch has to be ended or erased."""
     return connection.scalar(_DUE, {"now": now, "retire_before": now - retention}) is not None
 
 

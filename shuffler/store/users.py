@@ -60,7 +60,7 @@ class UserRecord:
 
     @property
     def reported(self) -> bool:
-        """Whether the user has reported, in any batch."""
+        """Returns whether the user has reported, in any batch."""
         if self.group is None or self.index is None:
             return False
         return self.group.has_reported(self.index)
