@@ -1,1 +1,1 @@
-"""A network's files and processes: secrets, certificates, services on loopback, their health."""
+"""Files and processes of a network: secrets, certificates, loopback services, checks."""

@@ -1,6 +1,6 @@
-"""A private certificate authority for a network that has no other: one CA; each server has one.
+"""A network's own certificate authority, which issues a certificate to each server.
 
-The CA's key is used once and not kept: to add a host later, make the network's certificates anew.
+The CA's key is used once and not kept: to add a host, make all certificates of the network anew.
 """
 
 import datetime
@@ -16,6 +16,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID_DAYS = 825
 LOOPBACK = "127.0.0.1"
+_OTHER_USAGES = (
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
+_CA_USAGE = dict.fromkeys(("digital_signature", "key_cert_sign", "crl_sign"), True)
+_CA_USAGE |= dict.fromkeys(_OTHER_USAGES, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +37,13 @@ class Authority:
 
     @property
     def pem(self) -> str:
-        """The certificate, PEM."""
+        """The certificate as PEM."""
         return self.certificate.public_bytes(Encoding.PEM).decode()
 
     def issue(
         self, host: str, now: datetime.datetime, others: Iterable[str] = ()
     ) -> tuple[str, str]:
-        """Certificate and key (PEM) of a server called ``host`` or ``others``, and of loopback."""
+        """Issues certificate and key (PEM) to a server named ``host``, ``others`` and localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [
             *(x509.DNSName(name) for name in (host, *others, "localhost")),
@@ -55,13 +65,13 @@ class Authority:
 
 
 def make_authority(now: datetime.datetime) -> Authority:
-    """A fresh CA, valid from a day before ``now``."""
+    """Makes a fresh CA, valid from a day before ``now``."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("Riffle network CA")
+    name = "Riffle network CA"
     certificate = (
-        _builder("Riffle network CA", name, key.public_key(), now)
+        _builder(name, _name(name), key.public_key(), now)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_ca_usage(), critical=True)
+        .add_extension(x509.KeyUsage(**_CA_USAGE), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -84,17 +94,3 @@ def _builder(
 
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _ca_usage() -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        crl_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -1,6 +1,6 @@
-"""What is wrong with a network's files, its clocks, and the variables it is configured by.
+"""Checks of a machine and a network: files, clocks, variables, and what a run needs.
 
-What is wrong with this machine or this network, said before it is blamed on Riffle.
+``riffle doctor`` reports them before a fault of the machine is blamed on Riffle.
 """
 
 import datetime
@@ -23,7 +23,6 @@ from riffle.common.protocol.hpke import KeyPair, OpenError, open_sealed, seal
 from riffle.common.server.at_rest import is_sealed
 from riffle.common.server.monitoring import clock_skew, clock_trouble
 from riffle.coordinator.settings import Settings as CoordinatorSettings
-from riffle.deploy.network import doctor
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.processes import make_folder, probe
 from riffle.deploy.network.secrets import ROLES, STORAGE, inner_network
@@ -31,6 +30,8 @@ from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.settings import Settings as ShufflerSettings
 
 LEAST_DAYS = 30
+LEAST_PYTHON = (3, 11)
+LEAST_FREE_BYTES = 1 << 30
 ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (
     ShufflerSettings,
     CoordinatorSettings,
@@ -40,19 +41,41 @@ ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what was looked at, whether it is well, and what to do when it is not."""
+    """The result of one check; ``detail`` says what to do if it is not ``ok``."""
 
     check: str
     ok: bool
     detail: str
 
 
-def secrets(network: Path) -> Iterator[Finding]:
-    """Folders that are missing, files that others can read."""
+def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str]) -> list[Finding]:
+    """Runs all checks: of this machine, of the results folder and, if given, of a network."""
+    findings = [_python(), _cryptography(), _processors(), _folder(folder), _space(folder)]
+    findings += [_port(port) for port in ports]
+    findings += check_variables(os.environ)
+    findings += check_settings(os.environ)
+    ca_file = None
+    if network is not None:
+        findings += check_secrets(network)
+        findings += check_encryption(network)
+        findings += check_certificates(network, datetime.datetime.now(datetime.UTC))
+        file = network / "operator" / "ca.pem"
+        ca_file = file if file.exists() else None
+    return findings + [finding for url in urls for finding in check_service(url, ca_file)]
+
+
+def check_secrets(network: Path) -> Iterator[Finding]:
+    """Finds missing folders, and files that other users can read."""
     folders = [network / role for role in (*ROLES, *STORAGE)]
     missing = [folder for folder in folders if not folder.is_dir()]
     if missing:
-        yield Finding("secrets", False, _missing(network, missing, len(folders)))
+        inner = inner_network(network)
+        names = ", ".join(map(str, missing)) if len(missing) < len(folders) else ""
+        absent = names or f"network in {network}"
+        detail = f"there is no {absent}; make it with 'riffle network init {network}'"
+        if inner is not None:
+            detail = f"there is no network in {network}, but one in {inner}: name that folder"
+        yield Finding("secrets", False, detail)
     for folder in (folder for folder in folders if folder not in missing):
         readable = [file for file in sorted(folder.rglob("*")) if _others_can_read(file)]
         if readable:
@@ -61,16 +84,12 @@ def secrets(network: Path) -> Iterator[Finding]:
             yield Finding("secrets", True, f"{folder} is its owner's alone")
 
 
-def _missing(network: Path, missing: list[Path], of: int) -> str:
-    inner = inner_network(network)
-    if inner is not None:
-        return f"there is no network in {network}, but one in {inner}: name that folder"
-    what = "network in " + str(network) if len(missing) == of else ", ".join(map(str, missing))
-    return f"there is no {what}; make it with 'riffle network init {network}'"
+def _others_can_read(file: Path) -> bool:
+    return bool(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)) and file.is_file()
 
 
-def encryption(network: Path) -> Iterator[Finding]:
-    """Private keys that lie in clear."""
+def check_encryption(network: Path) -> Iterator[Finding]:
+    """Finds private keys in clear."""
     for role in ("shuffler", "coordinator"):
         folder = network / role
         files = [folder / "signing_key", *sorted((folder / "analyzer_keys").glob("*.key"))]
@@ -82,28 +101,28 @@ def encryption(network: Path) -> Iterator[Finding]:
             yield Finding("encryption", True, f"private keys in {folder} are encrypted")
 
 
-def certificates(network: Path, now: datetime.datetime) -> Iterator[Finding]:
-    """Certificates that are over, or soon are. ``now`` is aware."""
-    files, well = sorted(network.glob("*/*.pem")), True
+def check_certificates(network: Path, now: datetime.datetime) -> Iterator[Finding]:
+    """Finds certificates that have ended or soon will. ``now`` is aware."""
+    files, ok = sorted(network.glob("*/*.pem")), True
     for file in files:
         try:
-            ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+            end = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
         except ValueError:
-            well = False
+            ok = False
             yield Finding("certificates", False, f"{file} is no certificate; restore it")
             continue
-        days = (ends - now).days
+        days = (end - now).days
         if days < LEAST_DAYS:
-            well = False
-            told = f"ended {ends:%Y-%m-%d}" if ends <= now else f"ends in {days} days"
+            ok = False
+            when = f"ended {end:%Y-%m-%d}" if end <= now else f"ends in {days} days"
             fix = "remove all *.pem and tls.key of the network and say 'riffle network init' again"
-            yield Finding("certificates", False, f"{file} {told}; {fix}")
-    if files and well:
+            yield Finding("certificates", False, f"{file} {when}; {fix}")
+    if files and ok:
         yield Finding("certificates", True, f"{len(files)} end in {LEAST_DAYS} days or later")
 
 
-def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
-    """Whether a service is ready, and how far its clock is off ours."""
+def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
+    """Checks whether a service is ready, and how far its clock is off ours."""
     try:
         answer = probe(f"{url}/readyz", ca_file)
     except httpx.HTTPError as error:
@@ -113,65 +132,43 @@ def service(url: str, ca_file: Path | None) -> Iterator[Finding]:
         yield Finding("service", False, error.detail)
         return
     yield Finding("service", answer.is_success, f"{url} says {answer.text.strip()[:400]}")
-    ahead = clock_skew(answer.headers.get("Date"), datetime.datetime.now(datetime.UTC))
-    trouble = clock_trouble(ahead)
-    said = trouble.replace("the shuffler's clock", f"the clock of {url}") if trouble else None
-    yield Finding("clock", trouble is None, said or f"{url} has about our time")
+    skew = clock_skew(answer.headers.get("Date"), datetime.datetime.now(datetime.UTC))
+    trouble = clock_trouble(skew)
+    if trouble is not None:
+        trouble = trouble.replace("the shuffler's clock", f"the clock of {url}")
+    yield Finding("clock", trouble is None, trouble or f"{url} has about our time")
 
 
-def variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that are almost a setting: a typing error sets nothing, silently."""
+def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Finds variables that are almost a setting: a typing error would silently set nothing."""
     prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):
-        # Names are not told apart by case where they are read.
         near = similar_variable(name, known)
+        # Settings are read without regard to case.
         if name.upper() in known or not (near or name.upper().startswith(prefixes)):
             continue
         hint = f"; did you mean {near}?" if near else ""
         yield Finding("variables", False, f"no role knows {name}{hint}")
 
 
-def settings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Settings of each role that has variables here: whether it would take them.
+def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks the settings of each role that has variables in ``environment``.
 
-    ``environment`` must be the process's own: that is where settings are read.
+    ``environment`` must be the process's own, from which settings are read.
     """
     for role in ROLE_SETTINGS:
         if not any(name.upper().startswith(role.prefix()) for name in environment):
             continue
         try:
-            found = role.load()
+            settings = role.load()
         except LocalError as error:
             yield Finding("settings", False, error.detail)
             continue
         yield Finding("settings", True, f"{role.prefix()}* are understood")
-        if isinstance(found, ShufflerSettings) and found.max_node_share == 1.0:
+        if isinstance(settings, ShufflerSettings) and settings.max_node_share == 1.0:
             detail = "RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0: one node may fill a whole batch"
             yield Finding("share", False, f"{detail}; set the share that you trust one node with")
-
-
-def _others_can_read(file: Path) -> bool:
-    return bool(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)) and file.is_file()
-
-
-LEAST_PYTHON = (3, 11)
-LEAST_FREE_BYTES = 1 << 30
-
-
-def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str]) -> list[Finding]:
-    """All checks: this machine, the folder for results, and, where given, a network."""
-    findings = [_python(), _cryptography(), _processors(), _folder(folder), _space(folder)]
-    findings += [_port(port) for port in ports]
-    findings += doctor.variables(os.environ)
-    findings += doctor.settings(os.environ)
-    if network is not None:
-        findings += doctor.secrets(network)
-        findings += doctor.encryption(network)
-        findings += doctor.certificates(network, datetime.datetime.now(datetime.UTC))
-    ca_file = network / "operator" / "ca.pem" if network is not None else None
-    known = ca_file if ca_file is not None and ca_file.exists() else None
-    return findings + [finding for url in urls for finding in doctor.service(url, known)]
 
 
 def _python() -> Finding:
@@ -216,9 +213,9 @@ def _space(folder: Path) -> Finding:
 
 
 def _port(port: int) -> Finding:
-    with socket.socket() as probe:
+    with socket.socket() as listener:
         try:
-            probe.bind((LOOPBACK, port))
+            listener.bind((LOOPBACK, port))
         except (OSError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) else "ports end at 65535"
             return Finding("port", False, f"port {port} cannot be used: {why}; choose another")

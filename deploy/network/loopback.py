@@ -1,6 +1,6 @@
-"""A whole network on loopback: shuffler, coordinator and nodes, each a process of its own.
+"""A whole network on loopback: shuffler, coordinator and nodes, each in its own process.
 
-Used by ``riffle up`` and by the system tests. Only processes started here are ended, by their ids.
+``riffle up`` and the system tests use it. It ends only the processes that it started, by their ids.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ READY_SECONDS = 60.0
 SIMULATED_USERS = 1 << 30
 STOP_SECONDS = 25.0
 OPENING = "riffle_shuffler_opening_seconds_total"
-# A block as large as a batch goes back to the system when it is freed; smaller ones, as of an
-# upload, do not come and go page by page; and all threads share what is kept, instead of each
-# keeping what it once needed (glibc; elsewhere nobody reads this).
+# glibc returns a freed block as large as a batch to the system; smaller ones, as of an upload, do
+# not come and go page by page; and all threads share the memory that is kept. Other C libraries
+# ignore this.
 MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 22),
@@ -61,12 +61,11 @@ MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class LoopbackConfig:
-    """What to start: how many nodes of which environment, and what their owner demands.
+    """Parameters of a loopback network: its nodes, their environment, their owner's demands.
 
-    A port of 0 means any free one; 0 nodes, that others bring theirs. ``test_entry`` allows seeded
-    noise, on loopback only.
-    ``learners`` is name -> ``path/file.py:Class``. ``replicas`` of both services, named
-    ``shuffler-2`` and so on after the first, need both stores' URLs.
+    A port of 0 means any free one; with 0 nodes, others start theirs. ``test_entry`` allows seeded
+    noise. ``learners`` is name -> ``path/file.py:Class``. With ``replicas``, both services also run
+    as ``shuffler-2`` and so on, which needs the URLs of both stores.
     """
 
     folder: Path
@@ -91,7 +90,7 @@ class LoopbackConfig:
     def of(
         cls, chosen: Preset, folder: Path, nodes: int, workers: int, trust_models: tuple[Trust, ...]
     ) -> Self:
-        """What a run needs: nodes of its environment whose owner demands just its guarantee."""
+        """Returns the network of a run, whose nodes' owner demands just the run's guarantee."""
         return cls(
             folder=folder,
             environment=chosen.spec.environment,
@@ -108,18 +107,18 @@ class LoopbackConfig:
 
 
 class LoopbackNetwork:
-    """Context manager: the network runs inside the ``with`` block.
+    """A network that runs inside its ``with`` block.
 
-    A termination meanwhile is a KeyboardInterrupt, so that it ends the network too. Its folder is
-    its own, as long as one of its processes lives. Who has claimed the folder already passes the
-    ``lock`` (`deploy.network.folder.claimed`).
+    A termination signal inside the block raises KeyboardInterrupt, so that it ends the network too.
+    The network holds the lock of its folder until its last process ends; a caller that has locked
+    the folder already passes the ``lock`` (`processes.lock_folder`).
     """
 
     def __init__(self, config: LoopbackConfig, lock: int | None = None) -> None:
         self.config = config
         self._lock = lock
-        self._held: tuple[int, ...] = ()
-        self._leaving = ExitStack()
+        self._inherited: tuple[int, ...] = ()
+        self._exits = ExitStack()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.shufflers = _urls("shuffler", config.shuffler_port, config.replicas)
         self.coordinators = _urls("coordinator", config.coordinator_port, config.replicas)
@@ -127,30 +126,28 @@ class LoopbackNetwork:
         self.coordinator_url = ",".join(self.coordinators.values())
 
     def __enter__(self) -> Self:
+        folder, lock = self.config.folder, self._lock
         with ExitStack() as stack:
             stack.enter_context(interrupt_on_termination())
-            lock = self._lock
-            self._held = (
-                stack.enter_context(lock_folder(self.config.folder)) if lock is None else lock,
-            )
+            self._inherited = (stack.enter_context(lock_folder(folder)) if lock is None else lock,)
             stack.callback(self.stop)
             init_network(self.secrets)
-            (self.config.folder / "logs").mkdir(exist_ok=True)
+            (folder / "logs").mkdir(exist_ok=True)
             replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
             line("starting the network")
             with bar() as shown:
                 total = 2 * self.config.replicas + self.config.nodes
                 task = shown.add_task("starting the network", total=total)
                 self._start_all(lambda: shown.advance(task))
-            self._leaving = stack.pop_all()
+            self._exits = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leaving.close()
+        self._exits.close()
 
     @property
     def secrets(self) -> Path:
-        """Folder of the network's secrets."""
+        """Secrets folder of the network."""
         return self.config.folder / NETWORK_FOLDER
 
     @property
@@ -159,10 +156,9 @@ class LoopbackNetwork:
         return (self.secrets / "operator" / TOKEN_FILE).read_text()
 
     def opening_seconds(self) -> float:
-        """Processor time that the shufflers have spent on opening outer seals since they started.
+        """Returns the processor time of the shufflers for opening outer seals since their start.
 
-        Raises:
-            httpx.HTTPError: one of them does not answer.
+        Raises httpx.HTTPError if one of them does not answer.
         """
         token, total = operator_token(self.secrets, "metrics_token"), 0.0
         for url in self.shufflers.values():
@@ -173,7 +169,7 @@ class LoopbackNetwork:
         return total
 
     def _start_all(self, step: Callable[[], None]) -> None:
-        """Start everything; ``step`` is called at every service that is ready and every node."""
+        """Starts everything; calls ``step`` for every service that is ready and every node."""
         for name in self.shufflers:
             self._start_known(name)
         for name in self.shufflers:
@@ -189,11 +185,11 @@ class LoopbackNetwork:
             step()
 
     def _start_known(self, name: str) -> None:
-        with defer_signals():  # a process that is started and not yet noted would never be ended
+        with defer_signals():  # a process that is started but not yet known would never be ended
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Start one process, ``shuffler`` or ``shuffler-2``; its log is ``logs/<name>.log``."""
+        """Starts one process, such as ``shuffler-2``; its log is ``logs/<name>.log``."""
         log = (self.config.folder / "logs" / f"{name}.log").open("ab")
         with log:
             self.processes[name] = subprocess.Popen(
@@ -202,15 +198,14 @@ class LoopbackNetwork:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=self._held,
-                process_group=0,  # Ctrl-C is the command's: it ends these, and in order
+                pass_fds=self._inherited,
+                process_group=0,  # Ctrl-C is for the command, which ends these in order
             )
 
     def stop(self) -> None:
-        """Ask every process to leave, nodes first, and end those that do not, or when told again.
+        """Asks every process to stop, nodes first; kills those that do not, or at a second signal.
 
-        Raises:
-            KeyboardInterrupt: told again; no process is left then either.
+        Raises KeyboardInterrupt at a second signal, when all processes are killed.
         """
         try:
             for name in ("node", *self.coordinators, *self.shufflers):
@@ -228,112 +223,105 @@ class LoopbackNetwork:
                     process.wait()
 
     def usage(self) -> dict[str, Usage]:
-        """What each role's process and its pool have used so far."""
+        """Returns the use of each role's process and its pool so far."""
         pids = {role: process.pid for role, process in self.processes.items()}
-        found = read_usage(pids.values())
-        return {role: found[pid] for role, pid in pids.items() if pid in found}
+        usage = read_usage(pids.values())
+        return {role: usage[pid] for role, pid in pids.items() if pid in usage}
 
     def check_alive(self) -> None:
-        """Raise LocalError when a process has ended, with the last line it wrote."""
+        """Raises LocalError with a process's last line if the process has ended."""
         for role, process in self.processes.items():
             if process.poll() is not None:
-                raise LocalError(
-                    "unavailable",
-                    f"the {role} ended with code {process.returncode}: {self.last_line(role)}",
-                )
+                detail = f"the {role} ended with code {process.returncode}: {self.last_line(role)}"
+                raise LocalError("unavailable", detail)
 
     def last_line(self, role: str) -> str:
-        """Last line of a role's log: the sentence in it, where there is one."""
+        """Returns the last line of a role's log, or the sentence in it."""
         lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
         try:
-            said = json.loads(lines[-1])
-            return str(said.get("detail", said["event"]))
-        except (ValueError, LookupError, TypeError, AttributeError):  # it is none of ours
+            event = json.loads(lines[-1])
+            return str(event.get("detail", event["event"]))
+        except (ValueError, LookupError, TypeError, AttributeError):  # not a line of a journal
             return lines[-1] if lines else "no output"
 
     def wait_ready(self, name: str) -> None:
-        """Wait for ``/readyz``.
-
-        Raises:
-            LocalError: the process ended, or is not ready in time.
-        """
+        """Waits for ``/readyz``. Raises LocalError if the process ended or is not ready in time."""
         url = {**self.shufflers, **self.coordinators}[name]
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             self.check_alive()
-            try:
+            with contextlib.suppress(httpx.HTTPError):
                 if probe(f"{url}/readyz").is_success:
                     return
-            except httpx.HTTPError:
-                pass
             time.sleep(0.1)
         raise LocalError("unavailable", f"the {name} is not ready after {READY_SECONDS:.0f} s")
 
     def environment(self, name: str) -> dict[str, str]:
-        """Environment variables that configure a process."""
+        """Returns the environment variables that configure a process."""
         if name in self.shufflers:
-            return self._shuffler(name)
-        return self._coordinator(name) if name in self.coordinators else self._node()
+            role, values = "SHUFFLER", self._shuffler(name)
+        elif name in self.coordinators:
+            role, values = "COORDINATOR", self._coordinator(name)
+        else:
+            role, values = "NODE", self._node()
+        return {f"RIFFLE_{role}_{key}": str(value) for key, value in values.items()}
 
-    def _shuffler(self, name: str) -> dict[str, str]:
+    def _server(self, role: str, url: str) -> dict[str, object]:
+        files = self.secrets / role
+        return {
+            "HOST": LOOPBACK,
+            "PORT": url.rsplit(":", 1)[1],
+            "SHUFFLER_ID": SHUFFLER_ID,
+            "SIGNING_KEY_FILE": files / "signing_key",
+            "STORAGE_KEY_FILE": self.secrets / f"{role}-storage" / "key",
+            "OPERATOR_TOKEN_HASH_FILE": files / "operator_token_hash",
+            "METRICS_TOKEN_HASH_FILE": files / "metrics_token_hash",
+        }
+
+    def _shuffler(self, name: str) -> dict[str, object]:
         files = self.secrets / "shuffler"
-        return _prefixed(
-            "RIFFLE_SHUFFLER_",
-            HOST=LOOPBACK,
-            PORT=_port(self.shufflers[name]),
-            STORE_URL=self.config.shuffler_store,
-            DATA_DIR=self.config.folder / "data" / "shuffler",
-            SHUFFLER_ID=SHUFFLER_ID,
-            SIGNING_KEY_FILE=files / "signing_key",
-            STORAGE_KEY_FILE=self.secrets / "shuffler-storage" / "key",
-            COORDINATOR_KEY_FILE=files / "coordinator_key",
-            COORDINATOR_TOKEN_HASH_FILE=files / "coordinator_token_hash",
-            OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
-            METRICS_TOKEN_HASH_FILE=files / "metrics_token_hash",
-            ANALYZER_KEYS_FILE=files / "analyzer_keys",
-            LEASE_SECONDS=self.config.lease_seconds,
-            **self._demands(),
+        return (
+            self._server("shuffler", self.shufflers[name])
+            | self._demands()
+            | {
+                "STORE_URL": self.config.shuffler_store,
+                "DATA_DIR": self.config.folder / "data" / "shuffler",
+                "COORDINATOR_KEY_FILE": files / "coordinator_key",
+                "COORDINATOR_TOKEN_HASH_FILE": files / "coordinator_token_hash",
+                "ANALYZER_KEYS_FILE": files / "analyzer_keys",
+                "LEASE_SECONDS": self.config.lease_seconds,
+            }
         )
 
-    def _coordinator(self, name: str) -> dict[str, str]:
+    def _coordinator(self, name: str) -> dict[str, object]:
         files = self.secrets / "coordinator"
-        return _prefixed(
-            "RIFFLE_COORDINATOR_",
-            HOST=LOOPBACK,
-            PORT=_port(self.coordinators[name]),
-            STORE_URL=self.config.coordinator_store,
-            DATA_DIR=self.config.folder / "data" / name,
-            LEASE_SECONDS=min(15, self.config.lease_seconds),
-            SIGNING_KEY_FILE=files / "signing_key",
-            STORAGE_KEY_FILE=self.secrets / "coordinator-storage" / "key",
-            ANALYZER_KEYS_DIR=files / "analyzer_keys",
-            SHUFFLER_URL=self.shuffler_url,
-            SHUFFLER_ID=SHUFFLER_ID,
-            SHUFFLER_TOKEN_FILE=files / "shuffler_token",
-            OPERATOR_TOKEN_HASH_FILE=files / "operator_token_hash",
-            METRICS_TOKEN_HASH_FILE=files / "metrics_token_hash",
-            WORKERS=self.config.workers,
-            TEST_ENTRY=self.config.test_entry,
-            LEARNERS=json.dumps(self.config.learners),
-        )
+        return self._server("coordinator", self.coordinators[name]) | {
+            "STORE_URL": self.config.coordinator_store,
+            "DATA_DIR": self.config.folder / "data" / name,
+            "LEASE_SECONDS": min(15, self.config.lease_seconds),
+            "ANALYZER_KEYS_DIR": files / "analyzer_keys",
+            "SHUFFLER_URL": self.shuffler_url,
+            "SHUFFLER_TOKEN_FILE": files / "shuffler_token",
+            "WORKERS": self.config.workers,
+            "TEST_ENTRY": self.config.test_entry,
+            "LEARNERS": json.dumps(self.config.learners),
+        }
 
-    def _node(self) -> dict[str, str]:
+    def _node(self) -> dict[str, object]:
         files = self.secrets / "nodes"
-        return _prefixed(
-            "RIFFLE_NODE_",
-            SHUFFLER_URL=self.shuffler_url,
-            SHUFFLER_ID=SHUFFLER_ID,
-            SHUFFLER_KEY_FILE=files / "shuffler_key",
-            COORDINATOR_KEY_FILE=files / "coordinator_key",
-            ANALYZER_KEYS_FILE=files / "analyzer_keys",
-            CREDENTIALS_FILE=files / "credentials.json",
-            STATE_DIR=self.config.folder / "data" / "nodes",
-            SIMULATED_USERS="true",
-            ENVIRONMENT=self.config.environment,
-            WORKERS=self.config.workers,
-            ENVIRONMENT_PARAMETERS=json.dumps(self.config.environment_parameters),
-            **self._demands(),
-        )
+        return self._demands() | {
+            "SHUFFLER_URL": self.shuffler_url,
+            "SHUFFLER_ID": SHUFFLER_ID,
+            "SHUFFLER_KEY_FILE": files / "shuffler_key",
+            "COORDINATOR_KEY_FILE": files / "coordinator_key",
+            "ANALYZER_KEYS_FILE": files / "analyzer_keys",
+            "CREDENTIALS_FILE": files / "credentials.json",
+            "STATE_DIR": self.config.folder / "data" / "nodes",
+            "SIMULATED_USERS": "true",
+            "ENVIRONMENT": self.config.environment,
+            "WORKERS": self.config.workers,
+            "ENVIRONMENT_PARAMETERS": json.dumps(self.config.environment_parameters),
+        }
 
     def _demands(self) -> dict[str, object]:
         return {
@@ -346,25 +334,14 @@ class LoopbackNetwork:
 
 
 def _urls(role: str, port: int, replicas: int) -> dict[str, str]:
-    """Replica -> URL. Only the first one's port can be chosen."""
+    """Returns replica -> URL. Only the first replica's port can be chosen."""
     names = [role, *(f"{role}-{number}" for number in range(2, replicas + 1))]
-    ports = [port, *[0] * (replicas - 1)]
-    return {
-        name: f"http://{LOOPBACK}:{chosen or free_port()}"
-        for name, chosen in zip(names, ports, strict=True)
-    }
+    ports = [port or free_port(), *(free_port() for _ in names[1:])]
+    return {n: f"http://{LOOPBACK}:{chosen}" for n, chosen in zip(names, ports, strict=True)}
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def _port(url: str) -> str:
-    return url.rsplit(":", 1)[1]
-
-
-def _prefixed(prefix: str, **values: object) -> dict[str, str]:
-    return {prefix + name: str(value) for name, value in values.items()}
+    """Returns a port of the loopback interface that is free now."""
+    with socket.socket() as probe_socket:
+        probe_socket.bind((LOOPBACK, 0))
+        return int(probe_socket.getsockname()[1])

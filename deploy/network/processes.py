@@ -38,8 +38,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def make_folder(folder: Path) -> Path:
     """Makes a folder where it is missing, and returns it.
 
-    Raises:
-        LocalError: ``wrong-state``: a file has the name of this folder or of one around it.
+    Raises LocalError ``wrong-state`` if a file has the name of this folder or of one around it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,11 +57,8 @@ def lock_folder(folder: Path) -> Iterator[int]:
     """Keeps all other commands out of ``folder``, which is made if it is missing.
 
     Yields the lock's file descriptor. Processes that inherit it hold the lock too: the kernel
-    releases it when the last of them ends, however it ends. The empty file `LOCK` stays.
-
-    Raises:
-        LocalError: ``unavailable``: the folder is in use, and nothing in it was touched; or as
-            `make_folder`.
+    releases it when the last of them ends, however it ends. The empty file `LOCK` stays. Raises
+    LocalError ``unavailable`` if the folder is in use, and as `make_folder` does.
     """
     lock = make_folder(folder) / LOCK
     with lock.open("ab") as file:
@@ -105,11 +101,7 @@ def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
 
     https is verified against ``ca_file``, or else the system's authorities. Proxy variables of the
     environment are ignored, as in every client of Riffle: a request goes only where the caller
-    pointed it.
-
-    Raises:
-        httpx.HTTPError: nothing answers.
-        LocalError: ``invalid-spec``: ``url`` is no address.
+    pointed it. Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is no address.
     """
     with httpx.Client(
         verify=server_verification(ca_file), trust_env=False, timeout=PROBE_SECONDS
@@ -189,15 +181,9 @@ class Usage:
 
     def since(self, before: "Usage") -> "Usage":
         """Returns the use between two readings; memory as it is now."""
-        return Usage(
-            self.at - before.at,
-            self.main - before.main,
-            max(0.0, self.threads - before.threads),
-            max(0.0, self.pool - before.pool),
-            max(0.0, self.waited - before.waited),
-            max(0.0, self.pool_waited - before.pool_waited),
-            self.rss,
-        )
+        names = ("at", "main", "threads", "pool", "waited", "pool_waited")
+        times = (max(0.0, getattr(self, name) - getattr(before, name)) for name in names)
+        return Usage(*times, rss=self.rss)
 
     @property
     def own(self) -> float:

@@ -1,4 +1,4 @@
-"""What `riffle doctor` finds wrong with a network's files, clocks and variables."""
+"""`riffle doctor` finds faults of a network's files, clocks and variables."""
 
 import datetime
 import os
@@ -27,77 +27,79 @@ def wrong(findings: list[Finding]) -> list[str]:
     return [finding.detail for finding in findings if not finding.ok]
 
 
-def test_a_network_just_made_is_well(network: Path) -> None:
+def test_a_fresh_network_passes_every_check(network: Path) -> None:
     findings = [
-        *doctor.secrets(network),
-        *doctor.encryption(network),
-        *doctor.certificates(network, NOW),
-        *doctor.variables({"RIFFLE_NODE_WORKERS": "2", "RIFFLE_CI_SECONDS": "3", "PATH": ""}),
+        *doctor.check_secrets(network),
+        *doctor.check_encryption(network),
+        *doctor.check_certificates(network, NOW),
+        *doctor.check_variables({"RIFFLE_NODE_WORKERS": "2", "RIFFLE_CI_SECONDS": "3", "PATH": ""}),
     ]
     assert wrong(findings) == []
     assert {finding.check for finding in findings} == {"secrets", "encryption", "certificates"}
 
 
 @pytest.mark.parametrize("name", ["signing_key", "analyzer_keys"])
-def test_a_private_key_in_clear_is_told(tmp_path: Path, name: str) -> None:
+def test_a_private_key_in_clear_is_reported(tmp_path: Path, name: str) -> None:
     init_network(tmp_path)
     file = tmp_path / "coordinator" / name
     if file.is_dir():
         file = next(file.glob("*.key"))
     file.write_text("00" * 32)
-    assert wrong(list(doctor.encryption(tmp_path))) == [
+    assert wrong(list(doctor.check_encryption(tmp_path))) == [
         f"{file} is not encrypted: good for a demonstration on one machine only"
     ]
 
 
-def test_a_file_that_others_can_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_others_can_read_is_reported(tmp_path: Path) -> None:
     init_network(tmp_path)
     file = next((tmp_path / "coordinator" / "analyzer_keys").glob("*.key"))
     file.chmod(0o640)
-    assert wrong(list(doctor.secrets(tmp_path))) == [f"others can read {file}; say chmod go= on it"]
+    assert wrong(list(doctor.check_secrets(tmp_path))) == [
+        f"others can read {file}; say chmod go= on it"
+    ]
 
 
-def test_where_there_is_no_network_it_is_told_once_and_nothing_is_well(tmp_path: Path) -> None:
+def test_a_missing_network_is_reported_once_and_nothing_passes(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     everything = [
-        *doctor.secrets(nowhere),
-        *doctor.encryption(nowhere),
-        *doctor.certificates(nowhere, NOW),
+        *doctor.check_secrets(nowhere),
+        *doctor.check_encryption(nowhere),
+        *doctor.check_certificates(nowhere, NOW),
     ]
     assert [finding.detail for finding in everything] == [
         f"there is no network in {nowhere}; make it with 'riffle network init {nowhere}'"
     ]
     init_network(nowhere / "network")
-    (one_too_high,) = doctor.secrets(nowhere)
+    (one_too_high,) = doctor.check_secrets(nowhere)
     assert one_too_high.detail.endswith(f"one in {nowhere / 'network'}: name that folder")
     (nowhere / "network" / "shuffler-storage").rename(tmp_path / "elsewhere")
-    (missing,) = wrong(list(doctor.secrets(nowhere / "network")))
+    (missing,) = wrong(list(doctor.check_secrets(nowhere / "network")))
     assert missing.startswith(f"there is no {nowhere / 'network' / 'shuffler-storage'}; make it")
 
 
-@pytest.mark.parametrize(("days", "told"), [(800, "ends in"), (900, "ended 20")])
-def test_certificates_that_end_are_told(network: Path, days: int, told: str) -> None:
-    found = wrong(list(doctor.certificates(network, NOW + datetime.timedelta(days=days))))
-    assert len(found) == 6
-    assert all(told in detail for detail in found)
+@pytest.mark.parametrize(("days", "expected"), [(800, "ends in"), (900, "ended 20")])
+def test_certificates_that_end_are_reported(network: Path, days: int, expected: str) -> None:
+    details = wrong(list(doctor.check_certificates(network, NOW + datetime.timedelta(days=days))))
+    assert len(details) == 6
+    assert all(expected in detail for detail in details)
 
 
-def test_a_damaged_certificate_is_told(tmp_path: Path) -> None:
+def test_a_damaged_certificate_is_reported(tmp_path: Path) -> None:
     init_network(tmp_path)
     (tmp_path / "nodes" / "ca.pem").write_text("x")
-    assert "no certificate" in wrong(list(doctor.certificates(tmp_path, NOW)))[0]
+    assert "no certificate" in wrong(list(doctor.check_certificates(tmp_path, NOW)))[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("RIFFLE_SHUFFLER_MAX_EPSLON", "did you mean RIFFLE_SHUFFLER_MAX_EPSILON?"),
         ("RIFFLE_SHUFLER_PORT", "did you mean RIFFLE_SHUFFLER_PORT?"),
         ("RIFFLE_NODE_X", "no role knows RIFFLE_NODE_X"),
     ],
 )
-def test_a_misspelt_variable_is_told(name: str, told: str) -> None:
-    assert told in wrong(list(doctor.variables({name: "1"})))[0]
+def test_a_misspelt_variable_is_reported(name: str, expected: str) -> None:
+    assert expected in wrong(list(doctor.check_variables({name: "1"})))[0]
 
 
 def shuffler_variables(**changes: str) -> dict[str, str]:
@@ -106,7 +108,7 @@ def shuffler_variables(**changes: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"MAX_NODE_SHARE": "0.2"}, []),
         ({}, ["RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0"]),
@@ -115,25 +117,25 @@ def shuffler_variables(**changes: str) -> dict[str, str]:
         ({"SETTINGS_FILE": "/nowhere"}, ["cannot read settings file /nowhere"]),
     ],
 )
-def test_settings_are_tried_where_there_are_any(
-    changes: dict[str, str], told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_settings_are_checked_where_there_are_any(
+    changes: dict[str, str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list(doctor.settings({"PATH": ""})) == []
+    assert list(doctor.check_settings({"PATH": ""})) == []
     for name, value in shuffler_variables(**changes).items():
         monkeypatch.setenv(name, value)
-    found = wrong(list(doctor.settings(os.environ)))
-    assert len(found) == len(told)
-    for detail, start in zip(found, told, strict=True):
+    details = wrong(list(doctor.check_settings(os.environ)))
+    assert len(details) == len(expected)
+    for detail, start in zip(details, expected, strict=True):
         assert detail.startswith(start)
         assert "\n" not in detail
 
 
-def test_a_clock_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_off_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(date: str) -> httpx.Response:
         return httpx.Response(200, headers={"Date": date}, text="ok")
 
     monkeypatch.setattr(doctor, "probe", lambda *_: answer("Fri, 15 Jan 2027 08:00:10 GMT"))
-    assert "the clock of http://s is" in wrong(list(doctor.service("http://s", None)))[0]
+    assert "the clock of http://s is" in wrong(list(doctor.check_service("http://s", None)))[0]
 
 
 def test_alerts_name_metrics_and_are_documented() -> None:

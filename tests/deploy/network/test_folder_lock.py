@@ -1,4 +1,4 @@
-"""A folder is one command's, and its processes', at a time."""
+"""A folder belongs to one command, and its processes, at a time."""
 
 import subprocess
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path, words: tuple[str, ...]) 
 
 @pytest.mark.parametrize("below", [".", "deeper/yet"])
 @pytest.mark.parametrize("words", [*WORDS, ("network", "init")], ids=lambda words: words[0])
-def test_a_file_where_a_folder_is_needed_is_told(
+def test_a_file_where_a_folder_is_needed_is_reported(
     tmp_path: Path, words: tuple[str, ...], below: str
 ) -> None:
     file = tmp_path / "afile"
@@ -68,7 +68,7 @@ def test_a_second_network_leaves_the_first_as_it_is(tmp_path: Path) -> None:
         pass
 
 
-def test_a_claim_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> None:
+def test_a_lock_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> None:
     with lock_folder(tmp_path) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
     try:
@@ -83,10 +83,10 @@ def test_a_claim_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> Non
         assert contents(tmp_path) == {tmp_path / LOCK: b""}
 
 
-def test_whether_a_folder_is_somebodys_is_seen_without_touching_it(tmp_path: Path) -> None:
+def test_a_locked_folder_is_recognized_without_touching_it(tmp_path: Path) -> None:
     assert not is_locked(tmp_path)
     assert not is_locked(tmp_path / "missing")
     assert contents(tmp_path) == {}
     with lock_folder(tmp_path):
         assert is_locked(tmp_path)
-    assert not is_locked(tmp_path), "the file stays, the claim does not"
+    assert not is_locked(tmp_path), "the file stays, the lock does not"

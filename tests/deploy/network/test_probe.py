@@ -1,4 +1,4 @@
-"""Requests go where the caller pointed them, whatever the environment says of proxies."""
+"""Requests go where the caller pointed them, whatever proxies the environment names."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from riffle.deploy.network.secrets import init_network, operator_client
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """A listener that the environment calls a proxy; what it was sent."""
+    """Starts a listener that the environment names as proxy; yields what it receives."""
     received: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 

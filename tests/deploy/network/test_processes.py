@@ -1,4 +1,4 @@
-"""Use of processes, told by the kernel: checked on processes that do what is known."""
+"""Resource use as the kernel reports it, of processes whose work is known; and signals."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ finally:
 """
 
 
-def test_a_pool_is_told_from_its_parent_and_what_it_waited_for_is_seen() -> None:
+def test_a_pools_use_and_waiting_are_counted_apart_from_its_parents() -> None:
     mine = os.sched_getaffinity(0)
     with subprocess.Popen(
         [sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -51,16 +51,16 @@ def test_a_pool_is_told_from_its_parent_and_what_it_waited_for_is_seen() -> None
     assert used.total == used.own + used.pool
 
 
-def test_what_has_ended_is_left_out() -> None:
+def test_an_ended_process_is_left_out() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     assert read_usage([gone.pid]) == {}
 
 
-def test_every_processor_is_busy_for_no_longer_than_it_is_there() -> None:
-    found = busy_by_core()
-    assert os.sched_getaffinity(0) <= found.keys()
-    assert all(0 <= busy <= whole for busy, whole in found.values())
+def test_no_processor_is_busy_for_longer_than_the_machine_is_up() -> None:
+    times = busy_by_core()
+    assert os.sched_getaffinity(0) <= times.keys()
+    assert all(0 <= busy <= whole for busy, whole in times.values())
 
 
 def test_no_time_is_no_demand() -> None:
@@ -79,7 +79,7 @@ def test_a_termination_is_an_interrupt(number: signal.Signals) -> None:
         signal.signal(number, before)
 
 
-def test_the_end_of_a_terminal_is_ignored_where_it_was() -> None:
+def test_an_ignored_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupt_on_termination():
@@ -88,7 +88,7 @@ def test_the_end_of_a_terminal_is_ignored_where_it_was() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_interrupt_is_noted_and_the_second_interrupts() -> None:
+def test_the_first_interrupt_is_recorded_and_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), record_signals() as noted:
         os.kill(os.getpid(), signal.SIGINT)
@@ -97,7 +97,7 @@ def test_an_interrupt_is_noted_and_the_second_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_interrupt_waits_for_what_must_be_whole() -> None:
+def test_an_interrupt_waits_until_the_block_is_over() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), defer_signals():
         os.kill(os.getpid(), signal.SIGINT)

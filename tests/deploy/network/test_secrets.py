@@ -37,12 +37,12 @@ PREFIX = "RIFFLE_SHUFFLER_"
 
 
 def credentials(secrets: Path) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads((secrets / "nodes" / "credentials.json").read_text())
-    return found
+    rows: list[dict[str, str]] = json.loads((secrets / "nodes" / "credentials.json").read_text())
+    return rows
 
 
 def accepted(client: httpx.Client, token: str) -> int:
-    """Status of a node's question for open batches."""
+    """Returns the status of a node's poll for open batches."""
     headers = {"Authorization": f"Bearer {token}"}
     return client.get("/v1/batches", headers=headers).status_code
 
@@ -112,8 +112,8 @@ def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> N
         assert accepted(client, "another") == 401
 
 
-def test_a_folder_without_a_token_says_where_the_network_is_or_may_be(tmp_path: Path) -> None:
-    """Within the first second ``riffle up`` has written none yet: another would be wrong there."""
+def test_a_folder_without_a_token_is_reported_with_a_hint_at_the_network(tmp_path: Path) -> None:
+    """In its first second ``riffle up`` has written no token; another one would be wrong there."""
     with pytest.raises(LocalError, match=r"or not yet .riffle up says when it is.") as caught:
         operator_token(tmp_path / "network", TOKEN_FILE)
     assert f"init {tmp_path}" not in caught.value.detail
@@ -149,7 +149,7 @@ def test_the_coordinator_trusts_its_networks_ca_and_no_other(shuffler: tuple[Pat
             asyncio.run(ask(None))
 
 
-def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
+def test_a_refused_enrolment_is_reported_and_changes_nothing(
     shuffler: tuple[Path, str], tmp_path: Path
 ) -> None:
     secrets, url = shuffler
@@ -161,7 +161,7 @@ def test_a_refused_enrolment_is_told_and_keeps_what_there_was(
     assert not (tmp_path / "nodes" / "credentials.json").exists()
 
 
-def test_a_shuffler_that_is_away_is_told(tmp_path: Path) -> None:
+def test_a_shuffler_that_is_away_is_reported(tmp_path: Path) -> None:
     init_network(tmp_path)
     with pytest.raises(LocalError, match="the shuffler does not answer") as caught:
         enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1, 100)
@@ -179,7 +179,7 @@ def test_a_token_is_sent_over_tls_or_to_this_machine_only(url: str, tmp_path: Pa
         Operator.of(tmp_path, url)
 
 
-def test_secrets_that_are_damaged_are_named(tmp_path: Path) -> None:
+def test_damaged_secrets_are_named(tmp_path: Path) -> None:
     init_network(tmp_path)
     file = tmp_path / "nodes" / "credentials.json"
     for content in ("{", "{}", '[{"node_id": "x", "token": "SECRET"}]'):
@@ -193,7 +193,7 @@ def test_secrets_that_are_damaged_are_named(tmp_path: Path) -> None:
         init_network(tmp_path)
 
 
-def test_an_answer_that_is_no_enrolment_is_told_without_its_token() -> None:
+def test_an_answer_that_is_no_enrolment_is_reported_without_its_token() -> None:
     with pytest.raises(RemoteError, match="no enrolment") as caught:
         parse_enrolment(httpx.Response(201, json={"token": "SECRET"}))
     assert "SECRET" not in str(caught.value)
@@ -214,7 +214,7 @@ def config(folder: Path, **changes: Any) -> LoopbackConfig:
 
 @contextmanager
 def long_poll(network: LoopbackNetwork) -> Iterator[None]:
-    """Somebody who waits for a batch of the shuffler's, and is answered before the end."""
+    """Waits for a batch at the shuffler, and is answered before the shuffler ends."""
     headers = {"Authorization": f"Bearer {credentials(network.secrets)[0]['token']}"}
     with httpx.Client(base_url=network.shuffler_url, headers=headers, timeout=60) as client:
         answer = taken_up(client, "/v1/batches", wait=30, accepting=1)
@@ -222,7 +222,7 @@ def long_poll(network: LoopbackNetwork) -> Iterator[None]:
         assert answer.result().json() == {"batches": []}
 
 
-def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
+def test_a_network_starts_and_stops_in_order(tmp_path: Path) -> None:
     with LoopbackNetwork(config(tmp_path)) as network:
         network.check_alive()
         assert set(network.processes) == {"shuffler", "coordinator", "node"}
@@ -245,7 +245,7 @@ def test_a_network_starts_and_leaves_in_good_order(tmp_path: Path) -> None:
         assert "Traceback" not in (tmp_path / "logs" / f"{role}.log").read_text()
 
 
-def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_ends_is_reported_with_its_last_line(tmp_path: Path) -> None:
     network = LoopbackNetwork(config(tmp_path, environment="RiverSwin-v0"))
     init_network(network.secrets)
     (tmp_path / "logs").mkdir()
