@@ -182,8 +182,8 @@ class Usage:
     def since(self, before: "Usage") -> "Usage":
         """Returns the use between two readings; memory as it is now."""
         names = ("at", "main", "threads", "pool", "waited", "pool_waited")
-        times = (max(0.0, getattr(self, name) - getattr(before, name)) for name in names)
-        return Usage(*times, rss=self.rss)
+        times = {name: max(0.0, getattr(self, name) - getattr(before, name)) for name in names}
+        return Usage(**times, rss=self.rss)
 
     @property
     def own(self) -> float:
