@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
 
     def print_version(wanted: bool) -> None:
         if wanted:
+            from importlib.metadata import version  # noqa: PLC0415  (slow to import, rarely used)
+
             typer.echo(version("riffle-rl"))
             raise typer.Exit
 
