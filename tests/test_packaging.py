@@ -68,7 +68,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_the_wheel_holds_riffle_alone_and_the_page(wheel: Path) -> None:
+def test_wheel_holds_riffle_alone_and_the_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {re.split(r"[/-]", name)[0] for name in names} == {"riffle", "riffle_rl"}
@@ -83,7 +83,7 @@ POOL = ("simulate", "--episodes", "400", "--env", "Bandit-v0", "--seeds", "2", "
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", [NETWORK, POOL], ids=["up", "simulate"])
-def test_a_command_runs_where_the_user_has_folders_of_the_same_names(
+def test_command_runs_where_the_user_has_folders_of_the_same_names(
     installed: Path, home: Path, command: tuple[str, ...]
 ) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RIFFLE_")}
@@ -98,7 +98,7 @@ def test_a_command_runs_where_the_user_has_folders_of_the_same_names(
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_bare_name_is_refused_with_what_to_import(name: str) -> None:
+def test_bare_name_is_refused_with_the_name_to_import(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import {name}"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -106,7 +106,7 @@ def test_a_bare_name_is_refused_with_what_to_import(name: str) -> None:
     assert done.stderr.endswith(f"ImportError: import riffle.{name} instead of {name}\n")
 
 
-def test_the_public_names_are_found_from_anywhere(installed: Path, home: Path) -> None:
+def test_public_names_can_be_imported_anywhere(installed: Path, home: Path) -> None:
     program = "import riffle; print([getattr(riffle, name) for name in dir(riffle)])"
     subprocess.run([installed / "python", "-P", "-c", program], cwd=home, check=True)
     with pytest.raises(AttributeError, match="no attribute 'simulator'"):

@@ -32,7 +32,7 @@ def test_three_runs_on_one_network(tmp_path: Path) -> None:
     rows = {row["trust"]: row for row in json.loads(out)["models"]}
     assert list(rows) == list(TRUST_MODELS) == list(VIEWS)
     shuffle, local, central = rows["shuffle"], rows["local"], rows["central"]
-    assert central["noise"] < shuffle["noise"] < local["noise"], "what less trust costs"
+    assert central["noise"] < shuffle["noise"] < local["noise"], "less trust costs more noise"
     assert local["messages_a_report"] == central["messages_a_report"] == 1
     assert shuffle["messages_a_report"] > 3
     assert shuffle["bytes_a_report"] > max(local["bytes_a_report"], central["bytes_a_report"]) > 96
@@ -45,17 +45,15 @@ def test_three_runs_on_one_network(tmp_path: Path) -> None:
     assert "comparison.json exists" in err
 
 
-def left_unfinished(folder: Path) -> str:
-    """What a command that was interrupted leaves in a folder: the id of its run."""
+def start_unfinished(folder: Path) -> str:
+    """Starts a run and leaves it unfinished, as an interrupted command does; returns its id."""
     config = LoopbackConfig(folder, "RiverSwim-v0", nodes=0, workers=1)
     with LoopbackNetwork(config) as network, Operator.of(network.secrets) as operator:
         return str(operator.create_run(preset("demo").spec)["id"])
 
 
 @pytest.mark.parametrize("name", ["shuffle/summary.json", "local/stages.csv", "central/regret.png"])
-def test_results_of_an_interrupted_comparison_are_not_written_over(
-    name: str, tmp_path: Path
-) -> None:
+def test_results_of_an_interrupted_comparison_are_kept(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_text("mine")
     code, _, err = compare(*SMALL, "--out", str(tmp_path))
@@ -64,7 +62,7 @@ def test_results_of_an_interrupted_comparison_are_not_written_over(
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_run_that_was_left_unfinished_is_stopped_before_the_first_begins(
+def test_unfinished_run_is_stopped_before_the_comparison_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str]] = []
@@ -74,17 +72,19 @@ def test_a_run_that_was_left_unfinished_is_stopped_before_the_first_begins(
         assert not (out / "local" / "stages.csv").exists()
         return []
 
-    left = left_unfinished(tmp_path)
+    unfinished = start_unfinished(tmp_path)
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "stages.csv").write_text("of an earlier one")
     monkeypatch.setattr("riffle.deploy.cli.runs.compare", begin)
     code, _, err = compare(*SMALL, "--out", str(tmp_path), "--force", "--format", "json")
     assert code == 0, err
-    assert seen == [(left, "stopped")]
-    assert f"stopped run {left}" in err
+    assert seen == [(unfinished, "stopped")]
+    assert f"stopped run {unfinished}" in err
 
 
-def test_constants_are_those_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_uses_the_given_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built: list[RunSpec] = []
     monkeypatch.setattr(Registry, "build", lambda _, spec: built.append(spec))
     (tmp_path / "comparison.json").write_text("[]")  # nothing is started
@@ -93,9 +93,7 @@ def test_constants_are_those_asked_for(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["ucbvi-ldp", "nobody"])
-def test_learners_that_no_network_runs_are_refused_before_anything_starts(
-    name: str, tmp_path: Path
-) -> None:
+def test_learner_of_no_network_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
     code, _, err = compare("--learner", name, "--out", str(tmp_path))
     assert code == 3
     assert "learner" in err

@@ -47,15 +47,15 @@ def anchors() -> dict[str, str]:
 def plain(value: str) -> str:
     """A value as the container gets it."""
     value = re.sub(r"&[\w-]+ ", "", value.strip())
-    value = re.sub(r"\*([\w-]+)", lambda found: anchors()[found[1]], value)
+    value = re.sub(r"\*([\w-]+)", lambda match: anchors()[match[1]], value)
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value).strip('"')
 
 
 def section(name: str) -> str:
     """The text of a top-level key."""
-    found = re.search(rf"^{name}:\n((?:[ #].*\n|\n)+)", COMPOSE, re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(rf"^{name}:\n((?:[ #].*\n|\n)+)", COMPOSE, re.MULTILINE)
+    assert match
+    return match[1]
 
 
 def environment(role: str) -> dict[str, str]:
@@ -69,7 +69,7 @@ def environment(role: str) -> dict[str, str]:
 def commands() -> list[list[str]]:
     """Arguments of `riffle` in each container."""
     lists = re.findall(r"&[\w-]+\s+\[(.*)\]$", section("x-commands"), re.MULTILINE)
-    return [[plain(word) for word in found.split(",")] for found in lists]
+    return [[plain(word) for word in text.split(",")] for text in lists]
 
 
 @pytest.fixture
@@ -78,22 +78,22 @@ def network(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_setting_that_does_not_exist_is_not_set() -> None:
+def test_compose_sets_existing_settings_only() -> None:
     for role, prefix in PREFIXES.items():
         given = {name for name in environment(role) if name.startswith("RIFFLE_")}
         known = {prefix + name.upper() for name in SETTINGS[role].model_fields}
         assert given <= known
 
 
-def test_every_file_that_is_named_is_made(network: Path) -> None:
+def test_init_creates_every_file_that_compose_names(network: Path) -> None:
     named = {Path(path) for path in re.findall(r"/network/([\w-]+/[\w.]+)", COMPOSE)}
-    made = {file.relative_to(network) for file in network.rglob("*")}
+    created = {file.relative_to(network) for file in network.rglob("*")}
     assert len(named) > 12
-    assert named - made == {Path("nodes/credentials.json")}  # by `riffle network enrol`
+    assert named - created == {Path("nodes/credentials.json")}  # by `riffle network enrol`
 
 
 @pytest.mark.parametrize("role", [*SETTINGS])
-def test_a_role_starts_with_its_settings(
+def test_role_starts_with_its_settings(
     role: str, network: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment(role).items():
@@ -117,7 +117,7 @@ def test_a_role_starts_with_its_settings(
         assert settings.coordinator_hash() != settings.operator_hash()
 
 
-def test_the_nodes_fill_every_batch_at_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_fill_every_batch_at_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment("shuffler").items():
         monkeypatch.setenv(name, value)
     share = ShufflerSettings.load().max_node_share
@@ -127,7 +127,7 @@ def test_the_nodes_fill_every_batch_at_their_share(monkeypatch: pytest.MonkeyPat
         assert share < 1 and all(fewest * share_slots(share, n) >= n for n in range(2, 5_000))
 
 
-def test_the_nodes_have_what_the_demo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_settings_allow_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment("nodes").items():
         monkeypatch.setenv(name, value)
     nodes, spec = NodeSettings.load(), preset("demo").spec
@@ -145,7 +145,7 @@ def test_every_command_exists_with_its_options(arguments: list[str]) -> None:
     assert result.exit_code == 0, result.stderr
 
 
-def test_there_are_all_commands() -> None:
+def test_compose_runs_every_command_in_order() -> None:
     names = [" ".join(arguments[:2]) for arguments in commands()]
     assert names == [
         "network init",
@@ -157,7 +157,7 @@ def test_there_are_all_commands() -> None:
     ]
 
 
-def test_the_ports_are_the_same_everywhere() -> None:
+def test_ports_are_the_same_everywhere() -> None:
     script = (DEPLOY / "ci-compose.sh").read_text()
     for role, port in (("shuffler", "8401"), ("coordinator", "8400")):
         assert environment(role)[f"{PREFIXES[role]}PORT"] == port
@@ -167,14 +167,14 @@ def test_the_ports_are_the_same_everywhere() -> None:
         assert f"{role.upper()}_PORT={port}" in script
 
 
-def test_the_image_keeps_memory_as_a_local_network_does() -> None:
+def test_image_has_the_memory_settings_of_a_loopback_network() -> None:
     image, advice = (DEPLOY / "Dockerfile").read_text(), DEPLOY.parent / "docs" / "operations.md"
     for name, value in MEMORY.items():
         assert f" {name}={value} " in image
         assert f"`{name}={value}`" in advice.read_text()
 
 
-def test_every_role_has_its_folder() -> None:
+def test_every_role_has_a_folder_of_its_own() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     for role in ROLES:
         assert f"/network/{role} " in dockerfile
@@ -191,17 +191,17 @@ def merged() -> dict[str, Any]:
         pytest.skip("Docker's Compose plugin is not installed")
     files = ("-f", "compose.yaml", "-f", "compose.postgres.yaml")
     command = ["docker", "compose", *files, "config", "--format", "json"]
-    made = subprocess.run(command, cwd=DEPLOY, capture_output=True, check=True)
-    services: dict[str, Any] = json.loads(made.stdout)["services"]
+    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, check=True)
+    services: dict[str, Any] = json.loads(done.stdout)["services"]
     return services
 
 
 def volumes(service: dict[str, Any]) -> dict[str, str]:
-    return {one["target"]: one["source"] for one in service["volumes"]}
+    return {volume["target"]: volume["source"] for volume in service["volumes"]}
 
 
 @pytest.mark.parametrize("role", ["shuffler", "coordinator"])
-def test_replicas_differ_in_nothing_but_their_names(role: str) -> None:
+def test_replicas_differ_in_their_names_only(role: str) -> None:
     services = merged()
     first, second = services[role], services[f"{role}-2"]
     assert second.pop("ports", None) is None
@@ -214,7 +214,7 @@ def test_replicas_differ_in_nothing_but_their_names(role: str) -> None:
     assert given <= {PREFIXES[role] + name.upper() for name in SETTINGS[role].model_fields}
 
 
-def test_the_databases_are_apart_and_on_no_network() -> None:
+def test_databases_are_separate_and_on_no_network() -> None:
     services = merged()
     shuffler, coordinator = services["shuffler-store"], services["coordinator-store"]
     for store in (shuffler, coordinator):
@@ -223,7 +223,7 @@ def test_the_databases_are_apart_and_on_no_network() -> None:
     assert not set(volumes(shuffler).values()) & set(volumes(coordinator).values())
 
 
-def test_callers_know_all_replicas_by_names_in_the_certificates(tmp_path: Path) -> None:
+def test_callers_use_the_names_of_replicas_in_the_certificates(tmp_path: Path) -> None:
     services = merged()
     assert services["init"]["command"][2:] == ["/network", "--replicas", "2"]
     init_network(tmp_path, replicas=2)
@@ -246,7 +246,7 @@ def test_callers_know_all_replicas_by_names_in_the_certificates(tmp_path: Path) 
             assert hosts == {role, f"{role}-2"} <= known
 
 
-def test_the_commands_of_the_overlay_exist() -> None:
+def test_commands_of_the_overlay_exist() -> None:
     for arguments in re.findall(r"&[\w-]+-command\s+\[(.*)\]$", POSTGRES, re.MULTILINE):
         words = [word.strip().strip('"') for word in arguments.split(",")]
         result = CliRunner().invoke(build(words), [*words, "--help"])

@@ -1,4 +1,4 @@
-"""True values that a run's operator supplies while following it."""
+"""Following a run: true values that the operator supplies, and unfinished runs."""
 
 from typing import Any, cast
 
@@ -11,16 +11,16 @@ from riffle.deploy.operator import Operator
 from riffle.node_client.environments.tabular import riverswim
 
 
-class Away:
-    """An operator's client whose coordinator may be away."""
+class Intermittent:
+    """An operator's client whose coordinator may not answer."""
 
     def __init__(self) -> None:
-        self.here = True
+        self.answers = True
         self.supplied: list[TrueValueSpec] = []
 
     def deployment(self, run_id: str, index: int) -> dict[str, Any]:
-        if not self.here:
-            raise LocalError("unavailable", "away")
+        if not self.answers:
+            raise LocalError("unavailable", "no answer")
         left, right = [[0] * 4] * 6, [[1] * 4] * 6
         if index == 0:
             return {"mixture": {"policies": [left, right], "weights": [3 << 30, 1 << 30]}}
@@ -34,24 +34,24 @@ def issued(index: int) -> dict[str, Any]:
     return {"kind": "deployment_issued", "data": {"index": index}}
 
 
-def test_values_wait_while_the_coordinator_is_away() -> None:
-    operator = Away()
+def test_true_values_wait_for_a_coordinator_that_does_not_answer() -> None:
+    operator = Intermittent()
     watch = TrueValues(cast("Operator", operator), "run", riverswim(4, 6))
     watch(issued(0))
-    operator.here = False
+    operator.answers = False
     watch(issued(1))
     assert len(operator.supplied) == 1
-    operator.here = True
+    operator.answers = True
     watch({"kind": "batch_counted", "data": {"index": 0}})
     first, second = operator.supplied
-    assert [one.values[0].deployment for one in (first, second)] == [0, 1]
+    assert [supplied.values[0].deployment for supplied in (first, second)] == [0, 1]
     assert first.optimal_value == pytest.approx(0.475791, abs=1e-6)
     always_left = 0.03
     mixed = 0.75 * always_left + 0.25 * second.values[0].value
     assert first.values[0].value == pytest.approx(mixed)
 
 
-def test_an_earlier_run_that_ends_meanwhile_needs_no_stop(
+def test_unfinished_run_that_ends_meanwhile_needs_no_stop(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Ending:
@@ -73,7 +73,7 @@ def test_an_earlier_run_that_ends_meanwhile_needs_no_stop(
     assert capsys.readouterr().err == "stopped run 2, which was left here unfinished\n"
 
 
-def test_an_earlier_run_that_cannot_be_stopped_is_said() -> None:
+def test_unfinished_run_that_cannot_be_stopped_raises() -> None:
     class Closed:
         def runs(self) -> list[dict[str, str]]:
             return [{"id": "1", "state": "running"}]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 
 
-def test_its_users_are_nodes_whose_reports_are_accepted(tmp_path: Path) -> None:
+def test_shuffler_accepts_the_reports_of_locust_s_users(tmp_path: Path) -> None:
     chosen = riverswim_run("locust", horizon=2, episodes=1_000, epsilon=1.0)
     config = LoopbackConfig(tmp_path, chosen.spec.environment, chosen.environment, nodes=0)
     with LoopbackNetwork(config) as network:

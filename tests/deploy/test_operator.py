@@ -1,4 +1,4 @@
-"""The operator's client: events over broken connections, refusals, a coordinator that is away."""
+"""The operator's client: events over broken connections, refusals, missing answers."""
 
 from collections.abc import Callable, Iterator
 from typing import get_args
@@ -43,28 +43,28 @@ class Broken(httpx.SyncByteStream):
         raise httpx.ReadError("the connection broke")
 
 
-def away(request: httpx.Request) -> httpx.Response:
+def refuse_connection(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused", request=request)
 
 
-def test_events_go_on_where_a_connection_broke() -> None:
-    asked: list[str] = []
+def test_events_resume_where_a_connection_broke() -> None:
+    requests: list[str] = []
 
     def coordinator(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/livez":
             return httpx.Response(200, json={})
-        asked.append(request.headers["Last-Event-ID"])
-        if len(asked) == 1:  # breaks inside the second event
+        requests.append(request.headers["Last-Event-ID"])
+        if len(requests) == 1:  # breaks inside the second event
             whole = event(1, "run_started") + ": ping\n\n"
             return httpx.Response(200, stream=Broken(whole, event(2, "deployment_issued")[:-9]))
-        if len(asked) == 2:  # the service was stopped: a stream that ends in good order
+        if len(requests) == 2:  # the service was stopped: a stream that ends in good order
             return httpx.Response(200, text=event(2, "deployment_issued"))
         return httpx.Response(200, text=event(3, "batch_counted") + event(4, "run_finished"))
 
     with operator(coordinator) as client:
         events = list(client.events(RUN))
-    assert asked == ["0", "1", "2"]
-    assert [found["kind"] for found in events] == [
+    assert requests == ["0", "1", "2"]
+    assert [item["kind"] for item in events] == [
         "run_started",
         "deployment_issued",
         "batch_counted",
@@ -73,58 +73,58 @@ def test_events_go_on_where_a_connection_broke() -> None:
     assert events[0]["data"] == {"run": RUN}
 
 
-def test_who_ends_every_stream_is_asked_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_client_pauses_before_it_opens_a_stream_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
     pauses: list[float] = []
     monkeypatch.setattr("riffle.deploy.operator.time.sleep", pauses.append)
 
     def ends(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/livez":
             return httpx.Response(200)
-        asked.append(request.url.path)
-        over = event(1, "run_finished") if len(asked) > 5 else ""
-        stream = Broken() if len(asked) % 2 else httpx.ByteStream(over.encode())
+        requests.append(request.url.path)
+        over = event(1, "run_finished") if len(requests) > 5 else ""
+        stream = Broken() if len(requests) % 2 else httpx.ByteStream(over.encode())
         return httpx.Response(200, stream=stream)
 
     with operator(ends) as client:
         assert len(list(client.events(RUN))) == 1
-    assert pauses == [RETRY_SECONDS] * (len(asked) - 1)
+    assert pauses == [RETRY_SECONDS] * (len(requests) - 1)
 
 
-def test_events_wait_while_the_coordinator_is_started_again() -> None:
+def test_events_wait_for_a_coordinator_that_starts_again() -> None:
     pings: list[float] = []
 
     def restarting(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/livez":
             pings.append(0)
-            return httpx.Response(200) if len(pings) > 1 else away(request)
+            return httpx.Response(200) if len(pings) > 1 else refuse_connection(request)
         if not pings:
             return httpx.Response(200, stream=Broken(event(1, "run_started")))
         return httpx.Response(200, text=event(2, "run_finished"))
 
     client = httpx.Client(transport=httpx.MockTransport(restarting), base_url="http://coordinator")
     with Operator(client, patience=30) as patient:
-        kinds = [found["kind"] for found in patient.events(RUN)]
+        kinds = [item["kind"] for item in patient.events(RUN)]
     assert kinds == ["run_started", "run_finished"]
 
 
-def test_events_end_when_the_coordinator_is_away() -> None:
+def test_events_raise_when_the_coordinator_does_not_answer() -> None:
     def dies(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/livez":
-            away(request)
+            refuse_connection(request)
         return httpx.Response(200, stream=Broken(event(1, "run_started")))
 
     with operator(dies) as client:
         events = client.events(RUN)
         assert next(events)["kind"] == "run_started"
-        says = r"does not answer: the connection broke; has its network ended"
-        with pytest.raises(LocalError, match=says) as caught:
+        message = r"does not answer: the connection broke; has its network ended"
+        with pytest.raises(LocalError, match=message) as caught:
             next(events)
     assert caught.value.slug == "unavailable"
 
 
 @pytest.mark.parametrize(
-    ("answer", "slug", "told"),
+    ("answer", "slug", "detail"),
     [
         (
             httpx.Response(404, json={"type": f"{URN}unknown-run", "detail": "there is no run ab"}),
@@ -141,30 +141,30 @@ def test_events_end_when_the_coordinator_is_away() -> None:
         (httpx.Response(400, json=["odd"]), "internal", "the coordinator refused: status 400"),
     ],
 )
-def test_a_refusal_is_told(answer: httpx.Response, slug: str, told: str) -> None:
+def test_refusal_is_raised_with_its_reason(answer: httpx.Response, slug: str, detail: str) -> None:
     with operator(lambda _: answer) as client:
         for ask in (client.run, client.stop, lambda run: next(client.events(run))):
             with pytest.raises(RemoteError) as caught:
                 ask(RUN)
-            assert (caught.value.slug, caught.value.detail) == (slug, told)
+            assert (caught.value.slug, caught.value.detail) == (slug, detail)
 
 
-def test_a_coordinator_that_does_not_answer_is_named() -> None:
-    with operator(away) as client:
+def test_error_names_a_coordinator_that_does_not_answer() -> None:
+    with operator(refuse_connection) as client:
         for ask in (client.runs, lambda: client.create_run(preset("demo").spec)):
-            says = r"http://coordinator.* does not answer: refused; has its network ended"
-            with pytest.raises(LocalError, match=says) as caught:
+            message = r"http://coordinator.* does not answer: refused; has its network ended"
+            with pytest.raises(LocalError, match=message) as caught:
                 ask()
             assert caught.value.slug == "unavailable"
 
 
-def test_every_route_has_its_method() -> None:
-    """Of those that are the operator's: what is asked is what the coordinator says it answers."""
-    asked: set[tuple[str, str]] = set()
+def test_every_route_has_a_method() -> None:
+    """The client calls exactly the operator's routes of the coordinator's OpenAPI document."""
+    requests: set[tuple[str, str]] = set()
 
     def coordinator(request: httpx.Request) -> httpx.Response:
         path = request.url.path.replace(RUN, "{run_id}").replace("/keys/ab", "/keys/{key_id}")
-        asked.add((request.method, path.replace("/deployments/2", "/deployments/{index}")))
+        requests.add((request.method, path.replace("/deployments/2", "/deployments/{index}")))
         if path.endswith("/events"):
             return httpx.Response(200, text=event(1, "run_finished"))
         lists = ("runs", "deployments", "stages", "keys", "events")
@@ -186,13 +186,13 @@ def test_every_route_has_its_method() -> None:
             assert answer
         for table in get_args(Table):
             assert client.csv(RUN, table)
-    assert [one["of"] for one in lists] == ["runs", "deployments", "stages", "keys", "events"]
+    assert [row["of"] for row in lists] == ["runs", "deployments", "stages", "keys", "events"]
     paths = apps()["Coordinator"].openapi()["paths"]
     routes = {(method.upper(), path) for path in paths for method in paths[path]}
-    assert asked == {route for route in routes if route[1].startswith("/v1/")}
+    assert requests == {route for route in routes if route[1].startswith("/v1/")}
 
 
-def test_the_newest_deployment_is_waited_for() -> None:
+def test_client_waits_for_the_newest_deployment() -> None:
     seen: list[tuple[str, str | None]] = []
 
     def coordinator(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""What a run leaves behind, from a small run of a real coordinator over a shuffler in memory."""
+"""Files of a run, from a small run of a real coordinator over a shuffler in memory."""
 
 import csv
 import json
@@ -58,33 +58,33 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_the_summary(finished: FinishedRun) -> None:
-    found = summary(finished, MDP, wall_seconds=1.5)
+def test_summary_of_a_run(finished: FinishedRun) -> None:
+    answer = summary(finished, MDP, wall_seconds=1.5)
     crude, fine = finished.deployments
-    assert found["state"] == "finished"
-    assert (found["episodes"], found["reports_accepted"]) == (42, 40)
-    assert found["messages_forwarded"] == found["messages_counted"] > 0
-    assert found["regret"] == pytest.approx(21 * loss_of(crude) + 21 * loss_of(fine))
-    assert found["regret"] > 0
-    assert found["optimal_value"] == pytest.approx(max(map(value_of, ALL_POLICIES)))
-    assert found["policy_value"] == pytest.approx(value_of(found["policy"]))
-    share = found["policy_value"] / found["optimal_value"]
-    assert found["policy_value_share"] == pytest.approx(share)
-    assert (found["epsilon"], found["beta"]) == (finished.ledger["epsilon"], 0.01)
-    assert (found["policy_switches"], found["wall_seconds"]) == (1, 1.5)
+    assert answer["state"] == "finished"
+    assert (answer["episodes"], answer["reports_accepted"]) == (42, 40)
+    assert answer["messages_forwarded"] == answer["messages_counted"] > 0
+    assert answer["regret"] == pytest.approx(21 * loss_of(crude) + 21 * loss_of(fine))
+    assert answer["regret"] > 0
+    assert answer["optimal_value"] == pytest.approx(max(map(value_of, ALL_POLICIES)))
+    assert answer["policy_value"] == pytest.approx(value_of(answer["policy"]))
+    share = answer["policy_value"] / answer["optimal_value"]
+    assert answer["policy_value_share"] == pytest.approx(share)
+    assert (answer["epsilon"], answer["beta"]) == (finished.ledger["epsilon"], 0.01)
+    assert (answer["policy_switches"], answer["wall_seconds"]) == (1, 1.5)
 
 
 @pytest.mark.parametrize(
     ("state", "executed", "episodes"),
     [("abandoned", 0, 0), ("abandoned", 5, 5), ("rejected", 0, 20), ("rejected", 30, 30)],
 )
-def test_episodes_of_batches_that_failed_count_too(
+def test_episodes_of_failed_batches_count(
     finished: FinishedRun, state: str, executed: int, episodes: int
 ) -> None:
     crude, fine = finished.deployments
     changed = crude | {"state": state, "episodes_executed": executed}
-    found = replace(finished, deployments=[changed, fine]).regret(MDP)
-    assert found.total == pytest.approx(episodes * loss_of(crude) + 21 * loss_of(fine))
+    curve = replace(finished, deployments=[changed, fine]).regret(MDP)
+    assert curve.total == pytest.approx(episodes * loss_of(crude) + 21 * loss_of(fine))
 
 
 def test_all_files_are_written(finished: FinishedRun, tmp_path: Path) -> None:
@@ -115,22 +115,22 @@ def test_all_files_are_written(finished: FinishedRun, tmp_path: Path) -> None:
     assert len(picture) > 10_000
 
 
-def test_a_run_without_stages_has_an_empty_table(finished: FinishedRun, tmp_path: Path) -> None:
+def test_run_without_stages_has_an_empty_table(finished: FinishedRun, tmp_path: Path) -> None:
     write(tmp_path, replace(finished, stages=[]), MDP, 1.0, SEEDS)
     assert rows(tmp_path / "stages.csv") == []
     assert (tmp_path / "stages.csv").read_text().startswith("deployment,stage,L_b,episodes,")
 
 
-def test_the_manifest_is_enough_to_run_it_again(finished: FinishedRun) -> None:
-    found = json.loads(json.dumps(manifest(finished, SEEDS)))
-    assert found["seeds"] == SEEDS
-    assert found["constants"] == {"name": "tiny"}
-    assert {"riffle-rl", "numpy", "cryptography"} <= found["versions"].keys()
+def test_manifest_is_enough_to_repeat_the_run(finished: FinishedRun) -> None:
+    answer = json.loads(json.dumps(manifest(finished, SEEDS)))
+    assert answer["seeds"] == SEEDS
+    assert answer["constants"] == {"name": "tiny"}
+    assert {"riffle-rl", "numpy", "cryptography"} <= answer["versions"].keys()
     given = {key: value for key, value in SMALL.items() if key != "run_id"}
-    assert given.items() <= found["spec"].items()
+    assert given.items() <= answer["spec"].items()
 
 
-def test_an_epsilon_without_bound_is_drawn_too(finished: FinishedRun, tmp_path: Path) -> None:
+def test_regret_is_plotted_without_a_finite_epsilon(finished: FinishedRun, tmp_path: Path) -> None:
     document = summary(finished, MDP, 1.0) | {"epsilon": "Infinity"}
     plot_regret(tmp_path / "regret.png", finished.regret(MDP), document)
     assert (tmp_path / "regret.png").stat().st_size > 0

@@ -13,5 +13,5 @@ def riffle(*arguments: str) -> Result:
 
 def document(result: Result) -> dict[str, float]:
     assert result.exit_code == 0, result.stderr
-    found: dict[str, float] = json.loads(result.stdout)
-    return found
+    answer: dict[str, float] = json.loads(result.stdout)
+    return answer

@@ -23,35 +23,35 @@ MISTAKES = f"{ROOT}/tests/examples/mistakes.py"
 
 
 def test_account_states_what_a_guarantee_costs() -> None:
-    found = document(riffle("account", *RIVERSWIM, "--families", "paper", "--format", "json"))
-    assert found["counters"] == 288
-    assert found["expected_ones"] <= 510
-    assert found["epsilon_lower"] <= found["epsilon_upper"] <= 1
-    assert found["variance_over_gaussian"] <= 1.02
-    assert found["ones_of_the_paper_over_exact"] > 100
+    answer = document(riffle("account", *RIVERSWIM, "--families", "paper", "--format", "json"))
+    assert answer["counters"] == 288
+    assert answer["expected_ones"] <= 510
+    assert answer["epsilon_lower"] <= answer["epsilon_upper"] <= 1
+    assert answer["variance_over_gaussian"] <= 1.02
+    assert answer["ones_of_the_paper_over_exact"] > 100
 
 
-def test_account_turned_around_gives_the_epsilon_of_a_noise() -> None:
-    made = document(riffle("account", *RIVERSWIM, "--format", "json"))
-    numerator, log2 = str(made["p_exact"]).split("/2^")
+def test_account_of_a_noise_gives_its_epsilon() -> None:
+    needed = document(riffle("account", *RIVERSWIM, "--format", "json"))
+    numerator, log2 = str(needed["p_exact"]).split("/2^")
     back = document(
         riffle(
             "account",
             *RIVERSWIM,
             "--bits",
-            str(made["bits_per_user"]),
+            str(needed["bits_per_user"]),
             "--p",
             f"{numerator}/{2 ** int(log2)}",
             "--noise-slots",
-            str(int(made["padded_messages"]) - 6),
+            str(int(needed["padded_messages"]) - 6),
             "--format",
             "json",
         )
     )
-    assert back["epsilon_upper"] == pytest.approx(made["epsilon_upper"])
+    assert back["epsilon_upper"] == pytest.approx(needed["epsilon_upper"])
 
 
-def test_fewer_honest_reports_need_more_noise_of_each() -> None:
+def test_fewer_honest_reports_need_more_noise_from_each() -> None:
     everyone = document(riffle("account", *RIVERSWIM, "--format", "json"))
     most = document(riffle("account", *RIVERSWIM, "--honest-fraction", "0.8", "--format", "json"))
     assert most["honest_reports"] == 4096 - 819
@@ -114,7 +114,7 @@ def test_fewer_honest_reports_need_more_noise_of_each() -> None:
         (["nothing"], 2, "nothing"),
     ],
 )
-def test_bad_input_has_one_line_and_a_code(
+def test_bad_input_ends_in_one_line_and_an_exit_code(
     arguments: list[str], code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -127,7 +127,7 @@ def test_bad_input_has_one_line_and_a_code(
         assert result.stderr.startswith("riffle: ")
 
 
-def test_results_are_not_written_over(tmp_path: Path) -> None:
+def test_results_are_kept(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     result = riffle("up", "--out", str(tmp_path))
     assert result.exit_code == 3
@@ -136,7 +136,7 @@ def test_results_are_not_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["stages.csv", "manifest.json", "regret.png"])
-def test_results_of_an_interrupted_run_are_not_written_over(name: str, tmp_path: Path) -> None:
+def test_results_of_an_interrupted_run_are_kept(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     result = riffle("up", "--out", str(tmp_path))
     assert result.exit_code == 3
@@ -144,7 +144,7 @@ def test_results_of_an_interrupted_run_are_not_written_over(name: str, tmp_path:
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -156,13 +156,13 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
 
 
 def test_simulate_reports_the_documented_keys() -> None:
-    found = document(
+    answer = document(
         riffle("simulate", "--episodes", "2000", "--seeds", "2", "--workers", "1", "--horizon", "3",
                "--format", "json")
     )  # fmt: skip
-    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
-    assert found["seeds"] == 2
-    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= answer.keys()
+    assert answer["seeds"] == 2
+    assert 0 <= answer["regret_mean"] <= answer["regret_ceiling"]
 
 
 @pytest.mark.long
@@ -172,17 +172,17 @@ def test_simulate_any_learner(learner: str) -> None:
                     "1000", "--seeds", "2", "--workers", "1", "--horizon", "3", "--format",
                     "json")  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= found.keys()
-    assert found["learner"] == learner
-    assert found["calibration"] == "tight"
-    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
+    answer = json.loads(result.stdout)
+    assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= answer.keys()
+    assert answer["learner"] == learner
+    assert answer["calibration"] == "tight"
+    assert 0 <= answer["regret_mean"] <= answer["regret_ceiling"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("learner", ["uc-o-reps", "uob-lbps"])
 def test_simulate_against_an_adversary(learner: Algorithm) -> None:
-    found = document(
+    answer = document(
         riffle("simulate", "--learner", learner, "--episodes", "60", "--seeds", "2", "--workers",
                "1", "--calibration", "paper", "--env", "LayeredMDP-v0", "--param", "widths=1-2-2-1",
                "--param", "adversary=drifting", "--option", "privacy=local", "--format", "json")
@@ -191,9 +191,9 @@ def test_simulate_against_an_adversary(learner: Algorithm) -> None:
         run(Case(learner, 60, 1.0, 1e-5, "local", "paper", seed, adversary="drifting",
                  widths=(1, 2, 2, 1))) for seed in (0, 1)
     )  # fmt: skip
-    assert found["regret_mean"] == pytest.approx((one.total + two.total) / 2)
-    assert found["regret_uniform_mean"] > 0
-    assert found["seconds"] > 0
+    assert answer["regret_mean"] == pytest.approx((one.total + two.total) / 2)
+    assert answer["regret_uniform_mean"] > 0
+    assert answer["seconds"] > 0
 
 
 def test_one_seed_has_no_confidence_interval() -> None:
@@ -210,23 +210,23 @@ def test_simulate_prints_constants_in_the_papers_calibration() -> None:
     assert "constants.noise_parameter" in result.stdout
 
 
-def test_figures_end_to_end_and_are_not_written_over(tmp_path: Path) -> None:
+def test_figures_end_to_end_and_are_kept(tmp_path: Path) -> None:
     arguments = ["figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1",
                  "--out", str(tmp_path), "--format", "json"]  # fmt: skip
-    found = json.loads(riffle(*arguments).stdout)
-    assert found["seeds"] == 1
-    assert [figure["figure"] for figure in found["figures"]] == ["adversarial-full"]
+    answer = json.loads(riffle(*arguments).stdout)
+    assert answer["seeds"] == 1
+    assert [figure["figure"] for figure in answer["figures"]] == ["adversarial-full"]
     for ending in (".csv", ".png", ".svg", ".md", ".json"):
         assert (tmp_path / f"adversarial-full{ending}").stat().st_size > 0
-    (made,) = found["figures"]
-    assert Path(made["picture"]) == tmp_path / "adversarial-full.png"
-    assert Path(made["table"]) == tmp_path / "adversarial-full.md"
+    (figure,) = answer["figures"]
+    assert Path(figure["picture"]) == tmp_path / "adversarial-full.png"
+    assert Path(figure["table"]) == tmp_path / "adversarial-full.md"
     refused = riffle(*arguments)
     assert refused.exit_code == 3
     assert "--force" in refused.stderr
 
 
-def test_figures_say_where_they_are_and_where_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_figures_print_their_files_and_where_gaps_are_explained(tmp_path: Path) -> None:
     words = ("figures", "fig8", "--quick", "--seeds", "1", "--workers", "1")
     result = riffle(*words, "--out", str(tmp_path))
     assert result.exit_code == 0, result.stderr
@@ -235,7 +235,7 @@ def test_figures_say_where_they_are_and_where_it_says_what_is_missing(tmp_path: 
     assert f"SDP-PE, papers' noise: why is in {tmp_path / 'fig8.md'}" in result.stdout
 
 
-def test_figures_without_their_packages_say_what_to_install(
+def test_figures_name_the_packages_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("riffle.experiments.figures.sweep.find_spec", lambda _: None)
@@ -245,7 +245,7 @@ def test_figures_without_their_packages_say_what_to_install(
     assert result.stderr.strip().count("\n") == 0
 
 
-def test_what_a_preset_declares_of_its_environment_holds_for_no_other() -> None:
+def test_declarations_of_a_preset_hold_for_its_environment_only() -> None:
     assert RunOptions().apply().spec.options == {"homogeneous": True}
     assert RunOptions(env="SpectrumAccess-v0", horizon=3).apply().spec.options == {}
 
@@ -275,7 +275,7 @@ def test_network_init_answers_in_json(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+def test_doctor_reports_every_fault(tmp_path: Path) -> None:
     riffle("network", "init", str(tmp_path / "network"))
     port = riffle("doctor", "--out", str(tmp_path), "--port", "99999")
     assert port.exit_code == 1
@@ -298,6 +298,6 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
 
 def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
     assert "fig6a, " in " ".join(riffle("figures", "--help").stdout.split())
-    said = "is needed is not available, or is in use; 130 interrupted."
+    wording = "is needed is not available, or is in use; 130 interrupted."
     for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
-        assert said in re.sub(r"[\s│]+", " ", text)
+        assert wording in re.sub(r"[\s│]+", " ", text)

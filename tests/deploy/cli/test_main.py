@@ -123,8 +123,8 @@ def test_shell_completes_commands_options_and_values(
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     with pytest.raises(SystemExit):
         main()
-    found = set(capsys.readouterr().out.split())
-    assert offered <= found if offered else not found, found
+    completions = set(capsys.readouterr().out.split())
+    assert offered <= completions if offered else not completions, completions
 
 
 def test_completion_of_a_command_s_name_imports_no_command() -> None:

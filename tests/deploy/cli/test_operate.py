@@ -22,8 +22,7 @@ from tests.coordinator.world import RUN, SMALL, FakeShuffler
 from tests.deploy.cli.calls import riffle as call
 from tests.deploy.live import live_coordinator
 
-DOCS = Path(__file__).parents[3] / "docs"
-OWN, TUTORIAL = DOCS / "own.md", DOCS / "tutorial.md"
+TUTORIAL = Path(__file__).parents[3] / "docs" / "tutorial.md"
 HAND, OTHER = "1d" * 16, "1e" * 16
 
 
@@ -84,14 +83,14 @@ def test_health_answers_in_json(network: Path) -> None:
     assert json.loads(refused.stdout)["status"] == 404
 
 
-def test_the_address_of_another_service_is_told(network: Path) -> None:
+def test_enrolment_reports_the_address_of_another_service(network: Path) -> None:
     url = (network / "operator" / "coordinator_url").read_text()
     result = call("network", "enrol", str(network), "--shuffler-url", url, "--users", "1")
     assert result.exit_code == 3
     assert f"{url} answers, but not as the shuffler does" in result.stderr
 
 
-def test_off_a_terminal_a_run_is_followed_by_lines(
+def test_follow_prints_lines_off_a_terminal(
     network: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Operator.of(network) as operator:
@@ -99,32 +98,32 @@ def test_off_a_terminal_a_run_is_followed_by_lines(
         rows = operator.deployments(RUN)
         stages = operator.stages(RUN)
     lines = capsys.readouterr().err.splitlines()
-    settled = [one for one in lines if one.startswith("batch ")]
+    settled = [text for text in lines if text.startswith("batch ")]
     assert len(settled) == len(rows)
     assert settled[-1] == f"batch {rows[-1]['index']} counted: 40 of 40 episodes"
-    assert [one for one in lines if one.startswith("stage ")] == [
-        f"stage {one['stage']} finished, active policies: {one['active_after']}" for one in stages
+    assert [text for text in lines if text.startswith("stage ")] == [
+        f"stage {row['stage']} finished, active policies: {row['active_after']}" for row in stages
     ]
 
 
 @pytest.mark.parametrize("words", [RUN, RUN[:5], "small"])
-def test_a_run_is_named_by_id_its_beginning_or_name(network: Path, words: str) -> None:
+def test_run_is_named_by_id_its_beginning_or_name(network: Path, words: str) -> None:
     assert document(network, "show", words)["run"]["id"] == RUN
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("", "there is no run ''"),
         ("smal1", "did you mean 'small'?"),
         ("by-hand", f"may mean 2 runs; say which of {HAND}"),
     ],
 )
-def test_a_run_that_is_not_clear_is_explained(network: Path, words: str, says: str) -> None:
+def test_ambiguous_or_unknown_run_is_explained(network: Path, words: str, message: str) -> None:
     for command in ("show", "log", "stop", "conservation"):
         result = riffle(network, command, words)
         assert result.exit_code == 3
-        assert says in result.stderr
+        assert message in result.stderr
 
 
 def test_show_a_run_and_its_tables(network: Path) -> None:
@@ -133,19 +132,19 @@ def test_show_a_run_and_its_tables(network: Path) -> None:
     assert "finished" in text
     shown = document(network, "show", "small")
     assert shown["result"]["episodes"] == 40
-    one = rows(riffle(network, "show", "small", "--format", "csv"))
-    assert one[0]["epsilon"] == str(shown["result"]["epsilon"])
+    first = rows(riffle(network, "show", "small", "--format", "csv"))
+    assert first[0]["epsilon"] == str(shown["result"]["epsilon"])
     for name, count in (("deployments", 2), ("stages", 1), ("ledger", 2)):
         assert len(document(network, "show", "small", "--table", name)[name]) == count
-        found = rows(riffle(network, "show", "small", "--table", name, "--format", "csv"))
-        assert len(found) == count
+        table = rows(riffle(network, "show", "small", "--table", name, "--format", "csv"))
+        assert len(table) == count
     text = riffle(network, "show", "small", "--table", "ledger").stdout
     assert re.search(r" 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ ", text), "times are for people"
     assert "e+09" not in text
     assert "mixture" not in riffle(network, "show", "small", "--table", "deployments").stdout
 
 
-def test_the_end_of_a_run_by_hand_is_not_guessed(
+def test_manual_run_shows_no_remaining_time(
     network: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Operator.of(network) as operator:
@@ -156,14 +155,14 @@ def test_the_end_of_a_run_by_hand_is_not_guessed(
     assert capsys.readouterr().err.splitlines() == ["batch 0 counted: 20 of 60 episodes"]
 
 
-def test_log_tells_every_event_and_ends(network: Path) -> None:
+def test_log_prints_every_event_and_ends(network: Path) -> None:
     text = riffle(network, "log", "small").stdout.splitlines()
     assert "run_started" in text[0]
     assert "run_finished" in text[-1]
     followed = riffle(network, "log", "small", "--follow", "--format", "json").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in followed][-1] == "run_finished"
     assert len(followed) == len(text)
-    # A run that goes on is told as far as it is.
+    # The log of a run that goes on has the events so far.
     assert "run_started" in riffle(network, "log", HAND[:4]).stdout
 
 
@@ -174,8 +173,8 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
     assert abs(always["value_estimate"]["value"]) < 2
     file = tmp_path / "summary.json"
     file.write_text(json.dumps({"policy": [[0, 1], [1, 0]], "regret": 3}))
-    one = document(network, "deploy", HAND, "--episodes", "20", "--policy", str(file), "--wait")
-    assert one["mixture"]["policies"] == [[[0, 1], [1, 0]]]
+    by_file = document(network, "deploy", HAND, "--episodes", "20", "--policy", str(file), "--wait")
+    assert by_file["mixture"]["policies"] == [[[0, 1], [1, 0]]]
     mixed = '{"policies": [[[0, 0], [0, 0]], [[1, 1], [1, 1]]], "probabilities": [0.25, 0.75]}'
     text = riffle(network, "deploy", HAND, "--episodes", "20", "--policy", mixed, "--wait")
     assert "value_estimate.radius" in text.stdout, text.stderr
@@ -190,13 +189,13 @@ def test_deploy_by_hand_and_stop(network: Path, tmp_path: Path) -> None:
     assert document(network, "show", OTHER)["run"]["state"] == "stopped"
     followed = riffle(network, "log", OTHER, "--follow")
     assert "run_stopped" in followed.stdout.splitlines()[-1]
-    assert followed.exit_code == 1, "to the end is how it ended"
-    assert riffle(network, "log", OTHER).exit_code == 0, "to tell what was so far is done"
+    assert followed.exit_code == 1, "--follow reports how the run ended"
+    assert riffle(network, "log", OTHER).exit_code == 0, "the events so far are printed"
     assert riffle(network, "stop", HAND).exit_code == 3
 
 
-def test_the_last_deployment_says_where_the_results_will_be(network: Path) -> None:
-    """The network of ``riffle up`` ends with its run: then nobody answers riffle show."""
+def test_last_deployment_prints_where_the_results_will_be(network: Path) -> None:
+    """The network of ``riffle up`` ends with its run, so that riffle show has no answer."""
     with Operator.of(network) as operator:
         ids = [operator.create_run(manual(f"3{i}" * 16))["id"] for i in range(3)]
     words = ("--episodes", "60", "--always", "1")
@@ -206,18 +205,18 @@ def test_the_last_deployment_says_where_the_results_will_be(network: Path) -> No
         of_up = riffle(network, "deploy", ids[1], *words).stderr
     assert f"riffle up's own run writes its results into {network.parent}" in of_up
     assert f"of any other, riffle show {ids[1]} --network {network} has the result" in of_up
-    # The lock's file stays for ever.
+    # The lock's file stays, without a lock.
     after = riffle(network, "deploy", ids[2], *words).stderr
     assert f"it ends; riffle show {ids[2]} --network {network} has its result" in after
     assert "riffle up" not in after
 
 
-def test_a_run_that_was_stopped_is_a_no(network: Path, tmp_path: Path) -> None:
+def test_stopped_run_ends_with_exit_code_1(network: Path, tmp_path: Path) -> None:
     def stop() -> None:
         with Operator.of(network) as operator:
-            while not (found := [r["id"] for r in operator.runs() if r["name"] == "stopped"]):
+            while not (ids := [r["id"] for r in operator.runs() if r["name"] == "stopped"]):
                 time.sleep(0.05)
-            operator.stop(found[0])
+            operator.stop(ids[0])
 
     thread = threading.Thread(target=stop)
     thread.start()
@@ -229,7 +228,7 @@ def test_a_run_that_was_stopped_is_a_no(network: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--always", "2"], "action outside 0..1"),
         (["--policy", "[[0, 1]]"], "shape"),
@@ -240,38 +239,38 @@ def test_a_run_that_was_stopped_is_a_no(network: Path, tmp_path: Path) -> None:
         (["--always", "1", "--layer", "2"], "layer"),
     ],
 )
-def test_a_wrong_deployment_is_refused(network: Path, arguments: list[str], says: str) -> None:
+def test_wrong_deployment_is_refused(network: Path, arguments: list[str], message: str) -> None:
     result = riffle(network, "deploy", OTHER, "--episodes", "20", *arguments)
     assert result.exit_code == 3
-    assert says in result.stderr
+    assert message in result.stderr
 
 
-def test_a_file_that_holds_no_policy_is_told(network: Path, tmp_path: Path) -> None:
-    for content, says in ((b"5", "neither policy nor policies"), (b"\xff", "not JSON")):
+def test_file_without_a_policy_is_refused(network: Path, tmp_path: Path) -> None:
+    for content, message in ((b"5", "neither policy nor policies"), (b"\xff", "not JSON")):
         (tmp_path / "policy.json").write_bytes(content)
         arguments = ["--episodes", "20", "--policy", str(tmp_path / "policy.json")]
         result = riffle(network, "deploy", OTHER, *arguments)
         assert result.exit_code == 3
-        assert says in result.stderr
+        assert message in result.stderr
 
 
 def test_conservation_accounts_for_every_message(
     world: tuple[Path, FakeShuffler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, _ = world
-    found = document(network, "conservation", "small")
+    answer = document(network, "conservation", "small")
     assert "shuffler_messages_held" in riffle(network, "conservation", "small").stdout
-    assert found["balanced"] is True
+    assert answer["balanced"] is True
     batches = rows(riffle(network, "conservation", "small", "--format", "csv"))
     assert [row["opened"] for row in batches] == [
         row["shuffler_messages_forwarded"] for row in batches
     ]
-    wrong = found | {"balanced": False}
+    wrong = answer | {"balanced": False}
     monkeypatch.setattr(Operator, "conservation", lambda self, run_id: wrong)
     assert riffle(network, "conservation", "small").exit_code == 1
 
 
-def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path) -> None:
+def test_growing_files_become_the_final_files(network: Path, tmp_path: Path) -> None:
     with Operator.of(network) as operator:
         source = Partial(operator)
         growing = GrowingTables(tmp_path, cast("Operator", source), RUN)
@@ -285,8 +284,8 @@ def test_files_grow_to_what_is_written_at_the_end(network: Path, tmp_path: Path)
             assert grown == (tmp_path / f"{table}.csv").read_text()
 
 
-def test_documented_client_and_commands(network: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tutorial's Python, then the commands of own.md, on a run that ends with them."""
+def test_tutorial_s_client_and_commands(network: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tutorial's Python deploys half of a run's episodes, commands do the rest."""
     (block,) = re.findall(r"```python\n([^`]*Operator\.of.*?)```", TUTORIAL.read_text(), re.DOTALL)
     block = block.replace("runs/hand/network", str(network)).replace("300", "100")
     sizes = {"states": 2, "actions": 2, "horizon": 3, "episodes": 200, "epsilon": 50.0}
@@ -295,26 +294,24 @@ def test_documented_client_and_commands(network: Path, capsys: pytest.CaptureFix
         operator.create_run(RunSpec.model_validate(SMALL | changes))
     exec(block)  # noqa: S102  (our own page)
     assert "'confidence': 0.95" in capsys.readouterr().out
-    page = OWN.read_text().replace("runs/outside/network", str(network)).replace("1000", "100")
-    lines = re.findall(r"^\$ riffle (.* --network .*)$", page, re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["list", "deploy", "log", "conservation"]
-    for line in lines:
-        result = call(*line.split())
+    deploy = "deploy demo --always 1 --episodes 100 --wait"
+    for command in ("list", deploy, "log demo --follow", "conservation demo"):
+        result = riffle(network, *command.split())
         assert result.exit_code == 0, result.stderr
         assert result.stdout
 
 
 class Partial:
-    """What an operator would see while the run goes on: the first batches only."""
+    """An operator's client that shows the first batches only, as while a run goes on."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
         self.shown = 0
 
     def deployments(self, run_id: str) -> list[dict[str, Any]]:
-        found = self._operator.deployments(run_id)
-        at = [row["settled_at"] if i < self.shown else None for i, row in enumerate(found)]
-        return [row | {"settled_at": when} for row, when in zip(found, at, strict=True)]
+        answers = self._operator.deployments(run_id)
+        at = [row["settled_at"] if i < self.shown else None for i, row in enumerate(answers)]
+        return [row | {"settled_at": when} for row, when in zip(answers, at, strict=True)]
 
     def stages(self, run_id: str) -> list[dict[str, Any]]:
         return self._operator.stages(run_id) if self.shown == 2 else []

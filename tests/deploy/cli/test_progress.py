@@ -1,4 +1,4 @@
-"""What takes seconds says how far it is: a bar on a terminal, lines off it, never on stdout."""
+"""Progress of long commands: a bar on a terminal, lines off it, nothing on stdout."""
 
 import io
 import itertools
@@ -36,15 +36,15 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return screen
 
 
-def test_off_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_print_a_line_now_and_then_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
     with steps("seeds", 10, clock=lambda: now) as shown:
         for _ in range(10):
             now += 2.0
             shown.step()
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
         "seeds: 1 of 10, about 18 s left",
         "seeds: 4 of 10, about 12 s left",
         "seeds: 7 of 10, about 6 s left",
@@ -52,18 +52,18 @@ def test_off_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_a_step_that_takes_long_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_prints_lines_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "SILENT_SECONDS", 0.01)
-    said: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(output, "line", said.put)
+    lines: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(output, "line", lines.put)
     times = itertools.chain([100.0, 100.5], itertools.repeat(107.0))
     with steps("seeds", 2, clock=lambda: next(times)) as shown:
-        assert said.get(timeout=60) == "seeds: 0 of 2 after 7 s"
+        assert lines.get(timeout=60) == "seeds: 0 of 2 after 7 s"
         shown.step()
-    assert said.empty(), "the next line is due five seconds later"
+    assert lines.empty(), "the next line is due five seconds later"
 
 
-def test_a_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixture[str]) -> None:
     with steps("runs") as shown:
         shown.step()
         shown.set_total(2)
@@ -71,7 +71,7 @@ def test_a_total_may_be_known_late(every_step: None, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.splitlines() == ["runs: 1", "runs: 2 of 2"]
 
 
-def test_a_terminal_has_a_bar_and_no_lines(every_step: None, terminal: io.StringIO) -> None:
+def test_terminal_has_a_bar_and_no_lines(every_step: None, terminal: io.StringIO) -> None:
     with steps("seeds", 2) as shown:
         shown.step()
     assert "1/2" in terminal.getvalue()
@@ -79,7 +79,7 @@ def test_a_terminal_has_a_bar_and_no_lines(every_step: None, terminal: io.String
 
 
 @pytest.mark.parametrize("learner", SIMULATED)
-def test_simulate_says_how_far_it_is(learner: str, every_step: None) -> None:
+def test_simulate_prints_its_progress(learner: str, every_step: None) -> None:
     words = ("--seeds", "2", "--workers", "1", "--format", "json")
     result = riffle("simulate", "--learner", learner, *SIMULATED[learner], *words)
     assert json.loads(result.stdout)["seeds"] == 2
@@ -96,28 +96,30 @@ def test_simulate_has_a_bar_on_a_terminal(learner: str, terminal: io.StringIO) -
     assert "2/2" in terminal.getvalue()
 
 
-def test_figures_say_how_far_they_are(every_step: None, tmp_path: Path) -> None:
+def test_figures_print_their_progress(every_step: None, tmp_path: Path) -> None:
     words = ("figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1")
     result = riffle(*words, "--out", str(tmp_path), "--format", "json")
     json.loads(result.stdout)
-    first, *told = result.stderr.splitlines()
+    first, *printed = result.stderr.splitlines()
     total = int(first.removeprefix("runs to compute: "))
-    assert told[-1] == f"runs: {total} of {total}"
-    assert len(told) == total
+    assert printed[-1] == f"runs: {total} of {total}"
+    assert len(printed) == total
 
 
-def test_a_network_that_starts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loopback_network_prints_that_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with LoopbackNetwork(LoopbackConfig(tmp_path, "RiverSwim-v0", nodes=0, workers=1)):
-        told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "starting the network\n")
+        printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "starting the network\n")
 
 
 @pytest.mark.parametrize(("encoding", "batches"), [("riffle", 300), ("one-envelope", 300)])
-def test_an_audit_says_how_far_it_is(encoding: str, batches: int, every_step: None) -> None:
+def test_audit_prints_its_progress(encoding: str, batches: int, every_step: None) -> None:
     words = ("--trials", "100", "--sealed", "0", "--users", "0", "--format", "json")
     result = riffle("audit", "--encoding", encoding, *words)
     json.loads(result.stdout)
-    first, *told = result.stderr.splitlines()
+    first, *printed = result.stderr.splitlines()
     assert first == f"attacking {encoding}, 100 batches a side"
-    assert len(told) == batches
-    assert told[-1] == f"batches: {batches} of {batches}"
+    assert len(printed) == batches
+    assert printed[-1] == f"batches: {batches} of {batches}"
