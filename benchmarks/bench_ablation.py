@@ -1,4 +1,4 @@
-"""What each departure of SDP-PE from 000 is worth, and the bars: the tables of docs/ablation.md.
+"""Measures each departure of SDP-PE from 000, and the bars: the tables of docs/ablation.md.
 
     python -m benchmarks.bench_ablation bars        # the bars, beside private UCBVI
     python -m benchmarks.bench_ablation bars-large  # private UCBVI at K = 2,000,000, slow
@@ -6,10 +6,11 @@
     python -m benchmarks.bench_ablation departures  # every field where practical is not paper
     python -m benchmarks.bench_ablation constants   # the schedule's three numbers, moved by a third
 
-``--first`` and ``--seeds`` name the seeds; by default 7000 to 7019, which chose nothing. One
-process. Pseudo-regret, mean with half the width of its 95 % Student t band over seeds; the shares
-are of runs: pi* survives to the end, some policy is eliminated, the learned policy is within 5 % of
-V*. RandomMDP-v0 is another MDP with every seed, the other environments are fixed.
+``--first`` and ``--seeds`` choose the seeds; the default, 7000 to 7019, was not used for tuning. It
+runs in one process. The tables show pseudo-regret, the mean with half the width of its 95 % Student
+t band over seeds, and three shares of runs: pi* survives to the end, some policy is eliminated, the
+learned policy is within 5 % of V*. RandomMDP-v0 is another MDP with every seed; the other
+environments are fixed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 CHOSEN = ("growth", "visits_per_noise", "exploit_share")
 FACTORS = (0.75, 1.33)
 
-# What a field at its paper value cannot do without.
+# Other fields that a field at its paper value needs.
 NEEDED: dict[str, Options] = {
     "memory": {"crude_every_stage": True},
     "radius": {"likely_share": 0.0, "radius_scale": 1.0},
@@ -79,7 +80,7 @@ class Setting:
     options: Options = field(default_factory=dict)
 
     def run(self, seed: int) -> SeedResult:
-        """One seed, on the path that `riffle simulate` takes."""
+        """Runs one seed as `riffle simulate` does."""
         world = WORLDS[self.world] | ({"seed": seed} if self.world == "RandomMDP-v0" else {})
         mdp = exact_mdp(make(self.world, **world))
         spec = RunSpec.model_validate(
@@ -107,7 +108,7 @@ Row = tuple[str, tuple[Setting, ...]]
 
 
 def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
-    """Regret, share of pi* surviving, of runs that eliminate, of good ends; or why not."""
+    """Returns regret and the three shares, or why the learner was refused."""
     try:
         runs = [setting.run(seed) for seed in seeds]
     except RiffleError as error:
@@ -124,7 +125,7 @@ def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
 
 
 def departures() -> dict[str, Options]:
-    """Options that undo each departure: every field that differs alone, then what belongs together.
+    """Returns options that undo each departure: every field alone, then fields that go together.
 
     `name` is no departure, `first_stage` means something with the paper's schedule only, and every
     row is run without `exploit_share` too.
@@ -171,15 +172,15 @@ def ablation() -> Iterator[Row]:
         for label, options in departures().items():
             if world == "Bandit-v0" and label in IDLE_ON_BANDIT:
                 continue
-            kept = Setting(world, options=options)
+            with_share = Setting(world, options=options)
             without = Setting(world, options={**options, "exploit_share": 0.0})
-            yield f"{world} | {_shown(label, options)}", (kept, without)
+            yield f"{world} | {_shown(label, options)}", (with_share, without)
         for families in ("lean", "paper"):
             yield f"{world} | families {families}", (Setting(world, families=families),)
 
 
 def _shown(label: str, options: Options) -> str:
-    """`label` with the values set, those of the fields it names first."""
+    """Returns `label` with the values that are set; fields named in the label come first."""
     given = ", ".join(
         f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in options.items()
     )
@@ -208,12 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--first", type=int, default=7000, help="first seed")
-    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--seeds", type=int, default=20, help="number of seeds")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     for label, settings in TABLES[given.table]():
-        found = [cell for setting in settings for cell in cells(setting, seeds)]
-        print("|", label, "|", " | ".join(found), "|", flush=True)
+        row = [cell for setting in settings for cell in cells(setting, seeds)]
+        print("|", label, "|", " | ".join(row), "|", flush=True)
 
 
 if __name__ == "__main__":

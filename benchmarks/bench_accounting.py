@@ -1,6 +1,6 @@
-"""Calibration and accounting: what the noise costs, and how long it takes to find it.
+"""Measures calibration and accounting: the cost of the noise, and the time to find it.
 
-Run `python -m benchmarks.bench_accounting`. Three tables:
+Run `python -m benchmarks.bench_accounting`. It prints three tables:
 
 1. the reference setting (epsilon = 1, beta = 1e-5, X = 4, A = 2, H = 6, n = 4096) beside the
    analytic Gaussian mechanism and the papers' calibration;
@@ -60,15 +60,15 @@ def reference(
 
 
 def row(families: Families, layer: int | None, n: int, epsilon: float) -> str:
-    found = reference(families, layer, n, epsilon)
+    result = reference(families, layer, n, epsilon)
     paper = reference(families, layer, n, epsilon, "paper")
-    a = found.account
+    a = result.account
     ratio = a.variance / gaussian_variance(
         epsilon, BETA, CounterLayout(SIZES, families, layer).cells
     )
     return (
         f"{families:6s} {'all' if layer is None else 'layer':6s}{epsilon:5.1f}{n:10d}"
-        f"{found.noise.bits:8d} {found.noise.p:10.3g}{a.expected_ones:10.2f}{a.messages:9d}"
+        f"{result.noise.bits:8d} {result.noise.p:10.3g}{a.expected_ones:10.2f}{a.messages:9d}"
         f"{a.variance:10.2f}{ratio:7.3f}{a.epsilon_lower:9.5f}{a.epsilon_upper:9.5f}"
         f"{100 * (a.epsilon_upper - a.epsilon_lower) / epsilon:7.2f} %"
         f"{paper.account.expected_ones / a.expected_ones:9.1f}{paper.account.epsilon_upper:9.4f}"
@@ -101,14 +101,14 @@ def times(families: Families, layer: int | None, epsilon: float) -> str:
     cold = calibration_seconds(families, layer, 4096, epsilon)
     near = max(calibration_seconds(families, layer, n, epsilon) for n in (4097, 4100))
     warm = max(calibration_seconds(families, layer, n, epsilon) for n in (50, 10**6))
-    found = reference(families, layer, 4096, epsilon)
+    result = reference(families, layer, 4096, epsilon)
     layout = CounterLayout(SIZES, families, layer)
-    noise = replace(found.noise, bits=found.noise.bits + 1)
-    padding = Padding(found.padding.data_slots, found.padding.noise_slots + 5)
+    noise = replace(result.noise, bits=result.noise.bits + 1)
+    padding = Padding(result.padding.data_slots, result.padding.noise_slots + 5)
     event = BatchEvent(noise, padding, 4096, 0.0, layout.cells, layout.counters)
-    one = seconds(lambda: account(event, BETA))
+    once = seconds(lambda: account(event, BETA))
     scope = "all" if layer is None else "layer"
-    return f"{families:6s} {scope:6s}{epsilon:5.1f}{cold:9.3f}{warm:9.3f}{near:9.3f}{one:9.3f}"
+    return f"{families:6s} {scope:6s}{epsilon:5.1f}{cold:9.3f}{warm:9.3f}{near:9.3f}{once:9.3f}"
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""SDP-PE with implicit active sets at X=50, A=4, H=20: seconds a stage.
+"""Measures SDP-PE with implicit active sets at X=50, A=4, H=20: seconds a stage.
 
-Run with ``python -m benchmarks.bench_implicit [K]``. A seeded random MDP, noise of epsilon = 1,
-beta = 1e-5 with the joint family, preset practical; the learner alone is timed (planning, designs,
-bootstrap, elimination), not the simulated population. Processor seconds are printed beside those
-of the clock, as they hold on a machine that is busy with other things too.
+Run ``python -m benchmarks.bench_implicit [K]``. The MDP is random and seeded, the noise is that of
+epsilon = 1, beta = 1e-5 with the joint family, the preset is practical. Only the learner is timed
+(planning, designs, bootstrap, elimination), not the simulated population. Processor seconds stand
+beside those of the clock, because they also hold on a busy machine.
 """
 
 import sys

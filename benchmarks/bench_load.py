@@ -1,13 +1,13 @@
-"""Whether a load test tells the generator's limit from the server's: four loads held back.
+"""Checks that a load test tells the generator's limit from the server's, with four limited loads.
 
     python -m benchmarks.bench_load [share of the rates below, default 1]
 
-`riffle load` with 2,000 nodes, services on one processor and the generator on another, four minutes
-in all: more than the shuffler can store; more than the nodes can seal; and one moderate load with
-busy loops on the generator's processor, then on the services'. Only the loops' place differs
-between the last two, so the verdict must follow them. Printed: a row each, as in docs/load.md.
-Exit code 1 where another limit is named than the one that was made, or none: a faster machine
-carries these rates, so give a larger share there.
+It runs `riffle load` with 2,000 nodes, services on one processor and the generator on another, for
+four minutes in all: one load is more than the shuffler can store, one is more than the nodes can
+seal, and one moderate load runs twice, with busy loops on the generator's processor and then on the
+services'. Only the place of the loops differs between the last two, so the verdict must follow
+them. It prints a row for each, as in docs/load.md. The exit code is 1 if a verdict does not name
+the limit that was set. A faster machine carries these rates: give a larger share there.
 """
 
 import json
@@ -33,7 +33,7 @@ while time.monotonic() < end: pass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Reports a second, how they are made, what is held back by busy loops, what must be named."""
+    """Reports a second and their kind, the side that busy loops slow, and the expected verdict."""
 
     rate: float
     presealed: bool
@@ -51,7 +51,7 @@ LOADS = (
 
 @contextmanager
 def busy(core: int, loops: int) -> Iterator[None]:
-    """Processes that want one processor all the time."""
+    """Runs processes that keep one processor busy."""
     command = [sys.executable, "-c", LOOP, str(core), str(LONGEST_SECONDS)]
     started = [subprocess.Popen(command) for _ in range(loops)]
     try:
@@ -62,15 +62,15 @@ def busy(core: int, loops: int) -> Iterator[None]:
             process.wait()
 
 
-def measured(load: Load, share: float, cores: dict[str, int], out: Path) -> dict[str, Any]:
-    """The document of one load test."""
+def measure(load: Load, share: float, cores: dict[str, int], out: Path) -> dict[str, Any]:
+    """Runs one load test and returns its document."""
     command = [sys.executable, "-m", "riffle.deploy.cli.main", "load", "--nodes", str(NODES)]
     command += ["--rate", str(load.rate * share), "--duration", str(SECONDS), "--out", str(out)]
     command += [part for side, core in cores.items() for part in (f"--{side}-cores", str(core))]
     command += ["--presealed"] if load.presealed else []
     subprocess.run(command, stdout=subprocess.DEVNULL, timeout=LONGEST_SECONDS, check=False)
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
 
 
 def main() -> int:
@@ -85,18 +85,18 @@ def main() -> int:
     for load in LOADS:
         core = cores["generator" if load.held == "generator" else "service"]
         with tempfile.TemporaryDirectory() as folder, busy(core, LOOPS if load.held else 0):
-            found = measured(load, share, cores, Path(folder) / "load")
-        seen, verdict = found["evidence"], found["verdict"]
-        demand = ", ".join(f"{seen[name]:.2f}" for name in ("loops", "sealing", "shuffler"))
+            result = measure(load, share, cores, Path(folder) / "load")
+        evidence, verdict = result["evidence"], result["verdict"]
+        demand = ", ".join(f"{evidence[name]:.2f}" for name in ("loops", "sealing", "shuffler"))
         how = "presealed" if load.presealed else "sealing"
         print(
             f"{load.rate * share:g} {how}, {load.held or 'nothing'} | {demand} | "
-            f"{seen['prompt']:,} / {seen['due']:,} | {verdict['limit']} | {verdict['why']}",
+            f"{evidence['prompt']:,} / {evidence['due']:,} | {verdict['limit']} | {verdict['why']}",
             flush=True,
         )
         right = right and verdict["limit"] == load.limit
     if not right:
-        print("another limit was named than the one that was made", file=sys.stderr)
+        print("a verdict does not name the limit that was set", file=sys.stderr)
     return 0 if right else 1
 
 

@@ -1,12 +1,12 @@
-"""The UC-O-REPS step (Eq. 3.2 of 004) beside cvxpy, and a run's time an episode.
+"""Measures the UC-O-REPS step (Eq. 3.2 of 004) beside cvxpy, and a run's time an episode.
 
-Run `python -m benchmarks.bench_ocoreps`. Layers 1-3-3-3-1, A=2, K=2,000 with the theorem's eta; the
-instances are the steps of a run without privacy and of one under central privacy, at residual 1e-7
-(cvxpy: Clarabel's own default, 1e-8). `warm` starts at the last step's dual values, as the learner
-does; `numpy` is the tests' oracle, and `compiled` the product's step with numba installed. cvxpy is
-optional: without it only our side is timed. Milliseconds of CPU time: the least of five calls, and
-of that the median over 60 instances. Bar: the compiled warm step, the one a run takes in every
-episode, in at most 0.5 ms at residual 1e-7, on both kinds of instances.
+Run `python -m benchmarks.bench_ocoreps`. Layers are 1-3-3-3-1, A=2, K=2,000 with the theorem's eta.
+The instances are the steps of a run without privacy and of one under central privacy, at residual
+1e-7 (cvxpy: Clarabel's own default, 1e-8). `warm` starts at the last step's dual values, as the
+learner does; `numpy` is the tests' oracle, and `compiled` the product's step with numba installed.
+cvxpy is optional: without it only our side is timed. Times are milliseconds of CPU time, the least
+of five calls, and of that the median over 60 instances. Bar: the compiled warm step, which a run
+takes in every episode, in at most 0.5 ms at residual 1e-7, on both kinds of instances.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ETA = float(np.sqrt(np.log(LAYERS.X * LAYERS.A / LAYERS.H) / K))
 
 
 def milliseconds(call: Callable[[], object], times: int = 5) -> float:
-    """Least CPU time of `times` calls: what the call takes when nobody disturbs it."""
+    """Returns the least CPU time of `times` calls, which other processes disturb least."""
     seconds = []
     for _ in range(times):
         started = time.process_time()
@@ -47,22 +47,22 @@ def milliseconds(call: Callable[[], object], times: int = 5) -> float:
 
 
 def instances(count: int, noise: float) -> list[tuple[Box, FloatArray]]:
-    """Consecutive steps late in a run: losses add up, the set shrinks, sums carry fresh noise."""
+    """Returns consecutive steps late in a run: sums with fresh noise and a shrinking set."""
     generator = np.random.default_rng(0)
     P = layered_mdp(LAYERS.widths, LAYERS.A, 0).P * LAYERS.cells
     means = generator.uniform(0, 1, LAYERS.pairs.shape)
-    made = []
+    steps = []
     for k in range(K - count, K):
         width = np.sqrt(2 * P * (1 - P) * 15 / (k / 6)) + 106 / (k / 6)
         L = k * means + generator.normal(0, noise, means.shape)
-        made.append((box(LAYERS, P, width), ETA * L * LAYERS.pairs))
-    return made
+        steps.append((box(LAYERS, P, width), ETA * L * LAYERS.pairs))
+    return steps
 
 
 def our_times(
     solve: Callable[..., Step], steps: list[tuple[Box, FloatArray]]
 ) -> tuple[float, float, float, Step]:
-    """Cold and warm milliseconds, the largest residual of the warm steps, and the last answer."""
+    """Returns cold and warm milliseconds, the largest warm residual, and the last answer."""
     cold = [milliseconds(partial(solve, LAYERS, b, c)) for b, c in steps]
     warm, residual, last = [], 0.0, solve(LAYERS, *steps[0])
     for b, c in steps:
@@ -73,7 +73,7 @@ def our_times(
 
 
 class Cvxpy:
-    """Eq. 3.2 with the box and the cost as parameters, compiled once, solved with Clarabel."""
+    """Eq. 3.2 with box and cost as parameters, compiled once, solved with Clarabel."""
 
     def __init__(self, cp: ModuleType) -> None:
         cells = np.argwhere(LAYERS.cells)
@@ -116,7 +116,7 @@ class Cvxpy:
 
 
 def cvxpy_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, FloatArray] | None:
-    """Milliseconds parametrised and rebuilt, and the last answer; None without cvxpy."""
+    """Returns milliseconds parametrised and rebuilt, and the last answer; None without cvxpy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

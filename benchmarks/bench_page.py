@@ -1,13 +1,13 @@
-"""The operator's page under load: 50 runs of 2,000 deployments, 100,000 points in all.
+"""Measures the operator's page under load: 50 runs of 2,000 deployments, 100,000 points in all.
 
     python -m benchmarks.bench_page
 
-A coordinator over a store of that size, a real Chromium, a cold profile that is signed in. Watched
-are, from before the navigation until all is drawn, the list of runs and a run with a band over all
-50; then that run while it grows by 20 deployments a second and the reader scrolls. Printed: first
-contentful paint and when the contents themselves were shown; how far apart frames were and which
-tasks of the page's main thread took more than 50 ms; and, since a busy machine is late for reasons
-that are not the page's, the CPU time of the longest of those tasks, with its longest steps.
+A coordinator serves a store of that size to a real Chromium with a cold profile that is signed in.
+From before the navigation until all is drawn it watches the list of runs and a run with a band over
+all 50; then that run while it grows by 20 deployments a second and the reader scrolls. It prints
+first contentful paint and when the contents themselves appeared, the distance between frames, and
+the tasks of the page's main thread above 50 ms. A busy machine is late for reasons outside the
+page, so it also prints the CPU time of the longest of those tasks, with its longest steps.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Poisoning measured: what dishonest reports move, as a function of their share.
+"""Measures poisoning: the effect of dishonest reports as a function of their share.
 
 Run `python -m benchmarks.bench_poisoning`. RiverSwim-v0 (X=4, A=2, H=6), K = 20,000, trust shuffle,
 epsilon 1 at gamma = 10 %, the practical constants, simulated by population. Of every batch of n
@@ -61,33 +61,33 @@ class Batch:
 
     @classmethod
     def of(cls, spec: RunSpec, deployment: Deployment) -> Batch:
-        """As the coordinator would issue it."""
-        made = calibrated(spec, deployment.n, deployment.layer)
+        """Returns the batch that the coordinator would issue."""
+        calibration = calibrated(spec, deployment.n, deployment.layer)
         layout = CounterLayout(MDP.sizes, spec.families, deployment.layer)
-        return cls(deployment, layout, made.noise, made.padding.messages)
+        return cls(deployment, layout, calibration.noise, calibration.padding.messages)
 
     def honest(self, reports: int, generator: np.random.Generator) -> IntArray:
-        """What so many honest reports count (C,)."""
+        """Draws the counts (C,) of this many honest reports."""
         true = counters(self.layout, joint_counts(MDP, self.deployment.mixture, reports, generator))
         return noisy_counts(true, reports, self.noise, generator)
 
     def lies(self, reports: int, chosen: Sequence[int]) -> IntArray:
-        """What so many dishonest reports count (C,): their messages evenly on chosen counters."""
+        """Returns the counts (C,) of dishonest reports: all messages, evenly on chosen counters."""
         named = np.resize(np.asarray(chosen), reports * self.L)
         return np.bincount(named, minlength=self.layout.counters)
 
     def counts(self, histogram: IntArray) -> BatchCounts:
-        """The analyzer's half."""
+        """Debiases a histogram as the analyzer does."""
         n = self.deployment.n
         debiased = debias(self.noise, n, np.append(histogram, n))
         return batch_counts(self.layout, n, debiased, self.noise.variance(n), self.noise.term)
 
 
 def targets(layout: CounterLayout, lies: Sequence[Lie]) -> list[int]:
-    """Counters that say these transitions, at every step in scope, with reward 1 where counted."""
+    """Returns the counters of these transitions at every step in scope, with reward 1."""
     blocks = layout.split(np.arange(layout.counters, dtype=np.float64))
-    said = blocks["joint"][..., 1] if "joint" in blocks else blocks["transitions"]
-    return [int(index) for lie in lies for index in said[(slice(None), *lie)]]
+    cells = blocks["joint"][..., 1] if "joint" in blocks else blocks["transitions"]
+    return [int(index) for lie in lies for index in cells[(slice(None), *lie)]]
 
 
 def specification(seed: int) -> RunSpec:
@@ -111,7 +111,7 @@ def specification(seed: int) -> RunSpec:
 
 
 def learned(share: float, attack: Sequence[Lie], seed: int) -> float:
-    """V of the learned policy over V*."""
+    """Returns V of the learned policy over V*."""
     spec = specification(seed)
     learner, number = Registry().build(spec), 0
     while (deployment := learner.next_deployment()) is not None:
@@ -124,7 +124,7 @@ def learned(share: float, attack: Sequence[Lie], seed: int) -> float:
 
 
 def one_batch(share: float) -> tuple[int, int, float, FloatArray]:
-    """k, L, the largest shift of a counter, and values: true, raw and clipped under attack."""
+    """Returns k, L, the largest shift of a counter, and values: true, raw and clipped."""
     optimal = Mixture.single(plan(MDP.P, MDP.r, MDP.d1).policy)
     spec = specification(0)
     batch, k = Batch.of(spec, Deployment(0, "manual", optimal, K, None)), int(share * K)
@@ -140,7 +140,7 @@ def one_batch(share: float) -> tuple[int, int, float, FloatArray]:
 
 
 def main() -> None:
-    """Print the measurements of docs/security.md."""
+    """Prints the measurements of docs/security.md."""
     print("| share | k | shift of a counter | bound k L | value: true, raw, clipped | learned |")
     print("|---|---|---|---|---|---|")
     for share in SHARES:

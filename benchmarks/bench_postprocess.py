@@ -1,8 +1,8 @@
-"""Eq. 7 in closed form against an LP solver: the same optimum, and the ratio of their times.
+"""Measures Eq. 7 in closed form against an LP solver: equal optima, and the ratio of their times.
 
-Run with ``python -m benchmarks.bench_postprocess``. 10,000 random instances: count-like data must
-agree to 1e-9, data of extreme scales to 1e-6 relative; then 1,000 rows at once against the solver
-one by one, both in this run, so that the ratio holds on any machine.
+Run ``python -m benchmarks.bench_postprocess``. On 10,000 random instances count-like data must
+agree to 1e-9, and data of extreme scales to 1e-6 relative. Then 1,000 rows at once are timed
+against the solver one by one, both in this run, so that the ratio holds on any machine.
 """
 
 import time
@@ -18,11 +18,11 @@ ROWS = 1_000
 
 
 def solver_optimum(c: FloatArray, total: float, tolerance: float) -> float:
-    """t* of Eq. 7 by HiGHS; variables n(1) ... n(X), t."""
+    """Returns t* of Eq. 7 by HiGHS; variables n(1) ... n(X), t."""
     X = c.size
     close = np.block([[np.eye(X), -np.ones((X, 1))], [-np.eye(X), -np.ones((X, 1))]])
     sums = np.array([[*np.ones(X), 0.0], [*-np.ones(X), 0.0]])
-    found = linprog(
+    solution = linprog(
         [*np.zeros(X), 1.0],
         A_ub=np.vstack([close, sums]),
         b_ub=np.concatenate([c, -c, [total + tolerance, tolerance - total]]),
@@ -30,12 +30,12 @@ def solver_optimum(c: FloatArray, total: float, tolerance: float) -> float:
         method="highs",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
-    assert found.fun is not None, "the solver found no optimum"
-    return float(found.fun)
+    assert solution.fun is not None, "the solver found no optimum"
+    return float(solution.fun)
 
 
 def agreement(generator: np.random.Generator, *, extreme: bool) -> float:
-    """Largest difference of the two optima over half the instances; relative when extreme."""
+    """Returns the largest difference of the optima over half the instances; relative if extreme."""
     worst = 0.0
     for _ in range(INSTANCES // 2):
         X = int(generator.integers(1, 9))

@@ -1,14 +1,14 @@
-"""Uploads and opened messages a second, with one and with two replicas of each service.
+"""Measures uploads and opened messages a second, with one and two replicas of each service.
 
     python -m benchmarks.bench_replicas [reports of a batch, default 300]
 
 Live processes on loopback: one of each service on SQLite, one of each on PostgreSQL, two of each on
-PostgreSQL, both engines syncing every commit to the disk; `ROUNDS` rounds, each set once a round.
-Two runs have a batch open; where there are two coordinators, each drives the run made at it.
-Reports are sealed before the clock starts. Uploading ends with the last answer; opening lasts from
-then until the coordinators have counted both batches. Beside it the processor seconds of each role
-and of this process, which sends: where they add up to the cores' wall time, no replica can add
-anything, so the bar, two replicas of PostgreSQL at `BAR` times one, holds only where they do not.
+PostgreSQL; both engines sync every commit to the disk. Each of `ROUNDS` rounds runs each set once.
+Two runs have an open batch; with two coordinators, each drives the run created at it. Reports are
+sealed before the clock starts. Uploading ends with the last answer; opening lasts from then until
+the coordinators have counted both batches. It also prints the processor seconds of each role and of
+this process, which sends. Where they add up to the cores' wall time, no replica can add anything,
+so the bar, two replicas of PostgreSQL at `BAR` times one, holds only where they do not.
 """
 
 import json
@@ -83,7 +83,7 @@ def running(cluster: postgres.Cluster, engine: str, replicas: int) -> Iterator[L
 
 
 def uploads(network: LoopbackNetwork, run_id: str, n: int, tokens: list[str]) -> Iterator[Upload]:
-    """One sealed report a body, for every slot of a run's first batch."""
+    """Yields one upload for each slot of a run's first batch, with one sealed report."""
     path = f"/v1/batches/{batch_id(run_id, 0)}"
     with httpx.Client(base_url=next(iter(network.shufflers.values())), timeout=60) as client:
         deadline = time.monotonic() + 60
@@ -115,12 +115,12 @@ def send(url: str, mine: list[Upload]) -> None:
 
 
 def usage(network: LoopbackNetwork, database: int) -> dict[str, Usage]:
-    """Of every role, and of the database server, whose process this is."""
+    """Returns the usage of every role, and of the database server, a process of that id."""
     return network.usage() | {"database": read_usage([database])[database]}
 
 
 def measure(network: LoopbackNetwork, database: int, n: int) -> dict[str, float]:
-    """Reports and messages a second, and processor seconds by role while uploading."""
+    """Returns reports and messages a second, and processor seconds by role while uploading."""
     enrol(network.secrets, network.shuffler_url, NODES, 1 << 30)
     credentials = json.loads((network.secrets / "nodes" / "credentials.json").read_text())
     tokens = [credential["token"] for credential in credentials]
@@ -134,7 +134,7 @@ def measure(network: LoopbackNetwork, database: int, n: int) -> dict[str, float]
             operator.deploy(run_id, {"policy": [[1] * 4] * 6, "episodes": n})
         each = [list(uploads(network, run_id, n, tokens)) for run_id in RUNS]
         ready = [one for both in zip(*each, strict=True) for one in both]  # seal at the same time
-        before, own, began = usage(network, database), time.process_time(), time.perf_counter()
+        before, own, started = usage(network, database), time.process_time(), time.perf_counter()
         urls = list(network.shufflers.values())
         with ThreadPoolExecutor(SENDERS) as pool:
             sent = [
@@ -142,19 +142,19 @@ def measure(network: LoopbackNetwork, database: int, n: int) -> dict[str, float]
             ]
             for future in sent:
                 future.result()
-        uploaded, own = time.perf_counter() - began, time.process_time() - own
+        uploaded, own = time.perf_counter() - started, time.process_time() - own
         use = usage(network, database)
-        found = {"uploads/s": len(ready) / uploaded, "sender cpu": own}
+        result = {"uploads/s": len(ready) / uploaded, "sender cpu": own}
         for role in use:
-            found[f"{role} cpu"] = use[role].since(before[role]).total
-        found["cpu of wall"] = (own + sum(found[f"{role} cpu"] for role in use)) / uploaded
-        began, states = time.perf_counter(), [""]
+            result[f"{role} cpu"] = use[role].since(before[role]).total
+        result["cpu of wall"] = (own + sum(result[f"{role} cpu"] for role in use)) / uploaded
+        started, states = time.perf_counter(), [""]
         while any(state != "counted" for state in states):
             states = [operator.deployments(run_id)[0]["state"] for run_id in RUNS]
             time.sleep(0.02)
         messages = sum(operator.result(run_id)["messages_counted"] for run_id in RUNS)
-        found["opened/s"] = messages / (time.perf_counter() - began)
-    return found
+        result["opened/s"] = messages / (time.perf_counter() - started)
+    return result
 
 
 def main() -> None:
@@ -166,11 +166,11 @@ def main() -> None:
         for _ in range(ROUNDS):
             for name, (engine, replicas) in SETS.items():
                 with running(cluster, engine, replicas) as network:
-                    found = measure(network, cluster.process.pid, n)
-                best[name] = max(best[name], found["uploads/s"])
-                busy = max(busy, found["cpu of wall"])
-                told = ", ".join(f"{what} {value:.1f}" for what, value in found.items())
-                print(f"{name}: {told}", flush=True)
+                    result = measure(network, cluster.process.pid, n)
+                best[name] = max(best[name], result["uploads/s"])
+                busy = max(busy, result["cpu of wall"])
+                text = ", ".join(f"{what} {value:.1f}" for what, value in result.items())
+                print(f"{name}: {text}", flush=True)
     ratio, cores = best["PostgreSQL, two"] / best["PostgreSQL, one"], len(os.sched_getaffinity(0))
     print(f"uploads/s, two over one: {ratio:.2f}; {busy:.2f} of {cores} cores at work")
     met = ratio >= BAR or busy >= SATURATED * cores

@@ -1,10 +1,10 @@
-"""A simulated run of SDP-PE at K = 1e9 beside one at K = 1e6: a batch costs the same for any n.
+"""Measures a simulated run of SDP-PE at K = 1e9 beside one at K = 1e6: a batch costs the same.
 
 Run `python -m benchmarks.bench_simulator`. RiverSwim-v0 (X=4, A=2, H=6), epsilon 1, the practical
-constants, one process; process time. The large run has more stages, so it may take 1.5 times as
-long a stage, and 60 s in all. Of a run's seconds a stage it also prints those that the enumerated
-active set takes (2^21 classes of policies: every value, elimination, what is best or visits most),
-whose bar is 1 s.
+constants, one process; process time. The large run has more stages: it may take 1.5 times as long a
+stage, and 60 s in all. It also prints how much of a stage's seconds goes to the enumerated active
+set (2^21 classes of policies: every value, elimination, the best and the most visiting policy); the
+bar is 1 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENUMERATION = ("best", "best_visits", "eliminate", "contains")
 
 
 def stages(result: Result) -> int:
-    """Stages of a run: one switch into each but the first, one to exploit, H crude batches."""
+    """Returns the stages; switches lead into all but the first, to exploiting, and to H batches."""
     return result.switches - riverswim().sizes.H
 
 

@@ -1,14 +1,14 @@
-"""Episodes a second of UCBVI and private UCB-VI, and rlberry-scool's in the same run.
+"""Measures episodes a second of UCBVI and private UCB-VI, and rlberry-scool's in the same run.
 
     python -m benchmarks.bench_ucbvi                          # against an assumed rate
     python -m benchmarks.bench_ucbvi --peer-python PYTHON     # one with rlberry-scool installed
 
-RiverSwim-v0 (X=4, A=2, H=6), one core, process time, compiled kernels warm. Every episode of ours
+RiverSwim-v0 (X=4, A=2, H=6), one core, process time, loops compiled before. Every episode of ours
 is a full replan, noise, Eq. 7 and exact regret. Bars: UCBVI at 300 times rlberry-scool's episodes
 a second; private UCB-VI at most 30 microseconds an episode.
 
-Without --peer-python nothing of rlberry-scool is run: its rate is then STATED_PEER, a round figure
-measured elsewhere, and the ratio says no more than how fast ours is.
+Without --peer-python rlberry-scool does not run: its rate is then STATED_PEER, a round figure
+measured elsewhere, and the ratio only says how fast ours is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from riffle.node_client.environments.tabular import riverswim
 STATED_PEER = 2_000.0
 BAR_RATIO, BAR_MICROSECONDS = 300.0, 30.0
 
-# Run by the peer's interpreter: RiverSwim as here, its own UCBVI, stages told apart.
+# Run by the peer's interpreter: RiverSwim as here, its own stage-dependent UCBVI.
 PEER = """
 import logging, sys, time, warnings
 warnings.filterwarnings("ignore")
@@ -49,13 +49,13 @@ print("episodes/s", 4000 / (time.process_time() - started))
 
 
 def peer(python: str) -> float:
-    """Episodes a second of rlberry-scool's UCBVI under another interpreter."""
+    """Returns the episodes a second of rlberry-scool's UCBVI under another interpreter."""
     done = subprocess.run([python, "-c", PEER], capture_output=True, text=True, check=True)
     return float(done.stdout.split("episodes/s")[-1])
 
 
 def microseconds(name: str, K: int, **options: str) -> float:
-    """Process time of an episode, the median of five runs."""
+    """Returns the process time of an episode, the median of five runs."""
     mdp = riverswim()
     run(name, mdp, 50, **options)  # type: ignore[arg-type]
     times = [run(name, mdp, K, seed=seed, **options).seconds for seed in range(5)]  # type: ignore[arg-type]
