@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,6 +30,7 @@ RENEWALS = 3
 """How often a lease is renewed within its time."""
 
 
+@dataclass
 class Drivers:
     """The drivers of this replica by run; takes runs that nobody drives, and renews their leases.
 
@@ -39,26 +40,18 @@ class Drivers:
     None.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        make_driver: Callable[[RunLease, Learner | None], Driver],
-        replica: Replica,
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._make_driver = make_driver
-        self._seconds = replica.lease_seconds
-        self._clock = clock
-        self.name = replica.name
-        self._driven: dict[str, tuple[Driver, asyncio.Task[None]]] = {}
-        self._renewing: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+    store: Store
+    make_driver: Callable[[RunLease, Learner | None], Driver]
+    replica: Replica
+    clock: Callable[[], float]
+    driven: dict[str, tuple[Driver, asyncio.Task[None]]] = field(default_factory=dict, init=False)
+    _renewing: asyncio.Task[None] | None = field(default=None, init=False)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def until(self) -> float:
         """When a lease granted now ends, in seconds since 1970."""
-        return self._clock() + self._seconds
+        return self.clock() + self.replica.lease_seconds
 
     async def start(self) -> None:
         """Takes up every run that this replica left, or that nobody drives."""
@@ -70,22 +63,22 @@ class Drivers:
         self._closing.set()
         if self._renewing is not None:  # not cancelled: it may just have taken leases
             await asyncio.wait([self._renewing])
-        leases = [driver.lease for driver, _ in self._driven.values()]
-        for run_id in list(self._driven):
+        leases = [driver.lease for driver, _ in self.driven.values()]
+        for run_id in list(self.driven):
             await self.halt(run_id)
         with contextlib.suppress(SQLAlchemyError):  # then they end by themselves
-            await in_thread(self._store.renew_leases, leases, 0.0)
+            await in_thread(self.store.renew_leases, leases, 0.0)
 
     def drive(self, lease: RunLease, learner: Learner | None = None) -> None:
         """Starts driving a run; ``learner``: as it is at the run's first deployment."""
-        driver = self._make_driver(lease, learner)
+        driver = self.make_driver(lease, learner)
         task = asyncio.create_task(driver.run(), name=f"run {lease.run_id}")
         task.add_done_callback(lambda done: self._remove(lease.run_id, done))
-        self._driven[lease.run_id] = (driver, task)
+        self.driven[lease.run_id] = (driver, task)
 
     async def halt(self, run_id: str) -> RunLease | None:
         """Stops driving a run; returns the lease to drive it again, if it was driven here."""
-        driven = self._driven.pop(run_id, None)
+        driven = self.driven.pop(run_id, None)
         if driven is None:
             return None
         driven[1].cancel()
@@ -94,7 +87,7 @@ class Drivers:
 
     async def restart(self, run_id: str) -> None:
         """Drives a run anew that another replica stopped, so that its long poll ends at once."""
-        driven = self._driven.get(run_id)
+        driven = self.driven.get(run_id)
         if driven is not None and driven[0].running:
             lease = await self.halt(run_id)
             if lease is not None:
@@ -102,70 +95,59 @@ class Drivers:
 
     def trouble(self, run_id: str) -> str | None:
         """Returns what keeps a run that is driven here from going on at the moment, if anything."""
-        driven = self._driven.get(run_id)
+        driven = self.driven.get(run_id)
         return driven[0].trouble if driven else None
 
     async def _renew_until_closed(self) -> None:
         while True:
-            await wait(self._closing, self._seconds / RENEWALS)
+            await wait(self._closing, self.replica.lease_seconds / RENEWALS)
             if self._closing.is_set():
                 return
             try:
-                leases = [driver.lease for driver, _ in self._driven.values()]
-                for lost in await in_thread(self._store.renew_leases, leases, self.until):
+                leases = [driver.lease for driver, _ in self.driven.values()]
+                for lost in await in_thread(self.store.renew_leases, leases, self.until):
                     await self.halt(lost.run_id)
                 await self._take_runs(start=False)
             except SQLAlchemyError as error:
                 JOURNAL.exception("leases-not-renewed", error)
 
     async def _take_runs(self, *, start: bool) -> None:
-        take, now, until = self._store.take_leases, self._clock(), self.until
-        for lease in await in_thread(take, self.name, now, until, start=start):
+        take, now, until = self.store.take_leases, self.clock(), self.until
+        for lease in await in_thread(take, self.replica.name, now, until, start=start):
             await self.halt(lease.run_id)
             self.drive(lease)
 
     def _remove(self, run_id: str, task: asyncio.Task[None]) -> None:
-        driven = self._driven.get(run_id)
+        driven = self.driven.get(run_id)
         if driven is not None and driven[1] is task:
-            del self._driven[run_id]
+            del self.driven[run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             JOURNAL.exception("driver-ended", error, run_id=run_id)
 
 
+@dataclass
 class Coordinator:
     """All runs of one store. Made and closed inside a running event loop; see `make_coordinator`.
 
     ``clock`` returns seconds since 1970. ``test_entry``: runs may be seeded.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        drivers: Drivers,
-        registry: Registry,
-        issuer: Issuer,
-        keys: KeyRing,
-        signals: ChangeSignals,
-        clock: Callable[[], float],
-        test_entry: bool,
-    ) -> None:
-        self._store = store
-        self._drivers = drivers
-        self._registry = registry
-        self._issuer = issuer
-        self._keys = keys
-        self._signals = signals
-        self._clock = clock
-        self._test_entry = test_entry
-        self._listening: asyncio.Task[None] | None = None
-        self._restarts: set[asyncio.Task[None]] = set()
+    store: Store
+    drivers: Drivers
+    registry: Registry
+    issuer: Issuer
+    keys: KeyRing
+    signals: ChangeSignals
+    clock: Callable[[], float]
+    test_entry: bool
+    _listening: asyncio.Task[None] | None = field(default=None, init=False)
+    _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def start(self) -> None:
         """Takes up every run where it was left, unless another replica drives it."""
-        await in_thread(self._keys.erase_unused, self._store.keys_in_use)
-        self._listening = asyncio.create_task(self._store.listen(self._notified))
-        await self._drivers.start()
+        await in_thread(self.keys.erase_unused, self.store.keys_in_use)
+        self._listening = asyncio.create_task(self.store.listen(self._notified))
+        await self.drivers.start()
 
     async def close(self) -> None:
         """Stops driving; nothing is lost, `start` takes up again."""
@@ -173,11 +155,11 @@ class Coordinator:
             self._listening.cancel()
         if self._restarts:  # each would go on to drive a run that nobody halts
             await asyncio.wait(self._restarts)
-        await self._drivers.close()
+        await self.drivers.close()
 
     def trouble(self, run_id: str) -> str | None:
         """Returns what keeps a run that is driven here from going on at the moment, if anything."""
-        return self._drivers.trouble(run_id)
+        return self.drivers.trouble(run_id)
 
     async def create(self, spec: RunSpec) -> str:
         """Creates a run with its first deployment and starts driving it; returns its id.
@@ -186,20 +168,20 @@ class Coordinator:
             RemoteError: ``invalid-spec``, ``batch-too-small`` (naming the smallest n),
                 ``test-entry-refused``, ``wrong-state`` when the id has another spec.
         """
-        if spec.test_seed is not None and not self._test_entry:
+        if spec.test_seed is not None and not self.test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
         run_id = spec.run_id or secrets.token_hex(16)
         learner, first = await in_thread(self._issue_first, run_id, spec)
-        now, holder, until = self._clock(), self._drivers.name, self._drivers.until
-        create = self._store.create_run
+        now, holder, until = self.clock(), self.drivers.replica.name, self.drivers.until
+        create = self.store.create_run
         lease = await in_thread(create, run_id, spec, first, now, holder, until)
         if lease is not None:
-            self._drivers.drive(lease, learner)
-            self._signals.fire(run_id)
+            self.drivers.drive(lease, learner)
+            self.signals.fire(run_id)
         return run_id
 
     def _issue_first(self, run_id: str, spec: RunSpec) -> tuple[Learner, Issue | None]:
-        learner = self._registry.build(spec)
+        learner = self.registry.build(spec)
         for n, layer in batches(learner):
             check_bytes(spec, n, layer)
         try:
@@ -209,7 +191,7 @@ class Coordinator:
             raise refusal(spec, error) from error
         if deployment is None:
             return learner, None
-        return learner, self._issuer.issue(run_id, spec, deployment, index=0, step=0)
+        return learner, self.issuer.issue(run_id, spec, deployment, index=0, step=0)
 
     async def stop(self, run_id: str) -> None:
         """Stops a run; its open batch is abandoned. Stopping a stopped run changes nothing.
@@ -217,20 +199,20 @@ class Coordinator:
         Raises:
             RemoteError: ``unknown-run``; ``wrong-state`` when it finished or failed.
         """
-        run = await in_thread(self._store.run, run_id)
+        run = await in_thread(self.store.run, run_id)
         if run.state == "stopped":
             return
         if run.state != "running":
             raise RemoteError("wrong-state", f"run {run_id} is {run.state}")
-        lease = await self._drivers.halt(run_id)
+        lease = await self.drivers.halt(run_id)
         try:
-            await in_thread(self._store.stop, run_id, self._clock())
+            await in_thread(self.store.stop, run_id, self.clock())
         except LocalError as error:
             raise RemoteError(error.slug, "the run ended meanwhile") from error
         finally:
             if lease is not None:
-                self._drivers.drive(lease)
-            self._signals.fire(run_id)
+                self.drivers.drive(lease)
+            self.signals.fire(run_id)
 
     async def deploy(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
         """Issues a manual deployment.
@@ -239,11 +221,11 @@ class Coordinator:
             RemoteError: ``unknown-run``, ``invalid-spec``, ``batch-too-small``, ``wrong-state``.
         """
         row = await in_thread(self._issue_manual, run_id, wanted)
-        self._signals.fire(run_id)
+        self.signals.fire(run_id)
         return row
 
     def _issue_manual(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
-        run, rows = self._store.run(run_id), self._store.deployments(run_id)
+        run, rows = self.store.run(run_id), self.store.deployments(run_id)
         if run.spec.learner != MANUAL:
             raise RemoteError("wrong-state", f"run {run_id} is driven by {run.spec.learner}")
         if wanted.layer is not None and wanted.layer >= run.spec.horizon:
@@ -254,8 +236,8 @@ class Coordinator:
         deployment = Deployment(step, "manual", mixture, wanted.episodes, wanted.layer)
         if step != next_step:
             return _earlier(rows, deployment)
-        issue = self._issuer.issue(run_id, run.spec, deployment, index=len(rows), step=step)
-        return self._store.issue_manual(run_id, issue, self._clock())
+        issue = self.issuer.issue(run_id, run.spec, deployment, index=len(rows), step=step)
+        return self.store.issue_manual(run_id, issue, self.clock())
 
     async def newest_deployment(
         self, run_id: str, known: int | None, seconds: float
@@ -267,27 +249,27 @@ class Coordinator:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)
-        await in_thread(self._store.run, run_id)  # a signal of no run would be kept for ever
+        await in_thread(self.store.run, run_id)  # a signal of no run would be kept for ever
         while True:
-            signal = self._signals.signal(run_id)
-            run = await in_thread(self._store.run, run_id)
-            newest = await in_thread(self._store.newest, run_id)
+            signal = self.signals.signal(run_id)
+            run = await in_thread(self.store.run, run_id)
+            newest = await in_thread(self.store.newest, run_id)
             left = deadline - clock()
             changed = newest is not None and newest.index != known
-            over = run.state != "running" or self._signals.closed
+            over = run.state != "running" or self.signals.closed
             if changed or left <= 0 or over:
                 return newest
-            await wait(signal, min(left, self._signals.recheck_seconds))
+            await wait(signal, min(left, self.signals.recheck_seconds))
 
     def _notified(self, payload: str) -> None:
         """Takes a notification that a replica, perhaps this one, changed a run; "": any run."""
         if not payload:
-            self._signals.fire_all()
+            self.signals.fire_all()
             return
         run_id = payload.removeprefix(STOPPED)
-        self._signals.fire(run_id)
+        self.signals.fire(run_id)
         if payload.startswith(STOPPED):
-            task = asyncio.create_task(self._drivers.restart(run_id), name=f"restart {run_id}")
+            task = asyncio.create_task(self.drivers.restart(run_id), name=f"restart {run_id}")
             self._restarts.add(task)
             task.add_done_callback(self._restarts.discard)
 
@@ -318,26 +300,10 @@ def make_coordinator(
     """Joins the parts of a coordinator. ``signing_key``: Ed25519, private, signs descriptors."""
     issuer = Issuer(shuffler_id, keys.active, clock)
     exchange = BatchExchange(shuffler, analyzer, signing_key, clock)
-    driver = partial(
-        Driver,
-        store=store,
-        exchange=exchange,
-        keys=keys,
-        signals=signals,
-        metrics=metrics,
-        clock=clock,
-    )
 
     def make_driver(lease: RunLease, learner: Learner | None) -> Driver:
-        return driver(lease, RunLearner(store, registry, issuer, learner))
+        run_learner = RunLearner(store, registry, issuer, learner)
+        return Driver(lease, run_learner, store, exchange, keys, signals, metrics, clock)
 
-    return Coordinator(
-        store=store,
-        drivers=Drivers(store, make_driver, replica, clock),
-        registry=registry,
-        issuer=issuer,
-        keys=keys,
-        signals=signals,
-        clock=clock,
-        test_entry=test_entry,
-    )
+    drivers = Drivers(store, make_driver, replica, clock)
+    return Coordinator(store, drivers, registry, issuer, keys, signals, clock, test_entry)

@@ -16,6 +16,7 @@ the shuffler says no more, as numbers that grow are a clock of single reports.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import ParamSpec
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -56,34 +57,26 @@ P = ParamSpec("P")
 Step = Callable[[RunRecord, DeploymentRecord], Awaitable[None]]
 
 
+@dataclass
 class Driver:
-    """Carries out one run until it is over and nothing of it is left at the shuffler."""
+    """Carries out one run until it is over and nothing of it is left at the shuffler.
 
-    def __init__(
-        self,
-        lease: RunLease,
-        learner: RunLearner,
-        *,
-        store: Store,
-        exchange: BatchExchange,
-        keys: KeyRing,
-        signals: ChangeSignals,
-        metrics: CoordinatorMetrics,
-        clock: Callable[[], float],
-    ) -> None:
-        self.lease = lease
-        self.running = True  # the run's state, as this driver last read it
-        self.trouble: str | None = None
-        self._run_id = lease.run_id
-        self._learner = learner
-        self._store = store
-        self._exchange = exchange
-        self._keys = keys
-        self._signals = signals
-        self._metrics = metrics
-        self._now = clock
-        self._failures = 0
-        self._storing_seconds: float | None = None
+    ``clock`` returns seconds since 1970. ``running`` and ``trouble`` are the run's state and what
+    keeps it from going on, as this driver saw them last.
+    """
+
+    lease: RunLease
+    learner: RunLearner
+    store: Store
+    exchange: BatchExchange
+    keys: KeyRing
+    signals: ChangeSignals
+    metrics: CoordinatorMetrics
+    clock: Callable[[], float]
+    running: bool = field(default=True, init=False)
+    trouble: str | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    _storing_seconds: float | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Drives to the end, or until another replica does."""
@@ -93,9 +86,9 @@ class Driver:
 
     async def _turn(self) -> bool:
         """Does the next step; returns False when none will ever be needed."""
-        signal = self._signals.signal(self._run_id)
+        signal = self.signals.signal(self.lease.run_id)
         try:
-            run, row = await in_thread(self._store.next_work, self._run_id)
+            run, row = await in_thread(self.store.next_work, self.lease.run_id)
         except SQLAlchemyError as error:
             await self._pause(store_error(error))
             return True
@@ -128,14 +121,14 @@ class Driver:
             try:
                 await self._step(run, row)(run, row)
             except BatchGoneError as gone:
-                step = await in_thread(self._learner.reissue, run, row, gone.reason)
+                step = await in_thread(self.learner.reissue, run, row, gone.reason)
                 await self._abandon(row, gone.episodes, step)
         except RiffleError as error:
             await self._recover(run, error)
         except SQLAlchemyError as error:
             await self._recover(run, store_error(error))
         except Exception as error:
-            JOURNAL.exception("step-failed", error, run_id=self._run_id)
+            JOURNAL.exception("step-failed", error, run_id=self.lease.run_id)
             await self._recover(run, _reported(run, error))
         else:
             self._failures, self.trouble = 0, None
@@ -144,21 +137,21 @@ class Driver:
         """Waits before the step is tried again if the error may pass; fails the run otherwise."""
         if isinstance(error, LeaseLostError):
             raise error
-        self._learner.forget()
-        self._metrics.trouble.labels(error.slug).inc()
+        self.learner.forget()
+        self.metrics.trouble.labels(error.slug).inc()
         if error.slug == "unavailable" or run.state != "running":
             await self._pause(error)
             return
-        JOURNAL.problem("run-failed", error, run_id=self._run_id)
+        JOURNAL.problem("run-failed", error, run_id=self.lease.run_id)
         try:
-            await in_thread(self._store.fail, self.lease, error.detail, self._now())
+            await in_thread(self.store.fail, self.lease, error.detail, self.clock())
         except SQLAlchemyError as second:
             await self._pause(store_error(second))  # the same step fails again, then this
         except LocalError as second:
             if isinstance(second, LeaseLostError):
                 raise
             await self._pause(second)  # stopped meanwhile: the next turn sees it
-        self._signals.fire(self._run_id)
+        self.signals.fire(self.lease.run_id)
 
     async def _pause(self, error: RiffleError) -> None:
         """Waits, longer after every failure in a row."""
@@ -170,29 +163,29 @@ class Driver:
     # -- issued, open ----------------------------------------------------------------------------
 
     async def _deposit(self, _: RunRecord, row: DeploymentRecord) -> None:
-        await self._exchange.deposit(row)
-        await in_thread(self._store.deposit, self.lease, row.index, self._now())
+        await self.exchange.deposit(row)
+        await in_thread(self.store.deposit, self.lease, row.index, self.clock())
 
     async def _wait(self, _: RunRecord, row: DeploymentRecord) -> None:
-        status = await self._exchange.wait_until_full(row)
+        status = await self.exchange.wait_until_full(row)
         if status is not None:
             await self._seal(row, status)
 
     async def _withdraw(self, _: RunRecord, row: DeploymentRecord) -> None:
         """Gives up the batch of a run that is over; a full one is settled all the same."""
-        status = await self._exchange.withdraw(row)
+        status = await self.exchange.withdraw(row)
         if status is None or status.state not in FULL:
             episodes = 0 if status is None else status.episodes or 0
             await self._abandon(row, episodes, NextStep())
         elif row.state == "issued":
-            await in_thread(self._store.deposit, self.lease, row.index, self._now())
+            await in_thread(self.store.deposit, self.lease, row.index, self.clock())
         else:
             await self._seal(row, status)
 
     async def _seal(self, row: DeploymentRecord, status: BatchStatus) -> None:
-        timings = {"waiting": self._now() - (row.opened_at or row.issued_at)}
+        timings = {"waiting": self.clock() - (row.opened_at or row.issued_at)}
         episodes = status.episodes or row.n
-        await self._commit(self._store.seal, self.lease, row.index, episodes, timings, self._now())
+        await self._commit(self.store.seal, self.lease, row.index, episodes, timings, self.clock())
 
     # -- sealed ----------------------------------------------------------------------------------
 
@@ -203,9 +196,9 @@ class Driver:
         timer = StepTimer()
         spend = await in_thread(ledger.spent, context.descriptor, opened.failed)
         settlement = Settlement(row.index, spend, opened, timings)
-        settlement = await in_thread(self._learner.complete, run, row, settlement)
+        settlement = await in_thread(self.learner.complete, run, row, settlement)
         timings["planning"] = timer.seconds()
-        await self._commit(self._store.settle, self.lease, settlement, self._now())
+        await self._commit(self.store.settle, self.lease, settlement, self.clock())
         self._storing_seconds = timer.seconds()
 
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
@@ -215,26 +208,26 @@ class Driver:
         committed is used from then on: see `Store.release`.
         """
         if context.descriptor.trust != "central":
-            return await self._exchange.fetch_and_open(row, context, timings)
-        if released := await in_thread(self._store.released, row.run_id, row.index):
+            return await self.exchange.fetch_and_open(row, context, timings)
+        if released := await in_thread(self.store.released, row.run_id, row.index):
             return released
-        opened = await self._exchange.fetch_and_open(row, context, timings)
-        return await in_thread(self._store.release, self.lease, row.index, opened)
+        opened = await self.exchange.fetch_and_open(row, context, timings)
+        return await in_thread(self.store.release, self.lease, row.index, opened)
 
     # -- counted, rejected, abandoned ------------------------------------------------------------
 
     async def _acknowledge(self, _: RunRecord, row: DeploymentRecord) -> None:
         timer, timings = StepTimer(), dict(row.timings)
-        await self._exchange.acknowledge(row)
+        await self.exchange.acknowledge(row)
         if self._storing_seconds is not None:
             timings["storing"] = self._storing_seconds
         timings["acknowledging"], self._storing_seconds = timer.seconds(), None
-        await in_thread(self._end_batch, self._store.acknowledge, self.lease, row.index, timings)
-        self._metrics.observe(timings)
+        await in_thread(self._end_batch, self.store.acknowledge, self.lease, row.index, timings)
+        self.metrics.observe(timings)
 
     async def _abandon(self, row: DeploymentRecord, episodes: int, step: NextStep) -> None:
         """Records that the batch will not be counted, and what follows."""
-        abandon, now = self._store.abandon, self._now()
+        abandon, now = self.store.abandon, self.clock()
         await self._commit(self._end_batch, abandon, self.lease, row.index, episodes, step, now)
 
     # -- commits ---------------------------------------------------------------------------------
@@ -244,12 +237,12 @@ class Driver:
         try:
             await in_thread(change, *args, **kwargs)
         finally:  # also when this driver is stopped meanwhile: the change is made
-            self._signals.fire(self._run_id)
+            self.signals.fire(self.lease.run_id)
 
     def _end_batch(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Commits a change after which a batch needs its key no more; erases keys nobody needs."""
         change(*args, **kwargs)
-        self._keys.erase_unused(self._store.keys_in_use)
+        self.keys.erase_unused(self.store.keys_in_use)
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Literal
 
 from riffle.common.protocol.descriptor import Context, parse, sign_deposit
@@ -47,20 +48,14 @@ class StepTimer:
         return self._last - last
 
 
+@dataclass(frozen=True, slots=True)
 class BatchExchange:
     """The steps of a batch at the shuffler. ``clock`` returns seconds since 1970."""
 
-    def __init__(
-        self,
-        shuffler: ShufflerClient,
-        analyzer: Analyzer,
-        signing_key: bytes,
-        clock: Callable[[], float],
-    ) -> None:
-        self._shuffler = shuffler
-        self._analyzer = analyzer
-        self._signing_key = signing_key
-        self._clock = clock
+    shuffler: ShufflerClient
+    analyzer: Analyzer
+    signing_key: bytes
+    clock: Callable[[], float]
 
     async def deposit(self, row: DeploymentRecord) -> None:
         """Deposits the stored descriptor; the shuffler answers the same bytes alike.
@@ -71,16 +66,16 @@ class BatchExchange:
                 and the deployment would soon be out of tries.
         """
         try:
-            self._analyzer.check_key(parse(row.data))
+            self.analyzer.check_key(parse(row.data))
         except LocalError as error:
             raise BatchGoneError("was issued under a key that is gone", 0) from error
-        signature = sign_deposit(self._signing_key, row.data)
+        signature = sign_deposit(self.signing_key, row.data)
         try:
-            await self._shuffler.deposit(row.batch_id, row.data, signature)
+            await self.shuffler.deposit(row.batch_id, row.data, signature)
         except RemoteError as error:
             if error.slug != "late":
                 raise
-            left = row.descriptor.expires_at - self._clock()
+            left = row.descriptor.expires_at - self.clock()
             if left <= 0:
                 raise BatchGoneError(EXPIRED, 0) from error
             raise LocalError(
@@ -99,8 +94,8 @@ class BatchExchange:
             LocalError: ``wrong-state``: the shuffler is past what this store knows.
         """
         started = time.perf_counter()
-        left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self._clock()
-        status = await self._shuffler.status(row.batch_id, max(0.0, min(left, POLL_SECONDS)))
+        left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
+        status = await self.shuffler.status(row.batch_id, max(0.0, min(left, POLL_SECONDS)))
         if status.state in FULL:
             return status
         if status.state == "abandoned":
@@ -121,7 +116,7 @@ class BatchExchange:
         """Abandons the batch, unless it is full; returns its status, None if never deposited."""
         await self._abandon(row)
         with contextlib.suppress(RemoteError):
-            return await self._shuffler.status(row.batch_id, 0.0)
+            return await self.shuffler.status(row.batch_id, 0.0)
         return None
 
     async def fetch_and_open(
@@ -137,7 +132,7 @@ class BatchExchange:
         timer = StepTimer()
         messages = await self._fetch(row, context)
         timings["fetching"] = timer.seconds()
-        opening = await self._analyzer.open(context, messages.data)
+        opening = await self.analyzer.open(context, messages.data)
         timings["opening"] = timer.seconds()
         return OpenedBatch(opening.histogram, opening.opened, opening.failed, messages.sha256)
 
@@ -148,7 +143,7 @@ class BatchExchange:
         erase must not end the run.
         """
         try:
-            await self._shuffler.acknowledge(row.batch_id, row.messages_sha256 or "")
+            await self.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "")
         except RemoteError as error:
             JOURNAL.problem("not-acknowledged", error, run_id=row.run_id, deployment=row.index)
 
@@ -156,14 +151,14 @@ class BatchExchange:
         descriptor = context.descriptor
         size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
         try:
-            self._analyzer.check_key(context)
+            self.analyzer.check_key(context)
         except LocalError:
             # Messages that cannot be opened are not fetched again and again.
             if await self._state(row.batch_id) in FULL:
                 raise
             raise _lost(row) from None
         try:
-            return await self._shuffler.messages(row.batch_id, size)
+            return await self.shuffler.messages(row.batch_id, size)
         except RemoteError as error:
             if error.slug in ("late", "unknown-batch"):
                 raise _lost(row) from error
@@ -171,7 +166,7 @@ class BatchExchange:
 
     async def _state(self, batch_id: str) -> BatchState | Literal["unknown"]:
         try:
-            return (await self._shuffler.status(batch_id, 0.0)).state
+            return (await self.shuffler.status(batch_id, 0.0)).state
         except RemoteError as error:
             if error.slug != "unknown-batch":
                 raise
@@ -180,7 +175,7 @@ class BatchExchange:
     async def _abandon(self, row: DeploymentRecord) -> None:
         """Gives up a batch that is short; the shuffler keeps a full one."""
         try:
-            await self._shuffler.abandon(row.batch_id)
+            await self.shuffler.abandon(row.batch_id)
         except RemoteError as error:
             if error.slug not in ("wrong-state", "unknown-batch"):
                 raise

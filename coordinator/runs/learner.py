@@ -6,7 +6,7 @@ that the replayed learner asks for; otherwise the run must not go on.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.process.tracing import in_span
@@ -21,20 +21,18 @@ from riffle.coordinator.store.records import DeploymentRecord, NextStep, RunReco
 from riffle.coordinator.store.store import Store
 
 
+@dataclass
 class RunLearner:
     """The learner of a run. ``learner``: as it is at the run's first deployment, if at hand."""
 
-    def __init__(
-        self, store: Store, registry: Registry, issuer: Issuer, learner: Learner | None = None
-    ) -> None:
-        self._store = store
-        self._registry = registry
-        self._issuer = issuer
-        self._learner = learner
+    store: Store
+    registry: Registry
+    issuer: Issuer
+    learner: Learner | None = None
 
     def forget(self) -> None:
         """Drops the learner: it may have observed counts that were not committed."""
-        self._learner = None
+        self.learner = None
 
     @in_span("plan")
     def complete(self, run: RunRecord, row: DeploymentRecord, settlement: Settlement) -> Settlement:
@@ -64,12 +62,12 @@ class RunLearner:
         """
         if run.state != "running":
             return NextStep()
-        rows = self._store.deployments(run.id)
+        rows = self.store.deployments(run.id)
         tries = sum(other.step == row.step for other in rows)
         if tries <= run.spec.reissues:
             index, step = len(rows), row.step
             return NextStep(
-                issue=self._issuer.issue(run.id, run.spec, row.deployment, index=index, step=step)
+                issue=self.issuer.issue(run.id, run.spec, row.deployment, index=index, step=step)
             )
         failure = (
             f"deployment {row.index} (n={row.n}) {reason}, and so did every one of its {tries} "
@@ -82,21 +80,21 @@ class RunLearner:
         if deployment is None:
             return NextStep(finished=run.spec.learner != MANUAL or self._used_up(run))
         index, step = row.index + 1, row.step + 1
-        issue = self._issuer.issue(run.id, run.spec, deployment, index=index, step=step)
+        issue = self.issuer.issue(run.id, run.spec, deployment, index=index, step=step)
         return NextStep(issue=issue)
 
     def _used_up(self, run: RunRecord) -> bool:
         """Whether K episodes were executed, which ends a manual run."""
-        rows = self._store.deployments(run.id)
+        rows = self.store.deployments(run.id)
         return sum(row.executed for row in rows) >= run.spec.episodes
 
     def _current(self, run: RunRecord) -> Learner:
         """Returns the learner in its present state; manual deployments are always replayed."""
-        if self._learner is None or run.spec.learner == MANUAL:
-            learner = self._registry.build(run.spec)
-            replay(learner, self._store.deployments(run.id), self._store.histograms(run.id))
-            self._learner = learner
-        return self._learner
+        if self.learner is None or run.spec.learner == MANUAL:
+            learner = self.registry.build(run.spec)
+            replay(learner, self.store.deployments(run.id), self.store.histograms(run.id))
+            self.learner = learner
+        return self.learner
 
 
 def replay(

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, bindparam, case, func, select
+from sqlalchemy import Connection, Row, Select, Table, bindparam, case, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from riffle.common.mechanism.counters import Ints
@@ -98,13 +98,16 @@ class Queries:
         """Closes all connections."""
         self._engine.dispose()
 
+    def _rows(self, query: Select[Any], **parameters: object) -> Sequence[Row[Any]]:
+        with self._engine.connect() as connection:
+            return connection.execute(query, parameters).all()
+
     # -- runs ------------------------------------------------------------------------------------
 
     def runs(self) -> list[RunRecord]:
         """Returns all runs, oldest first."""
         query = select(_runs).order_by(_runs.c.created_at, _runs.c.id)
-        with self._engine.connect() as connection:
-            return [run_record(row) for row in connection.execute(query)]
+        return [run_record(row) for row in self._rows(query)]
 
     def run(self, run_id: str) -> RunRecord:
         """Returns one run.
@@ -122,8 +125,7 @@ class Queries:
         query = select(columns.run_id, func.count(), counted).group_by(columns.run_id)
         if run_id is not None:
             query = query.where(columns.run_id == run_id)
-        with self._engine.connect() as connection:
-            return {row[0]: Tally(row[1], int(row[2])) for row in connection.execute(query)}
+        return {row[0]: Tally(row[1], int(row[2])) for row in self._rows(query)}
 
     def runs_with_work(self) -> list[str]:
         """Returns the runs that are running, or left a batch at the shuffler to be settled."""
@@ -140,8 +142,7 @@ class Queries:
 
     def deployments(self, run_id: str) -> list[DeploymentRecord]:
         """Returns a run's deployments in order; none for a run that does not exist."""
-        with self._engine.connect() as connection:
-            return read_deployments(connection, run_id)
+        return [deployment_record(row) for row in self._rows(DEPLOYMENTS, run_id=run_id)]
 
     def newest(self, run_id: str) -> DeploymentRecord | None:
         """Returns a run's deployment of the highest index."""
@@ -151,8 +152,7 @@ class Queries:
     def unsettled_descriptors(self) -> list[bytes]:
         """Returns the descriptors, as bytes, of all batches that are still to be opened."""
         query = select(_deployments.c.descriptor).where(_deployments.c.state.in_(UNSETTLED))
-        with self._engine.connect() as connection:
-            return list(connection.execute(query).scalars())
+        return [row.descriptor for row in self._rows(query)]
 
     def keys_in_use(self) -> set[str]:
         """Returns the analyzer's public keys of all batches that still need a step.
@@ -167,9 +167,8 @@ class Queries:
 
     def histograms(self, run_id: str) -> dict[int, Ints]:
         """Returns the counted histograms of a run by deployment index."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(COUNTS, {"run_id": run_id})
-            return {row._mapping["index"]: unpack(row.histogram) for row in rows}
+        rows = self._rows(COUNTS, run_id=run_id)
+        return {row._mapping["index"]: unpack(row.histogram) for row in rows}
 
     def released(self, run_id: str, index: int) -> OpenedBatch | None:
         """Returns what `Store.release` committed, until the batch is settled."""
@@ -180,9 +179,7 @@ class Queries:
 
     def ledger(self, run_id: str) -> list[LedgerRecord]:
         """Returns what was spent, batch by batch."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(LEDGER, {"run_id": run_id})
-            return [ledger_record(row) for row in rows]
+        return [ledger_record(row) for row in self._rows(LEDGER, run_id=run_id)]
 
     def history(self, run_id: str) -> tuple[RunRecord, list[DeploymentRecord], list[LedgerRecord]]:
         """Returns a run, its deployments and then its spends.
@@ -194,15 +191,13 @@ class Queries:
 
     def stages(self, run_id: str) -> list[dict[str, Any]]:
         """Returns stage results in order, each with the deployment that ended it."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(STAGES, {"run_id": run_id})
-            return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
+        rows = self._rows(STAGES, run_id=run_id)
+        return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
 
     def events(self, run_id: str, after: int = 0) -> list[EventRecord]:
         """Returns the events of a run with a number above ``after``."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(EVENTS, {"run_id": run_id, "after": after})
-            return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
+        rows = self._rows(EVENTS, run_id=run_id, after=after)
+        return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
 
     def true_values(self, run_ids: Sequence[str]) -> dict[str, list[TrueRow]]:
         """Returns the supplied true values of each run's deployments, in order."""
@@ -214,10 +209,9 @@ class Queries:
             .where(same, table.c.run_id.in_(run_ids))
             .order_by(table.c.run_id, table.c["index"])
         )
-        with self._engine.connect() as connection:
-            for run_id, index, optimal, value, n, state, reported in connection.execute(query):
-                episodes = executed_at_most(state, n, reported)
-                rows[run_id].append(TrueRow(index, episodes, optimal, value))
+        for run_id, index, optimal, value, n, state, reported in self._rows(query):
+            episodes = executed_at_most(state, n, reported)
+            rows[run_id].append(TrueRow(index, episodes, optimal, value))
         return rows
 
     def census(self) -> Census:

@@ -32,8 +32,8 @@ def outcome(directory: Path) -> dict[str, Any]:
             "events": [(e.id, e.kind) for e in store.events(RUN)],
         }
 
-    found: dict[str, Any] = read(directory, look)
-    return found
+    result: dict[str, Any] = read(directory, look)
+    return result
 
 
 class Breaking:

@@ -32,7 +32,7 @@ def test_health_names_what_is_missing(api: Api) -> None:
     assert "does not answer" in ready.json()["shuffler"]
 
 
-def test_whoever_asks_for_health_costs_one_look_a_second(api: Api) -> None:
+def test_readiness_is_read_once_a_second_for_all_callers(api: Api) -> None:
     for now in (1_800_000_000, 1_800_000_001):
         api.clock = partial(float, now)
         before = api.shuffler.calls.count("identity")
@@ -51,7 +51,7 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
     assert "45 s behind" in told["clock"]
 
 
-def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
+def test_the_operator_has_a_rate_limit(api: Api) -> None:
     statuses = [api.call("GET", "").status_code for _ in range(5)]
     assert statuses == [200] * 5
     key = Credential(hash_token(TOKEN), RateLimit(requests=0.1, reports=1.0, at_once=9))
@@ -63,14 +63,14 @@ def test_the_operator_is_not_to_ask_without_end(api: Api) -> None:
     assert int(slower.headers["Retry-After"]) >= 1
 
 
-def test_waiting_for_a_run_that_is_none_leaves_nothing(api: Api) -> None:
+def test_waiting_for_an_unknown_run_leaves_nothing(api: Api) -> None:
     unknown = [f"/{number:032x}/deployment?wait=1" for number in range(3)]
     assert {api.call("GET", path).status_code for path in unknown} == {404}
     signals = api.client.app.state.signals  # type: ignore[attr-defined]
     assert signals._signals == {}
 
 
-def test_who_guesses_tokens_is_told_to_come_back(api: Api) -> None:
+def test_a_caller_that_guesses_tokens_is_told_to_come_back(api: Api) -> None:
     authenticator = api.client.app.state.authenticator  # type: ignore[attr-defined]
     authenticator._failures = FailedAttempts(0.2)
     assert api.call("GET", "").status_code == 200

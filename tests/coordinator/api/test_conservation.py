@@ -12,34 +12,34 @@ from tests.coordinator.world import RUN, SMALL
 def test_a_finished_run_balances_to_the_message(api: Api) -> None:
     api.shuffler.broken = {0: 3}
     api.finish()
-    found = api.get(f"/{RUN}/conservation")
-    total = sum(batch["expected"] for batch in found["batches"])
-    assert found["balanced"] is True
-    assert (found["accepted"], found["forwarded"]) == (total, total)
-    assert (found["held"], found["dropped"]) == (0, 0)
-    assert (found["opened"], found["failed"]) == (total - 3, 3)
+    result = api.get(f"/{RUN}/conservation")
+    total = sum(batch["expected"] for batch in result["batches"])
+    assert result["balanced"] is True
+    assert (result["accepted"], result["forwarded"]) == (total, total)
+    assert (result["held"], result["dropped"]) == (0, 0)
+    assert (result["opened"], result["failed"]) == (total - 3, 3)
 
 
 def test_an_open_batch_balances_and_says_no_more(api: Api) -> None:
     api.shuffler.fills = False
     assert api.call("POST", "", json=SMALL).status_code == 201
     api.until(lambda: api.get(f"/{RUN}/deployments")["deployments"][0]["state"] == "open")
-    found = api.get(f"/{RUN}/conservation")
-    assert found["balanced"] is True
-    assert found["batches"][0]["opened"] is None
-    assert found["batches"][0]["shuffler"]["accepted"] is None
+    result = api.get(f"/{RUN}/conservation")
+    assert result["balanced"] is True
+    assert result["batches"][0]["opened"] is None
+    assert result["batches"][0]["shuffler"]["accepted"] is None
 
 
 def test_a_shuffler_that_is_away_is_named(api: Api) -> None:
     api.finish()
     api.shuffler.down = 1
-    found = api.get(f"/{RUN}/conservation")
-    assert found["balanced"] is None
-    assert "does not answer" in found["batches"][0]["trouble"]
-    assert found["batches"][1]["trouble"] is None
+    result = api.get(f"/{RUN}/conservation")
+    assert result["balanced"] is None
+    assert "does not answer" in result["batches"][0]["trouble"]
+    assert result["batches"][1]["trouble"] is None
 
 
-def test_what_does_not_add_up_shows(api: Api) -> None:
+def test_an_imbalance_shows(api: Api) -> None:
     api.finish()
     rows, spends = read(api.directory, lambda store: (store.deployments(RUN), store.ledger(RUN)))
     away = [LocalError("unavailable", "away")] * len(rows)

@@ -64,10 +64,10 @@ def test_rows_are_downloaded_as_csv(api: Api, name: str, rows: int, columns: set
     answer = api.call("GET", f"/{RUN}/{name}.csv")
     assert answer.headers["content-type"].startswith("text/csv")
     assert answer.headers["content-disposition"] == f'attachment; filename="{RUN[:8]}-{name}.csv"'
-    found = list(csv.DictReader(io.StringIO(answer.text)))
-    assert len(found) == rows
-    assert columns <= set(found[0])
-    assert not any(text.startswith(("[", "{")) for row in found for text in row.values())
+    result = list(csv.DictReader(io.StringIO(answer.text)))
+    assert len(result) == rows
+    assert columns <= set(result[0])
+    assert not any(text.startswith(("[", "{")) for row in result for text in row.values())
     assert problem(api.client.get(f"/v1/runs/{RUN}/{name}.csv"))[:2] == (401, "unauthorized")
     assert problem(api.call("GET", f"/{'0' * 32}/{name}.csv"))[:2] == (404, "unknown-run")
 

@@ -204,11 +204,11 @@ def test_every_route_needs_the_operators_token(api: Api, path: str) -> None:
         "/events",
     ],
 )
-def test_an_unknown_run_is_told(api: Api, path: str) -> None:
+def test_an_unknown_run_is_reported(api: Api, path: str) -> None:
     assert problem(api.call("GET", f"/{'f' * 32}{path}"))[:2] == (404, "unknown-run")
 
 
-def test_an_unknown_deployment_is_told(api: Api) -> None:
+def test_an_unknown_deployment_is_reported(api: Api) -> None:
     api.finish()
     for index in (-1, 2):
         response = api.call("GET", f"/{RUN}/deployments/{index}")
@@ -257,7 +257,7 @@ def test_an_event_id_out_of_range_is_refused(api: Api, last: str) -> None:
 
 
 @pytest.mark.parametrize("index", ["9" * 5_000, str(1 << 64), "-1"])
-def test_an_index_out_of_range_is_told(api: Api, index: str) -> None:
+def test_an_index_out_of_range_is_reported(api: Api, index: str) -> None:
     api.finish()
     assert problem(api.call("GET", f"/{RUN}/deployments/{index}"))[0] in (400, 404)
 
@@ -274,7 +274,7 @@ def test_a_long_poll_returns_when_the_next_deployment_comes(api: Api) -> None:
     release.join()
 
 
-def test_a_long_poll_ends_without_news(api: Api) -> None:
+def test_a_long_poll_ends_without_a_new_deployment(api: Api) -> None:
     api.shuffler.fills = False
     api.call("POST", "", json=SMALL)
     response = api.call("GET", f"/{RUN}/deployment?wait=0.2", headers={"If-None-Match": '"0"'})

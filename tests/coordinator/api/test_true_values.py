@@ -15,31 +15,31 @@ def steps(episodes: list[int], values: list[float], optimal: float = 1.0) -> Cur
 
 
 def test_regret_adds_what_every_episode_lost() -> None:
-    found = steps([10, 0, 20], [0.5, 0.1, 0.75])
-    assert found.episodes.tolist() == [10, 30]  # a batch that executed nothing lost nothing
-    assert found.value.tolist() == [0.5, 0.75]
-    assert found.regret.tolist() == [5.0, 10.0]
+    result = steps([10, 0, 20], [0.5, 0.1, 0.75])
+    assert result.episodes.tolist() == [10, 30]  # a batch that executed nothing lost nothing
+    assert result.value.tolist() == [0.5, 0.75]
+    assert result.regret.tolist() == [5.0, 10.0]
 
 
 def test_a_band_is_students_interval_of_runs_that_came_as_far() -> None:
     runs = [steps([100], [value]) for value in (0.2, 0.4, 0.9)]
     short = steps([99], [0.0])
-    found = bands(runs[0], [runs[1], short, runs[2]])
-    assert found is not None
-    assert found.runs == 3
+    result = bands(runs[0], [runs[1], short, runs[2]])
+    assert result is not None
+    assert result.runs == 3
     low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.2, 0.4, 0.9]))
-    np.testing.assert_allclose(found.value.mean, 0.5)
-    np.testing.assert_allclose(found.value.low, low)
-    np.testing.assert_allclose(found.value.high, high)
-    np.testing.assert_allclose(found.regret.mean, found.episodes * 0.5)
+    np.testing.assert_allclose(result.value.mean, 0.5)
+    np.testing.assert_allclose(result.value.low, low)
+    np.testing.assert_allclose(result.value.high, high)
+    np.testing.assert_allclose(result.regret.mean, result.episodes * 0.5)
 
 
 def test_a_band_follows_the_values_step_by_step() -> None:
-    found = bands(steps([50, 50], [0.0, 1.0]), [steps([25, 75], [0.0, 1.0])])
-    assert found is not None
-    at = dict(zip(found.episodes.tolist(), found.value.mean.tolist(), strict=True))
+    result = bands(steps([50, 50], [0.0, 1.0]), [steps([25, 75], [0.0, 1.0])])
+    assert result is not None
+    at = dict(zip(result.episodes.tolist(), result.value.mean.tolist(), strict=True))
     assert [at[25.0], at[50.0], at[75.0]] == [0.0, 0.5, 1.0]
-    assert found.regret.mean[-1] == pytest.approx((50 + 25) / 2)
+    assert result.regret.mean[-1] == pytest.approx((50 + 25) / 2)
 
 
 @pytest.mark.parametrize("others", [[], [steps([9], [0.5])]])
@@ -52,8 +52,8 @@ def test_one_run_has_no_band(others: list[Curve]) -> None:
 
 
 def supply(api: Api, *values: float, optimal: float = 1.5, run: str = RUN) -> Answer:
-    found = [{"deployment": index, "value": value} for index, value in enumerate(values)]
-    return api.call("POST", f"/{run}/truth", json={"optimal_value": optimal, "values": found})
+    result = [{"deployment": index, "value": value} for index, value in enumerate(values)]
+    return api.call("POST", f"/{run}/truth", json={"optimal_value": optimal, "values": result})
 
 
 def test_a_run_without_true_values_has_no_regret(api: Api) -> None:
@@ -84,7 +84,7 @@ def test_runs_of_one_spec_make_a_band(api: Api) -> None:
     assert api.get(f"/{RUN}/truth")["bands"]["runs"] == 2  # not the one with another epsilon
 
 
-def test_what_contradicts_is_refused_whole(api: Api) -> None:
+def test_contradicting_values_are_refused_as_a_whole(api: Api) -> None:
     api.finish()
     supply(api, 0.5)
     assert problem(supply(api, 0.75, 1.0))[:2] == (409, "wrong-state")

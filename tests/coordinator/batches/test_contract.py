@@ -43,8 +43,8 @@ async def serve_users(client: httpx.AsyncClient) -> None:
     """A node with as many users as there are slots."""
     served = 0
     while True:
-        found = await client.get("/v1/batches", params={"wait": 5, "accepting": True})
-        for batch in OpenBatches.model_validate_json(found.content).batches:
+        result = await client.get("/v1/batches", params={"wait": 5, "accepting": True})
+        for batch in OpenBatches.model_validate_json(result.content).batches:
             path = f"/v1/batches/{batch.batch_id}"
             signed = SignedDescriptor.model_validate_json((await client.get(path)).content)
             numbers = range(served, served + batch.free_slots)
@@ -75,9 +75,9 @@ class OnLoop(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         async def answer() -> httpx.Response:
-            found = await self._transport.handle_async_request(request)
-            body = await found.aread()
-            return httpx.Response(found.status_code, headers=found.headers, content=body)
+            result = await self._transport.handle_async_request(request)
+            body = await result.aread()
+            return httpx.Response(result.status_code, headers=result.headers, content=body)
 
         assert self.loop is not None
         return asyncio.run_coroutine_threadsafe(answer(), self.loop).result()
@@ -106,9 +106,9 @@ def test_a_run_over_a_real_shuffler(tmp_path: Path) -> None:
             await asyncio.gather(operator.aclose(), node.aclose(), api.close())
 
     play(given, act)
-    found = outcome(tmp_path)
-    assert found["state"][:2] == ("finished", "")
-    assert [state[:2] for state in found["states"]] == [("counted", True)] * 2
-    assert [entry.failed for entry in found["ledger"]] == [0, 0]
-    assert [entry.opened for entry in found["ledger"]] == [e.messages for e in found["ledger"]]
-    assert np.sum(found["histograms"][1]) == found["ledger"][1].opened
+    result = outcome(tmp_path)
+    assert result["state"][:2] == ("finished", "")
+    assert [state[:2] for state in result["states"]] == [("counted", True)] * 2
+    assert [entry.failed for entry in result["ledger"]] == [0, 0]
+    assert [entry.opened for entry in result["ledger"]] == [e.messages for e in result["ledger"]]
+    assert np.sum(result["histograms"][1]) == result["ledger"][1].opened

@@ -89,9 +89,9 @@ def test_variances_are_those_of_the_noise(families: Families) -> None:
         for kind, array in enumerate((counts.transitions, counts.visits, counts.rewards)):
             errors[kind].extend((array - exact[kind]).ravel())
     claimed = (counts.transition_variance, counts.visit_variance, counts.reward_variance)
-    for found, variance in zip(errors, claimed, strict=True):
-        assert np.var(found) == pytest.approx(variance, rel=0.25)
-        assert abs(np.mean(found)) < 5 * math.sqrt(variance / len(found) * 8)
+    for result, variance in zip(errors, claimed, strict=True):
+        assert np.var(result) == pytest.approx(variance, rel=0.25)
+        assert abs(np.mean(result)) < 5 * math.sqrt(variance / len(result) * 8)
 
 
 def test_the_planned_noise_is_the_batchs() -> None:
@@ -122,8 +122,8 @@ def test_a_poisoned_value_stays_between_0_and_the_horizon(report: float, value: 
     counts = counted(batch("joint", None), 0)
     assert counts.rewards is not None
     rewards = np.full(counts.rewards.shape, report * N / counts.rewards.size)
-    found = value_estimate(replace(counts, rewards=rewards), 0.2)
-    assert found is not None and found.value == value
+    result = value_estimate(replace(counts, rewards=rewards), 0.2)
+    assert result is not None and result.value == value
 
 
 def test_a_batch_without_rewards_has_no_value() -> None:

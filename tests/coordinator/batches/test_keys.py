@@ -174,7 +174,7 @@ def test_two_replicas_rotate_at_once(ring: KeyRing, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "another's", "storage key", "folder", "not json"])
-def test_what_is_wrong_with_the_folder_is_told(ring: KeyRing, tmp_path: Path, how: str) -> None:
+def test_faults_of_the_folder_are_reported(ring: KeyRing, tmp_path: Path, how: str) -> None:
     file = next((tmp_path / "keys").glob("*.key"))
     at_rest = FileCipher(bytes(32)) if how == "storage key" else KEY
     if how == "missing":
@@ -218,8 +218,8 @@ def test_a_rotation_amid_a_run_loses_nothing(tmp_path: Path) -> None:
         await drivers_end()
 
     ring = rotating(tmp_path, shuffler, act)
-    found = outcome(tmp_path)
-    assert found["state"][0] == "finished"
+    result = outcome(tmp_path)
+    assert result["state"][0] == "finished"
     rows = read(tmp_path, lambda store: store.deployments(RUN))
     used = [row.descriptor.analyzer_key for row in rows]
     assert used == [old, ring.active()]
@@ -249,9 +249,9 @@ def test_a_batch_issued_under_a_key_that_is_gone_is_issued_again(tmp_path: Path)
         await drivers_end()
 
     rotating(tmp_path, shuffler, rest)
-    found = outcome(tmp_path)
-    assert found["state"][0] == "finished"
-    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
+    result = outcome(tmp_path)
+    assert result["state"][0] == "finished"
+    assert [state for state, _, _ in result["states"]] == ["abandoned", "counted", "counted"]
 
 
 def test_a_batch_is_not_issued_under_a_key_that_expired_while_it_was_planned(

@@ -74,7 +74,7 @@ def test_an_error_comes_back_and_ends_nothing(openers: OpenerPool) -> None:
     assert openers.submit(slow, b"1").result() == 1
 
 
-def test_who_asked_a_process_that_dies_is_told() -> None:
+def test_a_call_of_a_process_that_dies_raises() -> None:
     made = OpenerPool(1)
     process = made.submit(pid, b"").result()
     asked = made.submit(slow, b"", seconds=30)
@@ -85,7 +85,7 @@ def test_who_asked_a_process_that_dies_is_told() -> None:
     made.shutdown()
 
 
-def test_what_waits_is_cancelled_and_the_processes_end(tmp_path: Path) -> None:
+def test_waiting_calls_are_cancelled_and_the_processes_end(tmp_path: Path) -> None:
     made, let_go = OpenerPool(1), tmp_path / "let go"
     process = made.submit(pid, b"").result()
     asked = [made.submit(held, bytes(let_go)) for _ in range(20)]

@@ -123,20 +123,20 @@ def test_an_unexpected_error_fails_the_run_and_keeps_the_spend(tmp_path: Path) -
     breaking: Any = Breaking(given.shuffler, "messages", 1, "before")
     run_to_end(replace(parts(tmp_path, shuffler), shuffler=breaking), spec())
     run_to_end(replace(parts(tmp_path, shuffler), registry=failing))
-    found = outcome(tmp_path)
-    assert found["state"][:2] == ("failed", "unexpected ZeroDivisionError; see the log")
-    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
-    assert len(found["ledger"]) == 1
+    result = outcome(tmp_path)
+    assert result["state"][:2] == ("failed", "unexpected ZeroDivisionError; see the log")
+    assert result["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(result["ledger"]) == 1
 
 
 def test_a_refused_descriptor_fails_the_run(tmp_path: Path) -> None:
     shuffler = FakeShuffler()
     shuffler.refusal = RemoteError("weak-guarantee", "at most 0.5 is accepted here")
     run_to_end(parts(tmp_path, shuffler), spec())
-    found = outcome(tmp_path)
-    assert found["state"][:2] == ("failed", "at most 0.5 is accepted here")
-    assert found["states"][0][0] == "abandoned"
-    assert found["ledger"] == []
+    result = outcome(tmp_path)
+    assert result["state"][:2] == ("failed", "at most 0.5 is accepted here")
+    assert result["states"][0][0] == "abandoned"
+    assert result["ledger"] == []
 
 
 def test_a_changed_learner_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +152,12 @@ def test_a_changed_learner_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Tiny, "next_deployment", changed)
     run_to_end(parts(tmp_path, shuffler))
-    found = outcome(tmp_path)
-    assert found["state"][0] == "failed"
-    assert "was the learner changed" in found["state"][1]
+    result = outcome(tmp_path)
+    assert result["state"][0] == "failed"
+    assert "was the learner changed" in result["state"][1]
     # Its second batch was full: it is settled, spend recorded, and nothing of the first is lost.
-    assert [state for state, _, _ in found["states"]] == ["counted", "counted"]
-    assert len(found["ledger"]) == 2
+    assert [state for state, _, _ in result["states"]] == ["counted", "counted"]
+    assert len(result["ledger"]) == 2
 
 
 def test_a_refused_acknowledgement_does_not_end_the_run(
@@ -170,7 +170,7 @@ def test_a_refused_acknowledgement_does_not_end_the_run(
     assert outcome(tmp_path) == undisturbed
 
 
-def test_a_batch_lost_by_the_store_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_the_store_lost_is_reported(tmp_path: Path) -> None:
     shuffler = FakeShuffler()
     shuffler.fills = False
 

@@ -43,10 +43,10 @@ def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None
             raise RemoteError("late", "the descriptor expired")
 
     run_to_end(parts(tmp_path, Slow(), clock), spec(reissues=2))
-    found = outcome(tmp_path)
-    assert [state for state, _, _ in found["states"]] == ["abandoned"] * 3
-    assert found["state"][0] == "failed"
-    assert "3 tries" in found["state"][1]
+    result = outcome(tmp_path)
+    assert [state for state, _, _ in result["states"]] == ["abandoned"] * 3
+    assert result["state"][0] == "failed"
+    assert "3 tries" in result["state"][1]
 
 
 def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
@@ -62,8 +62,8 @@ def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str,
         await drivers_end()
 
     play(parts(tmp_path, shuffler), act)
-    found = outcome(tmp_path)
-    assert {**found, "state": None} == {**undisturbed, "state": None}
+    result = outcome(tmp_path)
+    assert {**result, "state": None} == {**undisturbed, "state": None}
 
 
 def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Pat
         await drivers_end()
 
     play(parts(tmp_path, shuffler, clock), act)
-    found = outcome(tmp_path)
-    assert [state for state, _, _ in found["states"]] == ["abandoned", "abandoned"]
-    assert found["state"][0] == "failed"
-    assert "2 tries" in found["state"][1]
-    assert found["ledger"] == []
+    result = outcome(tmp_path)
+    assert [state for state, _, _ in result["states"]] == ["abandoned", "abandoned"]
+    assert result["state"][0] == "failed"
+    assert "2 tries" in result["state"][1]
+    assert result["ledger"] == []
     rows = read(tmp_path, lambda store: store.deployments(RUN))
     assert [(row.index, row.step, row.episodes_executed) for row in rows] == [(0, 0, 4), (1, 0, 4)]
     assert rows[0].descriptor.mixture.same_as(rows[1].descriptor.mixture)
@@ -101,10 +101,10 @@ def test_a_reissued_batch_can_still_succeed(tmp_path: Path, undisturbed: dict[st
         await drivers_end()
 
     play(parts(tmp_path, shuffler, clock), act)
-    found = outcome(tmp_path)
-    assert found["state"][0] == "finished"
-    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
-    assert len(found["ledger"]) == 2
+    result = outcome(tmp_path)
+    assert result["state"][0] == "finished"
+    assert [state for state, _, _ in result["states"]] == ["abandoned", "counted", "counted"]
+    assert len(result["ledger"]) == 2
 
 
 def is_open(shuffler: FakeShuffler, batch: str) -> bool:
@@ -115,40 +115,40 @@ def rejected_and_used(directory: Path, broken: int, reissues: int) -> dict[str, 
     shuffler = FakeShuffler()
     shuffler.broken = {0: broken}
     run_to_end(parts(directory, shuffler), spec(reissues=reissues))
-    found = outcome(directory)
-    assert len(shuffler.acknowledged) == len(found["ledger"])
-    return found
+    result = outcome(directory)
+    assert len(shuffler.acknowledged) == len(result["ledger"])
+    return result
 
 
 def test_failures_within_the_promise_are_counted_away(tmp_path: Path) -> None:
-    found = rejected_and_used(tmp_path, broken=2, reissues=0)
-    first = found["ledger"][0]
+    result = rejected_and_used(tmp_path, broken=2, reissues=0)
+    first = result["ledger"][0]
     assert (first.failed, first.spend.within_promise, first.spend.dishonest) == (2, True, 2)
     assert first.spend.epsilon_upper <= 4.0
-    assert found["state"][0] == "finished"
+    assert result["state"][0] == "finished"
 
 
 def test_failures_past_the_promise_weaken_the_ledger_and_are_not_used(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     L = read_messages(tmp_path / "probe")
-    found = rejected_and_used(tmp_path, broken=2 * L + 1, reissues=1)
-    first = found["ledger"][0]
+    result = rejected_and_used(tmp_path, broken=2 * L + 1, reissues=1)
+    first = result["ledger"][0]
     assert first.spend.dishonest == 3
     assert not first.spend.within_promise
     assert first.spend.epsilon_upper > undisturbed["ledger"][0].spend.epsilon_upper
-    assert 0 not in found["histograms"]
-    assert [state for state, _, _ in found["states"]] == ["rejected", "counted", "counted"]
-    assert "batch_rejected" in [kind for _, kind in found["events"]]
-    assert found["state"][0] == "finished"
+    assert 0 not in result["histograms"]
+    assert [state for state, _, _ in result["states"]] == ["rejected", "counted", "counted"]
+    assert "batch_rejected" in [kind for _, kind in result["events"]]
+    assert result["state"][0] == "finished"
 
 
 def test_a_rejected_batch_without_reissues_fails_the_run(tmp_path: Path) -> None:
     L = read_messages(tmp_path / "probe")
-    found = rejected_and_used(tmp_path, broken=20 * L, reissues=0)
-    assert found["state"][0] == "failed"
-    assert found["ledger"][0].spend.epsilon_upper == float("inf")
-    assert found["histograms"] == {}
+    result = rejected_and_used(tmp_path, broken=20 * L, reissues=0)
+    assert result["state"][0] == "failed"
+    assert result["ledger"][0].spend.epsilon_upper == float("inf")
+    assert result["histograms"] == {}
 
 
 def read_messages(directory: Path) -> int:
@@ -175,9 +175,9 @@ def stop_when(directory: Path, fills: bool, ready: Callable[[FakeShuffler], bool
 
 
 def test_stopping_abandons_the_open_batch(tmp_path: Path) -> None:
-    shuffler, found = stop_when(tmp_path, False, lambda s: "status" in s.calls)
-    assert found["state"][0] == "stopped"
-    assert found["states"][0][0] == "abandoned"
+    shuffler, result = stop_when(tmp_path, False, lambda s: "status" in s.calls)
+    assert result["state"][0] == "stopped"
+    assert result["states"][0][0] == "abandoned"
     assert shuffler.states[batch_id(RUN, 0)] == "abandoned"
 
 
@@ -193,8 +193,8 @@ def test_stopping_before_the_deposit_leaves_nothing(tmp_path: Path) -> None:
         await drivers_end()
 
     play(given, act)
-    found = outcome(tmp_path)
-    assert (found["state"][0], found["states"][0][0]) == ("stopped", "abandoned")
+    result = outcome(tmp_path)
+    assert (result["state"][0], result["states"][0][0]) == ("stopped", "abandoned")
 
 
 def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_a_full_batch_of_a_stopped_run_is_still_settled(tmp_path: Path) -> None:
     given = parts(tmp_path, shuffler)
     given.store.stop(RUN, NOW)
     play(given, act)
-    found = outcome(tmp_path)
-    assert found["state"][0] == "stopped"
-    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
-    assert len(found["ledger"]) == 1
-    assert np.sum(found["histograms"][0]) == found["ledger"][0].opened
+    result = outcome(tmp_path)
+    assert result["state"][0] == "stopped"
+    assert result["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(result["ledger"]) == 1
+    assert np.sum(result["histograms"][0]) == result["ledger"][0].opened
 
 
 # -- full batches are not given up ---------------------------------------------------------------
@@ -248,10 +248,10 @@ def test_a_full_batch_of_a_stopped_run_is_settled_though_its_deposit_was_not_not
     assert_stopped_and_counted(shuffler, outcome(tmp_path))
 
 
-def assert_stopped_and_counted(shuffler: FakeShuffler, found: dict[str, Any]) -> None:
-    assert found["state"][0] == "stopped"
-    assert found["states"] == [("counted", True, batch_id(RUN, 0))]
-    assert len(found["ledger"]) == 1
+def assert_stopped_and_counted(shuffler: FakeShuffler, result: dict[str, Any]) -> None:
+    assert result["state"][0] == "stopped"
+    assert result["states"] == [("counted", True, batch_id(RUN, 0))]
+    assert len(result["ledger"]) == 1
     assert shuffler.states[batch_id(RUN, 0)] == "erased"
 
 
@@ -299,10 +299,10 @@ def test_a_full_batch_that_was_lost_is_issued_again(tmp_path: Path, how: str) ->
     seal_first(tmp_path, shuffler, reissues=1)
     lose(shuffler, how)
     run_to_end(parts(tmp_path, shuffler))
-    found = outcome(tmp_path)
-    assert found["state"][0] == "finished"
-    assert [state for state, _, _ in found["states"]] == ["abandoned", "counted", "counted"]
-    assert len(found["ledger"]) == 2
+    result = outcome(tmp_path)
+    assert result["state"][0] == "finished"
+    assert [state for state, _, _ in result["states"]] == ["abandoned", "counted", "counted"]
+    assert len(result["ledger"]) == 2
     rows = read(tmp_path, lambda store: store.deployments(RUN))
     assert [(row.step, row.episodes_executed) for row in rows] == [(0, 21), (0, 21), (1, 21)]
 
@@ -313,10 +313,10 @@ def test_a_full_batch_that_was_lost_too_often_fails_the_run(tmp_path: Path, how:
     seal_first(tmp_path, shuffler, reissues=0)
     lose(shuffler, how)
     run_to_end(parts(tmp_path, shuffler))
-    found = outcome(tmp_path)
-    assert found["state"][0] == "failed"
-    assert "lost" in found["state"][1]
-    assert [state for state, _, _ in found["states"]] == ["abandoned"]
+    result = outcome(tmp_path)
+    assert result["state"][0] == "failed"
+    assert "lost" in result["state"][1]
+    assert [state for state, _, _ in result["states"]] == ["abandoned"]
 
 
 @pytest.mark.parametrize("how", ["late", "unknown-batch"])
@@ -327,9 +327,9 @@ def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, ho
     given = parts(tmp_path, shuffler)
     given.store.stop(RUN, NOW)
     run_to_end(given)
-    found = outcome(tmp_path)
-    assert found["state"][0] == "stopped"
-    assert [state for state, _, _ in found["states"]] == ["abandoned"]
+    result = outcome(tmp_path)
+    assert result["state"][0] == "stopped"
+    assert [state for state, _, _ in result["states"]] == ["abandoned"]
     assert shuffler.calls.count("messages") == 1
 
 
@@ -345,6 +345,6 @@ def test_a_lost_batch_is_noticed_with_another_analyzer_key_too(tmp_path: Path, h
         await drivers_end()
 
     play(replace(parts(tmp_path, shuffler), analyzer=other), act)
-    found = outcome(tmp_path)
-    assert (found["state"][0], found["states"][0][0]) == ("failed", "abandoned")
+    result = outcome(tmp_path)
+    assert (result["state"][0], result["states"][0][0]) == ("failed", "abandoned")
     assert "messages" not in shuffler.calls

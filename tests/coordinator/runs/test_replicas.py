@@ -94,7 +94,7 @@ LATE: list[tuple[str, Callable[[Store], None]]] = [
 
 
 @pytest.mark.parametrize(("step", "act"), LATE, ids=[step for step, _ in LATE])
-def test_who_lost_the_lease_changes_nothing(
+def test_a_driver_without_its_lease_changes_nothing(
     store: Store, step: str, act: Callable[[Store], None]
 ) -> None:
     """In whatever state the run is, so it is the fence that refuses, not the state."""
@@ -178,7 +178,7 @@ async def replica(given: Parts, name: str) -> AsyncIterator[Coordinator]:
 
 
 def driven(coordinator: Coordinator) -> bool:
-    return RUN in coordinator._drivers._driven
+    return RUN in coordinator.drivers.driven
 
 
 def is_free(directory: Path) -> bool:
@@ -190,7 +190,7 @@ def is_free(directory: Path) -> bool:
         store.close()
 
 
-def test_news_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
+def test_a_notification_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
     """The replica ends while the driver that it starts anew still ends."""
 
     class Slow(FakeShuffler):
@@ -217,7 +217,7 @@ def test_news_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
 
 def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
     """The replica ends while its look for runs that nobody drives finds one."""
-    found = threading.Event()
+    result = threading.Event()
 
     async def scenario() -> None:
         given = parts(tmp_path, FakeShuffler())
@@ -227,7 +227,7 @@ def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
             def slowly(*args: Any, **kwargs: Any) -> list[RunLease]:
                 taken: list[RunLease] = take(*args, **kwargs)
                 if taken:
-                    found.set()
+                    result.set()
                     time.sleep(0.2)
                 return taken
 
@@ -235,7 +235,7 @@ def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
             killed = Store(store_url(tmp_path))
             killed.create_run(RUN, MANUAL, issued(0), NOW, "killed", NOW)
             killed.close()
-            await until(found.is_set)
+            await until(result.is_set)
 
     asyncio.run(scenario())
     assert is_free(tmp_path)
@@ -287,10 +287,10 @@ class TestTwo:
                     await asyncio.sleep(3600)
 
                 monkeypatch.setattr(first.analyzer, "open", open_late)
-                one._drivers._renewing.cancel()  # type: ignore[union-attr]
+                one.drivers._renewing.cancel()  # type: ignore[union-attr]
                 await one.create(spec())
                 await asleep.wait()
-                sleeper = one._drivers._driven[RUN][1]
+                sleeper = one.drivers.driven[RUN][1]
                 async with replica(second, "two") as two:
                     second.clock.now += 15
                     await until(lambda: driven(two))
@@ -328,7 +328,9 @@ class TestTwo:
 
         asyncio.run(scenario())
 
-    def test_who_waits_at_one_hears_of_a_deployment_through_the_other(self, tmp_path: Path) -> None:
+    def test_a_client_of_one_replica_sees_a_deployment_through_the_other(
+        self, tmp_path: Path
+    ) -> None:
         async def scenario() -> float:
             async with (
                 replica(parts(tmp_path, FakeShuffler()), "one") as one,
@@ -341,9 +343,9 @@ class TestTwo:
                 started = clock()
                 wanted = ManualDeployment(policy=((0, 0), (0, 0)), episodes=20, layer=0)
                 assert (await two.deploy(RUN, wanted)).index == 0
-                found = await waiting
-                assert found is not None
-                assert found.index == 0
+                result = await waiting
+                assert result is not None
+                assert result.index == 0
                 return clock() - started
 
         assert asyncio.run(scenario()) < 15, "sooner than at the end of its wait"

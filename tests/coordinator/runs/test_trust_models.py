@@ -118,7 +118,7 @@ def test_a_learner_that_fails_does_not_make_a_second_draw(
     assert_one_draw(tmp_path, shown)
 
 
-def test_of_two_draws_the_first_committed_is_used(tmp_path: Path) -> None:
+def test_the_first_committed_of_two_draws_is_used(tmp_path: Path) -> None:
     run_to_end(parts(tmp_path, FakeShuffler()), spec())
     first, second = (OpenedBatch(np.array([i, 20]), 20, 0, "0" * 64) for i in (1, 2))
 
@@ -149,9 +149,9 @@ def test_raw_counts_reach_neither_the_store_nor_the_log(
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_one_message_a_report_and_the_budget(trust: str, tmp_path: Path) -> None:
     run_to_end(parts(tmp_path, FakeShuffler()), spec(trust=trust))
-    found = outcome(tmp_path)
-    assert found["state"][0] == "finished"
-    for entry in found["ledger"]:
+    result = outcome(tmp_path)
+    assert result["state"][0] == "finished"
+    for entry in result["ledger"]:
         assert (entry.messages, entry.opened, entry.failed) == (20, 20, 0)
         assert 3.9 < entry.spend.epsilon_upper <= 4.0
 
@@ -162,11 +162,11 @@ def test_broken_reports_weaken_nobody_else(trust: str, tmp_path: Path) -> None:
     shuffler = FakeShuffler()
     shuffler.broken = {0: 2, 1: 3}
     run_to_end(parts(tmp_path, shuffler), spec(trust=trust, reissues=1))
-    found = outcome(tmp_path)
-    assert [state for state, _, _ in found["states"]] == ["counted", "rejected", "counted"]
-    assert [entry.failed for entry in found["ledger"]] == [2, 3, 0]
-    assert found["histograms"][0][-1] == 18
-    for entry in found["ledger"]:
+    result = outcome(tmp_path)
+    assert [state for state, _, _ in result["states"]] == ["counted", "rejected", "counted"]
+    assert [entry.failed for entry in result["ledger"]] == [2, 3, 0]
+    assert result["histograms"][0][-1] == 18
+    for entry in result["ledger"]:
         assert entry.spend.epsilon_upper <= 4.0
 
 
@@ -179,7 +179,7 @@ def test_the_ledger_counts_on_nobody_else(trust: str) -> None:
     assert planned(seeded).epsilon_upper == np.inf
 
 
-def test_learners_are_told_the_variance_of_the_trust_model() -> None:
+def test_learners_get_the_variance_of_the_trust_model() -> None:
     shuffle, local, central = (problem(spec(trust=t)) for t in ("shuffle", "local", "central"))
     assert local.noise(40, 0) == pytest.approx(2 * local.noise(20, 0)), "every user adds noise"
     assert central.noise(40, 0) == central.noise(20, 0) < local.noise(20, 0)

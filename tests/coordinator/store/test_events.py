@@ -13,7 +13,7 @@ from riffle.coordinator.store.events import ChangeSignals
 from tests.coordinator.world import RUN, FakeShuffler, parts, play, run_to_end, spec
 
 
-def test_who_waits_for_events_is_woken_when_there_are_new_ones(tmp_path: Path) -> None:
+def test_followers_wake_when_there_are_new_events(tmp_path: Path) -> None:
     counts: list[int] = []
 
     class Counting(ChangeSignals):
@@ -26,7 +26,7 @@ def test_who_waits_for_events_is_woken_when_there_are_new_ones(tmp_path: Path) -
     assert counts == [2, 3, 5, 6, 9]  # after create, sealed, settle, sealed, settle
 
 
-def test_a_change_is_told_when_its_driver_is_stopped_meanwhile(
+def test_a_change_wakes_followers_though_its_driver_is_stopped_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for it would only find it when he looks again, half a minute later."""
@@ -44,7 +44,7 @@ def test_a_change_is_told_when_its_driver_is_stopped_meanwhile(
         await coordinator.create(spec())
         await asyncio.to_thread(begun.wait, 10)
         signal = given.signals.signal(RUN)
-        stopping = asyncio.create_task(coordinator._drivers.halt(RUN))
+        stopping = asyncio.create_task(coordinator.drivers.halt(RUN))
         await asyncio.sleep(0.05)
         assert not signal.is_set()
         go.set()
@@ -54,6 +54,6 @@ def test_a_change_is_told_when_its_driver_is_stopped_meanwhile(
     play(given, act)
 
 
-def test_who_has_the_store_for_itself_looks_again_less_often() -> None:
+def test_waiters_recheck_an_unshared_store_less_often() -> None:
     shared, alone = ChangeSignals(shared=True), ChangeSignals()
     assert 5 <= shared.recheck_seconds < alone.recheck_seconds <= 30

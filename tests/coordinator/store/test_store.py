@@ -120,7 +120,7 @@ def test_a_weaker_batch_is_recorded_without_counts(store: Store) -> None:
     assert [row.state for row in store.deployments(RUN_ID)] == ["rejected", "issued"]
 
 
-def test_the_census_tells_an_unbounded_epsilon_apart(store: Store) -> None:
+def test_the_census_separates_unbounded_epsilons(store: Store) -> None:
     empty = store.census()
     assert (empty.opened, empty.failed, empty.epsilon, empty.seeded) == (0, 0, 0.0, 0)
     for index, upper in enumerate((0.25, math.inf)):
@@ -129,9 +129,9 @@ def test_the_census_tells_an_unbounded_epsilon_apart(store: Store) -> None:
         to_sealed(store, index)
         spend = Spend(0.1, upper, 0.01, 0, True)
         store.settle(LEASE, settlement(index, spend=spend), NOW)
-    found = store.census()
-    assert (found.opened, found.failed, found.epsilon, found.seeded) == (72, 2, 0.25, 1)
-    assert found.batches == {"counted": 2}
+    result = store.census()
+    assert (result.opened, result.failed, result.epsilon, result.seeded) == (72, 2, 0.25, 1)
+    assert result.batches == {"counted": 2}
 
 
 def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
@@ -183,6 +183,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         Store(f"sqlite:///{path}")
 
 
-def test_a_missing_directory_is_told(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot be used"):
         Store(f"sqlite:///{tmp_path / 'absent' / 'store.sqlite'}")

@@ -1,162 +1,116 @@
 """The coordinator's tables at the first release."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "coordinator_1"
 down_revision = None
 
+_KEY = ["run_id", "index"]
+
+
+def _column(name: str, kind: type[Any] | sa.String, *, nullable: bool = False) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=nullable)
+
+
+def _of_deployment(name: str, *columns: sa.Column[Any]) -> None:
+    """Makes a table with at most one row for each deployment."""
+    op.create_table(
+        name,
+        _column("run_id", sa.String(32)),
+        _column("index", sa.Integer),
+        *columns,
+        sa.ForeignKeyConstraint(_KEY, ["deployments.run_id", "deployments.index"]),
+        sa.PrimaryKeyConstraint(*_KEY),
+    )
+
 
 def upgrade() -> None:
-    """Make all tables."""
-    _meta()
-    _runs()
-    _drivers()
-    _deployments()
-    _events()
-    _counts()
-    _released()
-    _ledger()
-    _stages()
-    _truths()
-
-
-def _meta() -> None:
+    """Makes all tables."""
     op.create_table(
         "meta",
-        sa.Column("key", sa.String(length=32), nullable=False),
-        sa.Column("value", sa.BigInteger(), nullable=False),
+        _column("key", sa.String(32)),
+        _column("value", sa.BigInteger),
         sa.PrimaryKeyConstraint("key"),
     )
-
-
-def _runs() -> None:
     op.create_table(
         "runs",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("spec", sa.Text(), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("message", sa.Text(), nullable=False),
-        sa.Column("created_at", sa.Float(), nullable=False),
-        sa.Column("ended_at", sa.Float(), nullable=True),
-        sa.Column("summary", sa.Text(), nullable=True),
+        _column("id", sa.String(32)),
+        _column("spec", sa.Text),
+        _column("state", sa.String(16)),
+        _column("message", sa.Text),
+        _column("created_at", sa.Float),
+        _column("ended_at", sa.Float, nullable=True),
+        _column("summary", sa.Text, nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
-
-
-def _drivers() -> None:
     op.create_table(
         "drivers",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("holder", sa.String(length=300), nullable=False),
-        sa.Column("until", sa.Float(), nullable=False),
-        sa.Column("fence", sa.BigInteger(), nullable=False),
+        _column("run_id", sa.String(32)),
+        _column("holder", sa.String(300)),
+        _column("until", sa.Float),
+        _column("fence", sa.BigInteger),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"]),
         sa.PrimaryKeyConstraint("run_id"),
     )
+    op.create_table(
+        "events",
+        _column("run_id", sa.String(32)),
+        sa.Column("id", sa.BigInteger, autoincrement=False, nullable=False),
+        _column("kind", sa.String(32)),
+        _column("at", sa.Float),
+        _column("data", sa.Text),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"]),
+        sa.PrimaryKeyConstraint("run_id", "id"),
+    )
+    _deployments()
 
 
 def _deployments() -> None:
     op.create_table(
         "deployments",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("step", sa.Integer(), nullable=False),
-        sa.Column("stage", sa.Integer(), nullable=False),
-        sa.Column("purpose", sa.String(length=16), nullable=False),
-        sa.Column("n", sa.BigInteger(), nullable=False),
-        sa.Column("layer", sa.Integer(), nullable=True),
-        sa.Column("batch_id", sa.String(length=32), nullable=False),
-        sa.Column("descriptor", sa.LargeBinary(), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("acknowledged", sa.Boolean(), nullable=False),
-        sa.Column("messages_sha256", sa.String(length=64), nullable=True),
-        sa.Column("episodes_executed", sa.BigInteger(), nullable=False),
-        sa.Column("issued_at", sa.Float(), nullable=False),
-        sa.Column("opened_at", sa.Float(), nullable=True),
-        sa.Column("settled_at", sa.Float(), nullable=True),
-        sa.Column("timings", sa.Text(), nullable=False),
+        _column("run_id", sa.String(32)),
+        _column("index", sa.Integer),
+        _column("step", sa.Integer),
+        _column("stage", sa.Integer),
+        _column("purpose", sa.String(16)),
+        _column("n", sa.BigInteger),
+        _column("layer", sa.Integer, nullable=True),
+        _column("batch_id", sa.String(32)),
+        _column("descriptor", sa.LargeBinary),
+        _column("state", sa.String(16)),
+        _column("acknowledged", sa.Boolean),
+        _column("messages_sha256", sa.String(64), nullable=True),
+        _column("episodes_executed", sa.BigInteger),
+        _column("issued_at", sa.Float),
+        _column("opened_at", sa.Float, nullable=True),
+        _column("settled_at", sa.Float, nullable=True),
+        _column("timings", sa.Text),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"]),
-        sa.PrimaryKeyConstraint("run_id", "index"),
+        sa.PrimaryKeyConstraint(*_KEY),
         sa.UniqueConstraint("batch_id"),
     )
-
-
-def _events() -> None:
-    op.create_table(
-        "events",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("kind", sa.String(length=32), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
-        sa.Column("data", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"]),
-        sa.PrimaryKeyConstraint("run_id", "id"),
-    )
-
-
-def _counts() -> None:
-    op.create_table(
-        "counts",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("histogram", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
-        sa.PrimaryKeyConstraint("run_id", "index"),
-    )
-
-
-def _released() -> None:
-    op.create_table(
+    _of_deployment("counts", _column("histogram", sa.LargeBinary))
+    _of_deployment(
         "released",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("histogram", sa.LargeBinary(), nullable=False),
-        sa.Column("opened", sa.BigInteger(), nullable=False),
-        sa.Column("failed", sa.BigInteger(), nullable=False),
-        sa.Column("messages_sha256", sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
-        sa.PrimaryKeyConstraint("run_id", "index"),
+        _column("histogram", sa.LargeBinary),
+        _column("opened", sa.BigInteger),
+        _column("failed", sa.BigInteger),
+        _column("messages_sha256", sa.String(64)),
     )
-
-
-def _ledger() -> None:
-    op.create_table(
+    _of_deployment(
         "ledger",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("epsilon_lower", sa.Float(), nullable=False),
-        sa.Column("epsilon_upper", sa.Float(), nullable=False),
-        sa.Column("beta", sa.Float(), nullable=False),
-        sa.Column("dishonest", sa.BigInteger(), nullable=False),
-        sa.Column("within_promise", sa.Boolean(), nullable=False),
-        sa.Column("messages", sa.BigInteger(), nullable=False),
-        sa.Column("opened", sa.BigInteger(), nullable=False),
-        sa.Column("failed", sa.BigInteger(), nullable=False),
-        sa.Column("recorded_at", sa.Float(), nullable=False),
-        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
-        sa.PrimaryKeyConstraint("run_id", "index"),
+        _column("epsilon_lower", sa.Float),
+        _column("epsilon_upper", sa.Float),
+        _column("beta", sa.Float),
+        _column("dishonest", sa.BigInteger),
+        _column("within_promise", sa.Boolean),
+        _column("messages", sa.BigInteger),
+        _column("opened", sa.BigInteger),
+        _column("failed", sa.BigInteger),
+        _column("recorded_at", sa.Float),
     )
-
-
-def _stages() -> None:
-    op.create_table(
-        "stages",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("result", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
-        sa.PrimaryKeyConstraint("run_id", "index"),
-    )
-
-
-def _truths() -> None:
-    op.create_table(
-        "truths",
-        sa.Column("run_id", sa.String(length=32), nullable=False),
-        sa.Column("index", sa.Integer(), nullable=False),
-        sa.Column("optimal", sa.Float(), nullable=False),
-        sa.Column("value", sa.Float(), nullable=False),
-        sa.ForeignKeyConstraint(["run_id", "index"], ["deployments.run_id", "deployments.index"]),
-        sa.PrimaryKeyConstraint("run_id", "index"),
-    )
+    _of_deployment("stages", _column("result", sa.Text))
+    _of_deployment("truths", _column("optimal", sa.Float), _column("value", sa.Float))

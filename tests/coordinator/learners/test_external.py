@@ -67,7 +67,7 @@ LATER = [
 
 
 @pytest.mark.parametrize(("name", "options", "says"), AT_ONCE)
-def test_a_mistake_is_told_before_a_run_is_made(
+def test_a_mistake_is_reported_before_a_run_is_created(
     name: str, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(RemoteError) as caught:
@@ -83,17 +83,17 @@ def test_a_mistake_later_fails_the_run_with_the_same_words(
 ) -> None:
     given = replace(parts(tmp_path, FakeShuffler()), registry=Registry(files=files(name)))
     run_to_end(given, spec(learner="mine"))
-    found = outcome(tmp_path)
-    state, message, _ = found["state"]
+    result = outcome(tmp_path)
+    state, message, _ = result["state"]
     assert state == "failed"
     assert message.startswith("mine: ")
     assert says in message
-    assert found["ledger"], "what its users spent is recorded"
-    assert all(batch == "counted" for batch, _, _ in found["states"])
+    assert result["ledger"], "what its users spent is recorded"
+    assert all(batch == "counted" for batch, _, _ in result["states"])
 
 
 @pytest.mark.parametrize(("name", "says"), LATER)
-def test_the_simulator_tells_it_too(name: str, says: str) -> None:
+def test_the_simulator_reports_it_too(name: str, says: str) -> None:
     asked = riverswim(learner="mine")
     told = says.replace("(2, 2)", "(3, 4)").replace("size 2", "size 3")
     with pytest.raises(RemoteError) as caught:
@@ -150,7 +150,7 @@ class Refusing(Tiny):
         raise self.error
 
 
-def test_a_learner_of_our_own_that_cannot_begin_is_logged_and_told(
+def test_a_built_in_learner_that_cannot_begin_is_logged_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = Registry({"own": lambda given, preset, options: Refusing(given)})
@@ -163,10 +163,12 @@ def test_a_learner_of_our_own_that_cannot_begin_is_logged_and_told(
     with caplog.at_level(logging.INFO):
         play(replace(parts(tmp_path, FakeShuffler()), registry=own), act)
     assert '"learner-failed"' in caplog.text
-    assert "test_brought.py" in caplog.text
+    assert "test_external.py" in caplog.text
 
 
-def test_a_bug_of_our_own_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_built_in_learner_is_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not made into somebody's mistake: 500, with its place in the log."""
     monkeypatch.setattr(Refusing, "error", ZeroDivisionError())
     own = Registry({"own": lambda given, preset, options: Refusing(given)})
@@ -176,7 +178,7 @@ def test_a_bug_of_our_own_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert problem(answer)[:2] == (500, "internal")
 
 
-def test_a_learner_that_fails_later_is_logged_and_told(
+def test_a_learner_that_fails_later_is_logged_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choke(self: Tiny, counts: object) -> None:
@@ -190,7 +192,7 @@ def test_a_learner_that_fails_later_is_logged_and_told(
     assert '"run-failed"' in caplog.text
 
 
-def test_what_builds_on_sdp_pe_is_known_as_such(tmp_path: Path) -> None:
+def test_a_learner_that_extends_sdp_pe_is_known_as_such(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL\n"

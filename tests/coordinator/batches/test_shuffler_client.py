@@ -74,7 +74,7 @@ def garbled(_: httpx.Request) -> httpx.Response:
         (garbled, LocalError, "unavailable"),
     ],
 )
-def test_what_a_repetition_may_cure_is_local(
+def test_failures_that_may_pass_are_local(
     handler: Handler, kind: type[RiffleError], slug: str
 ) -> None:
     for act in (
@@ -124,8 +124,8 @@ def answering(data: bytes, digest: str) -> Handler:
 
 def test_messages_are_checked_against_their_digest() -> None:
     digest = hashlib.sha256(b"sealed").hexdigest()
-    found = ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 6))
-    assert (found.data, found.sha256) == (b"sealed", digest)
+    result = ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 6))
+    assert (result.data, result.sha256) == (b"sealed", digest)
     for data in (b"sEaled", b"seale", b""):
         with pytest.raises(LocalError, match="incomplete or changed"):
             ask(answering(data, digest), lambda api: api.messages(BATCH, 6))
@@ -133,7 +133,7 @@ def test_messages_are_checked_against_their_digest() -> None:
         ask(answering(b"sealed", digest), lambda api: api.messages(BATCH, 5))
 
 
-def test_who_stops_waiting_for_messages_waits_no_longer() -> None:
+def test_a_cancelled_wait_for_messages_ends_at_once() -> None:
     asked, answered = threading.Event(), threading.Event()
     read: list[bytes] = []
 
@@ -189,7 +189,7 @@ HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsea"
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", HALF])
-def test_a_shuffler_that_hangs_holds_nobody_who_leaves(head: bytes) -> None:
+def test_a_shuffler_that_hangs_does_not_hold_a_cancelled_call(head: bytes) -> None:
     """Its thread is over as well: the coordinator could not stop before."""
 
     async def whole(url: str, asked: threading.Event) -> float:
@@ -240,7 +240,7 @@ def test_a_malformed_answer_is_the_shufflers_mistake() -> None:
         ask(lambda _: httpx.Response(200, json={}), lambda api: api.status(BATCH, 0))
 
 
-def test_a_status_may_say_next_to_nothing() -> None:
+def test_a_status_may_have_few_fields() -> None:
     body = {"batch_id": BATCH, "state": "open", "n": 5}
     unsaid = dict.fromkeys(("reports", "leased", "episodes", "dropped"))
     for answer in (body, {**body, **unsaid}):
