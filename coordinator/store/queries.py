@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, case, func, select
+from sqlalchemy import Connection, Select, Table, bindparam, case, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from riffle.common.mechanism.counters import Ints
@@ -98,7 +98,7 @@ class Queries:
         """Closes all connections."""
         self._engine.dispose()
 
-    def _rows(self, query: Select[Any], **parameters: object) -> Sequence[Row[Any]]:
+    def _rows(self, query: Select[Any], **parameters: object) -> Sequence[Any]:
         with self._engine.connect() as connection:
             return connection.execute(query, parameters).all()
 

@@ -37,7 +37,7 @@ def check(world: World) -> None:
         for row in store.deployments(run.id)
         if row.state in TO_ACKNOWLEDGE
     }
-    with shuffler._access.engine.connect() as connection:
+    with shuffler._store.engine.connect() as connection:
         world.watch.look(connection)
         query = select(schema.batches.c.batch_id, schema.batches.c.state)
         found = {row.batch_id: row.state for row in connection.execute(query)}
