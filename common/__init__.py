@@ -1,4 +1,7 @@
-"""What two or more roles of Riffle must agree on: words, formats, mechanism, accounting."""
+"""What two or more roles of Riffle share: formats, mechanisms, accounting, process and server code.
+
+Code that only one role uses belongs in that role's folder.
+"""
 
 if not __name__.startswith("riffle."):
     raise ImportError(f"import riffle.{__name__} instead of {__name__}")

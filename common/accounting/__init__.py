@@ -1,7 +1,7 @@
 """Exact privacy accounting: what guarantee a batch's noise gives, and the least noise for one.
 
-Here belongs what is a function of noise, padding and n alone: no clock, no randomness, no I/O, no
-wire format. `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
+Here belongs what follows from noise, padding and n alone: no clock, randomness, I/O or document.
+`account` computes the guarantee of a batch, `calibrate` finds the least noise for a
 guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 
 Read in this order: `binomial` (one counter's losses, and what padding costs), `bounds` (all

@@ -115,13 +115,13 @@ class Account:
     honest_reports: int
 
     def meets(self, epsilon: float, beta: float) -> bool:
-        """Whether each user has at least (epsilon, beta)-DP."""
+        """Returns whether each user has at least (epsilon, beta)-DP."""
         return self.epsilon_upper <= epsilon and self.beta <= beta
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What a batch spent: the event, and the guarantee recorded for it.
+    """The spend of a batch: the event, and the guarantee recorded for it.
 
     `guarantee` may be weaker than the event's account: a seeded test batch has infinite epsilon.
     """

@@ -100,7 +100,7 @@ class Moves:
 
     @property
     def capped(self) -> bool:
-        """Whether VARIANCE_CAP applies."""
+        """True if VARIANCE_CAP applies."""
         return _most_bits(self.p) < self.N
 
     def losses(self) -> tuple[Losses, Losses]:
@@ -165,14 +165,6 @@ def epsilon(
     by at most that much in either direction. The estimate ignores it. Infinity if no epsilon works.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
-
-
-def delta(moves: Sequence[AnyMoves], epsilon: float, bound: Bound = "upper") -> float:
-    """Returns a bound on delta at this epsilon >= 0, without padding."""
-    near = 1e-3
-    for _ in range(3):
-        near = min(max(curve(tuple(moves), near, "upper").delta(epsilon), SMALLEST_DELTA), 0.5)
-    return curve(tuple(moves), near, bound).delta(epsilon)
 
 
 def _with_curve(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]:

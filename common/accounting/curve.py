@@ -67,15 +67,9 @@ class Curve:
         """Returns the index of the first loss where the total is low enough or no longer falls.
 
         The total is convex in t, so on ascending losses this is false, then true, and bisection
-        finds it. The last loss always counts, since no finite loss is beyond it. The guess is
-        nearly always right and then leaves bisection nothing to do.
+        finds it. The last loss always counts, since no finite loss is beyond it.
         """
         low, high = int(np.searchsorted(self.loss, self.start, side="right")), len(self.loss) - 1
-        guess = self._guess(low, delta, overflow) if low < high else low
-        for middle in (guess, guess - 1):
-            if low <= middle < high:
-                past = self._is_past(middle, delta, overflow)
-                low, high = (low, middle) if past else (middle + 1, high)
         while low < high:
             middle = (low + high) // 2
             past = self._is_past(middle, delta, overflow)
@@ -88,19 +82,6 @@ class Curve:
             return True
         # Only overflow makes the total rise: a slope of zero without it has underflowed.
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
-
-    def _guess(self, low: int, delta: float, overflow: float) -> int:
-        """Returns about the same index from ``low`` on, by cumulative sums, which round more."""
-        loss, mass = self.loss[low:], self.mass[low:]
-        with np.errstate(over="ignore", invalid="ignore"):  # the guess is bad then
-            t = np.exp(loss - loss[0])
-            tail, weighted = _sums_after(mass), _sums_after(mass / t) * t
-            level = overflow * np.exp(np.minimum(loss, LARGEST_EPSILON))
-            past = (self.infinite + tail - weighted + overflow + level <= delta) | (
-                level >= weighted
-            )
-        past[-1] = True
-        return low + int(past.argmax())
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
         """Returns where the line between loss[after] and the point before it reaches delta."""
@@ -125,8 +106,3 @@ class Curve:
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
         missing = (delta - self._total(end, 0.0)) / fall
         return end + math.log1p(-missing) if missing < 1.0 else 0.0
-
-
-def _sums_after(values: FloatArray) -> FloatArray:
-    """Returns for each value the sum of those after it."""
-    return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)

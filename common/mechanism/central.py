@@ -7,7 +7,7 @@ The central workflow of `000`, Fig. 2. Everybody trusts the coordinator, and nob
 - The shuffler permutes the messages as in every workflow, although here this protects nobody.
 - The analyzer counts, adds one draw of integer noise to every counter, and forgets the raw counts.
 
-Privacy. The coordinator, and whoever holds its key, sees the trajectories. Against everyone else,
+Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else,
 the noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up
 by one and ``cells`` down, each with the losses of its noise (`common.accounting.binomial`),
 composed exactly. The proof needs:

@@ -39,7 +39,7 @@ class Tls:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be this machine."""
+    """Returns whether a host name or address can only be this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_url(url: str) -> bool:
-    """Whether a URL's host is this machine."""
+    """Returns whether a URL's host is this machine."""
     return is_loopback(urlsplit(url).hostname or "")
 
 

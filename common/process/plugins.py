@@ -22,7 +22,7 @@ Constructor = Callable[..., Any]
 
 
 def is_file_reference(reference: str) -> bool:
-    """Whether this is ``path/to/file.py:name``, not a known name."""
+    """Returns whether this is ``path/to/file.py:name``, not a known name."""
     return ".py:" in reference
 
 

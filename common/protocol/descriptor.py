@@ -246,7 +246,7 @@ class BatchDescriptor(Document):
 
 
 class SignedDescriptor(Document):
-    """What the shuffler serves to nodes: the descriptor's exact bytes and both signatures."""
+    """The descriptor's exact bytes and both signatures, as the shuffler serves them to nodes."""
 
     descriptor: str = Field(description="the descriptor's bytes, UTF-8 JSON, as deposited")
     coordinator_signature: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]

@@ -99,7 +99,7 @@ class RemoteError(RiffleError):
 
 
 def is_temporary(status: int) -> bool:
-    """Whether the same request may succeed later, by an answer's status."""
+    """Returns whether the same request may succeed later, by an answer's status."""
     temporary = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
     return status in temporary or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 

@@ -1,3 +1,4 @@
-"""What both servers are built from: HTTP, limits, metrics and the database. Nodes never import
-it.
+"""What both servers are built from: HTTP, limits, metrics, private keys and the database.
+
+Nodes never import this package, and no rule of a single service belongs here.
 """

@@ -34,7 +34,7 @@ class FileCipher:
 
     @property
     def encrypts(self) -> bool:
-        """Whether files are encrypted."""
+        """True if files are encrypted."""
         return self._key is not None
 
     def seal(self, data: bytes, name: str) -> bytes:
@@ -139,5 +139,5 @@ def erase_file(file: Path) -> None:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether a file's bytes are encrypted."""
+    """Returns whether a file's bytes are encrypted."""
     return data.startswith(MAGIC)

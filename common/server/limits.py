@@ -59,7 +59,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What one caller may do: requests and reports a second, and requests at once."""
+    """The limit of one caller: requests and reports a second, and requests at once."""
 
     requests: float
     reports: float

@@ -12,6 +12,7 @@ from riffle.common.accounting.bounds import Bound, Moves, compose
 from riffle.common.accounting.convolution import Part, choose_window
 from riffle.common.accounting.curve import Curve
 from riffle.common.accounting.search import needed_bits
+from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
 
 CASES = [(12, 0.5, 2), (40, 0.25, 2), (300, 0.5, 1), (700, 1 / 64, 1), (9, 0.5, 3), (60, 0.125, 2)]
@@ -39,8 +40,8 @@ def test_bounds_enclose_the_enumerated_delta_in_both_directions(
     for epsilon in EPSILONS:
         forward, backward = enumerated(N, p, cells, epsilon)
         assert forward == pytest.approx(backward, rel=1e-9, abs=1e-14)
-        lower = bounds.delta([Moves(N, p, cells)], epsilon, "lower")
-        upper = bounds.delta([Moves(N, p, cells)], epsilon, "upper")
+        lower = delta_bound([Moves(N, p, cells)], epsilon, "lower")
+        upper = delta_bound([Moves(N, p, cells)], epsilon, "upper")
         assert lower <= forward * (1 + 1e-9) + 1e-14
         assert upper >= forward * (1 - 1e-9) - 1e-14
         assert upper <= forward * 1.005 + 1e-9
@@ -54,7 +55,7 @@ def test_composing_one_direction_twice_is_another_and_smaller_number() -> None:
     twice_down = product_delta([(P, Q)] * 2, epsilon)
     right = product_delta([(P, Q), (Q, P)], epsilon)
     assert twice_up < 0.8 * right < right < twice_down
-    assert bounds.delta([Moves(N, p, 1)], epsilon, "upper") == pytest.approx(right, rel=1e-3)
+    assert delta_bound([Moves(N, p, 1)], epsilon, "upper") == pytest.approx(right, rel=1e-3)
 
 
 @pytest.mark.parametrize("N", [5, 30, 101, 400])

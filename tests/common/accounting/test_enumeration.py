@@ -7,10 +7,11 @@ from itertools import permutations, product
 
 import pytest
 
-from riffle.common.accounting import BatchEvent, account, bounds
+from riffle.common.accounting import BatchEvent, account
 from riffle.common.accounting.binomial import charge, overflow_probability
 from riffle.common.accounting.bounds import Moves
 from riffle.common.mechanism.noise import Noise, Padding
+from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import Distribution, Outcome, hockey_stick, noisy_counts
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
@@ -35,9 +36,9 @@ def test_all_neighbours_and_outcomes_of_exclusive_counters(
             hockey_stick(outputs[a], outputs[b], e_epsilon) for a, b in permutations(choices, 2)
         )
         moves = [Moves(N, float(p), cells)]
-        assert bounds.delta(moves, epsilon, "lower") <= float(worst) + TINY
-        assert bounds.delta(moves, epsilon, "upper") >= float(worst) - TINY
-        assert bounds.delta(moves, epsilon, "upper") <= float(worst) * 1.01 + 1e-9
+        assert delta_bound(moves, epsilon, "lower") <= float(worst) + TINY
+        assert delta_bound(moves, epsilon, "upper") >= float(worst) - TINY
+        assert delta_bound(moves, epsilon, "upper") <= float(worst) * 1.01 + 1e-9
 
 
 @pytest.mark.parametrize(("N", "p"), [(2, Fraction(1, 2)), (5, Fraction(1, 4))])
@@ -46,7 +47,7 @@ def test_neighbours_that_move_fewer_counters_are_covered(N: int, p: Fraction) ->
     data = [(0, 0), (1, 0), (0, 1)]
     outputs = {d: noisy_counts(d, N, p) for d in data}
     for epsilon, e_epsilon in E_EPSILONS:
-        upper = bounds.delta([Moves(N, float(p), 1)], epsilon)
+        upper = delta_bound([Moves(N, float(p), 1)], epsilon)
         for a, b in permutations(data, 2):
             assert float(hockey_stick(outputs[a], outputs[b], e_epsilon)) <= upper + TINY
 
@@ -99,8 +100,8 @@ def test_the_real_protocol_with_capped_noise_keeps_its_guarantee(
     eta = overflow_probability(n, noise.bits * counters, noise.p, slots)
     for epsilon, e_epsilon in E_EPSILONS:
         worst = max(hockey_stick(a, b, e_epsilon) for a, b in permutations(outputs, 2))
-        composed = bounds.delta([Moves(n * noise.bits, noise.p, 1)], epsilon)
-        lower = bounds.delta([Moves(n * noise.bits, noise.p, 1)], epsilon, "lower")
+        composed = delta_bound([Moves(n * noise.bits, noise.p, 1)], epsilon)
+        lower = delta_bound([Moves(n * noise.bits, noise.p, 1)], epsilon, "lower")
         assert float(worst) <= composed + charge(epsilon, eta) + TINY
         assert float(worst) >= lower - charge(epsilon, eta) - TINY
 

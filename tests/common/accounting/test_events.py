@@ -16,6 +16,7 @@ from riffle.common.accounting import (
 )
 from riffle.common.accounting.bounds import Moves
 from riffle.common.mechanism.noise import Guarantee, Noise, Padding
+from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
 
 FINE = BatchEvent(Noise(126, 1, 10), Padding(18, 90), 4096, 0.0, 18, 288)
@@ -60,8 +61,8 @@ def test_different_batches_compose_exactly() -> None:
     (P, Q), (R, S) = float_pair(9, 0.5), float_pair(13, 0.25)
     for epsilon in (0.1, 1.0, 3.0):
         exact = product_delta([(P, Q), (Q, P), (R, S), (S, R)], epsilon)
-        assert bounds.delta(moves, epsilon, "lower") <= exact + 1e-12
-        assert exact - 1e-12 <= bounds.delta(moves, epsilon, "upper") <= exact * 1.005
+        assert delta_bound(moves, epsilon, "lower") <= exact + 1e-12
+        assert exact - 1e-12 <= delta_bound(moves, epsilon, "upper") <= exact * 1.005
 
 
 def test_the_order_of_batches_does_not_matter_and_the_weakest_fraction_holds() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from riffle.common.accounting import bounds
 from riffle.common.accounting.bounds import Moves
+from tests.common.accounting.deltas import delta_bound
 
 
 def log_binomial(N: int, p: float) -> dict[int, float]:
@@ -50,5 +51,5 @@ def test_epsilon_agrees_with_dp_accounting(N: int, p: float, cells: int) -> None
         assert bounds.epsilon(moves, beta, "lower") <= high + 1e-9
         assert bounds.epsilon(moves, beta, "estimate") == pytest.approx(high, rel=2e-3)
     for epsilon in (0.25, 1.0):
-        assert bounds.delta(moves, epsilon, "upper") >= below.get_delta_for_epsilon(epsilon) - 1e-14
-        assert bounds.delta(moves, epsilon, "lower") <= above.get_delta_for_epsilon(epsilon) + 1e-14
+        assert delta_bound(moves, epsilon, "upper") >= below.get_delta_for_epsilon(epsilon) - 1e-14
+        assert delta_bound(moves, epsilon, "lower") <= above.get_delta_for_epsilon(epsilon) + 1e-14

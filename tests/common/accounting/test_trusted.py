@@ -19,6 +19,7 @@ from riffle.common.accounting import (
 from riffle.common.accounting.bounds import Moves, Steps
 from riffle.common.accounting.calibrate import SCALE
 from riffle.common.mechanism.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Padding
+from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import Distribution, hockey_stick, steps_delta
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
@@ -48,9 +49,9 @@ def test_flips_against_all_reports_of_all_neighbours(group: int, cells: int, f: 
             hockey_stick(laws[a], laws[b], Fraction(math.exp(epsilon)))
             for a, b in permutations(choices, 2)
         )
-        assert bounds.delta([Steps(q, cells)], epsilon, "lower") <= float(worst) + TINY
-        assert bounds.delta([Steps(q, cells)], epsilon, "upper") >= float(worst) - TINY
-        assert bounds.delta([Steps(q, cells)], epsilon, "upper") <= float(worst) * 1.01 + 1e-9
+        assert delta_bound([Steps(q, cells)], epsilon, "lower") <= float(worst) + TINY
+        assert delta_bound([Steps(q, cells)], epsilon, "upper") >= float(worst) - TINY
+        assert delta_bound([Steps(q, cells)], epsilon, "upper") <= float(worst) * 1.01 + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_laplace_against_its_own_masses(numerator: int, log2: int, epsilon: floa
     deltas = [float(np.clip(a - math.exp(epsilon) * b, 0, None).sum()) for a, b in ((P, Q), (Q, P))]
     cut = 4 * q**60
     assert deltas[0] == pytest.approx(deltas[1], abs=1e-12)
-    assert bounds.delta([Steps(q, 1)], epsilon, "upper") >= deltas[0] - cut
-    assert bounds.delta([Steps(q, 1)], epsilon, "lower") <= deltas[0] + cut
+    assert delta_bound([Steps(q, 1)], epsilon, "upper") >= deltas[0] - cut
+    assert delta_bound([Steps(q, 1)], epsilon, "lower") <= deltas[0] + cut
 
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 6, 18, 120])
