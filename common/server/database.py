@@ -142,7 +142,7 @@ def writer(engine: Engine) -> Engine:
 
 
 def is_shared(engine: Engine) -> bool:
-    """Returns whether other processes may write to the same database. A SQLite file has one process."""
+    """Returns whether other processes may write to the database. A SQLite file has one process."""
     return engine.dialect.name != "sqlite"
 
 
