@@ -36,9 +36,11 @@ class Settings(ServerSettings):
         default=None, description="pinned analyzer keys, hex, one a line; read at every deposit"
     )
     coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
-    coordinator_token_hash_file: Path | None = Field(default=None, description="file with that")
+    coordinator_token_hash_file: Path | None = Field(
+        default=None, description="file with that hash"
+    )
     operator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
-    operator_token_hash_file: Path | None = Field(default=None, description="file with that")
+    operator_token_hash_file: Path | None = Field(default=None, description="file with that hash")
     max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
     min_dishonest_fraction: float = Field(
