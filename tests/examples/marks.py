@@ -1,4 +1,4 @@
-"""Where in mistakes.py a mistake is, as marked there."""
+"""The places of mistakes in mistakes.py, which marks them."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ MISTAKES = Path(__file__).with_name("mistakes.py")
 
 
 def line_after(start: str) -> str:
-    """The file, and the line marked after the first line that starts so."""
+    """Returns the place of the first mark after the first line that begins with ``start``."""
     lines = MISTAKES.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(start))
-    marked = (i for i in range(first, len(lines)) if "the line that is told" in lines[i])
+    marked = (i for i in range(first, len(lines)) if "the reported line" in lines[i])
     return f"(mistakes.py, line {next(marked) + 1})"

@@ -1,4 +1,4 @@
-"""What people bring, each with one mistake, which is to be told in one line."""
+"""External learners and environments, each with one mistake that is reported in one line."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from riffle.coordinator.learners.own import BatchCounts, Deployment, OwnLearner,
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.tabular import Environment, TabularEnvironment, riverswim
 
-Whatever = Any  # what a type checker would have found
+Whatever = Any  # a type checker would find these mistakes
 
 
 class NoNext(OwnLearner):  # its class cannot be made
@@ -28,14 +28,14 @@ class NoLearner:
 
 
 class Once(OwnLearner):
-    """Deploys the first policy for all episodes; nothing is wrong with it."""
+    """Deploys the first policy for all episodes; correct."""
 
     def next_deployment(self) -> Deployment | None:
         return self.deploy(self.policy, self.left) if self.left else None
 
 
 class Unsigned(Once):
-    """Keeps its actions as small as they are; nothing is wrong with that either."""
+    """Keeps its actions in the smallest type; correct too."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -44,12 +44,12 @@ class Unsigned(Once):
 
 class Raises(Once):
     def next_deployment(self) -> Deployment | None:
-        return dict[str, Deployment]()["deployment"]  # the line that is told
+        return dict[str, Deployment]()["deployment"]  # the reported line
 
 
 class RaisesInALibrary(Once):
     def next_deployment(self) -> Deployment | None:
-        np.linalg.inv(np.zeros((2, 2)))  # the line that is told
+        np.linalg.inv(np.zeros((2, 2)))  # the reported line
         return None
 
 
@@ -86,7 +86,7 @@ class WrongAction(Once):
 
 class RaisesInObserve(Once):
     def observe(self, counts: BatchCounts) -> None:
-        counts.transitions[99]  # the line that is told
+        counts.transitions[99]  # the reported line
 
 
 class ReturnsCounts(Once):
@@ -124,14 +124,14 @@ class UnsayableAnswer(Once):
 
 
 class World(TabularEnvironment):
-    """RiverSwim, with which nothing is wrong."""
+    """RiverSwim; correct."""
 
     def __init__(self) -> None:
         super().__init__(riverswim(3, 3))
 
 
 def raises(states: int = 3) -> Environment:
-    return dict[int, Environment]()[states]  # the line that is told
+    return dict[int, Environment]()[states]  # the reported line
 
 
 def returns_a_dict() -> Whatever:
@@ -143,7 +143,7 @@ def returns_nothing() -> None:
 
 
 class NativeWorld:
-    """As Gymnasium's are, and not adapted."""
+    """A Gymnasium environment without its adapter."""
 
     observation_space, action_space = range(3), range(2)
 
@@ -155,12 +155,12 @@ class NativeWorld:
 class RaisingWorld(World):
     def __getattribute__(self, name: str) -> Whatever:
         if name == "reward_range":
-            raise KeyError(name)  # the line that is told
+            raise KeyError(name)  # the reported line
         return super().__getattribute__(name)
 
 
 class Changed(World):
-    """One of the world's members is another than it was."""
+    """A world with some members replaced."""
 
     def __init__(self, **member: Whatever) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class FailingWorld(World):
     def step(self, action: int, randomness: Randomness) -> tuple[int, float, bool]:
         state, reward, over = super().step(action, randomness)
         if state == 1:
-            raise KeyError(action)  # the line that is told
+            raise KeyError(action)  # the reported line
         return state, reward, over
 
 
@@ -204,7 +204,7 @@ class FailingGymnasium(gymnasium.Env[Any, Any]):
 
     def step(self, action: int) -> Whatever:
         if self.np_random.random() < 0.1:
-            raise KeyError(action)  # the line that is told
+            raise KeyError(action)  # the reported line
         return 1, 0.0, False, False, {}
 
 

@@ -1,4 +1,4 @@
-"""What people bring runs in the simulator and over live services, with the same private counts.
+"""External learners and environments give the same private counts simulated and over services.
 
 Seeded noise is keyed by (run, batch, slot), so the equality is exact. See tests/system.
 """
@@ -62,7 +62,7 @@ def operator_of(network: LoopbackNetwork) -> Operator:
 
 
 @pytest.mark.long
-def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
+def test_an_own_learner_and_environment_and_an_outside_learner(tmp_path: Path) -> None:
     environment = f"{EXAMPLES / 'own_environment.py'}:make"
     chosen = seeded(environment, LEARNER)
     assert chosen.spec.learner == "own-learner"
@@ -78,7 +78,7 @@ def test_own_learner_environment_and_a_learner_outside(tmp_path: Path) -> None:
     assert summary["regret"] is not None
 
 
-def test_a_learner_outside_ends_when_its_batch_does_not_come_about(tmp_path: Path) -> None:
+def test_an_outside_learner_ends_when_its_batch_is_abandoned(tmp_path: Path) -> None:
     changes = {"learner": "manual", "batch_seconds": 1, "reissues": 0}
     with live_coordinator(tmp_path) as (folder, shuffler), Operator.of(folder) as operator:
         shuffler.fills = False
@@ -94,7 +94,7 @@ def test_a_learner_outside_ends_when_its_batch_does_not_come_about(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_an_environment_of_gymnasium(tmp_path: Path) -> None:
+def test_a_gymnasium_environment(tmp_path: Path) -> None:
     environment = f"{EXAMPLES / 'own_gymnasium.py'}:make"
     chosen = seeded(environment, LEARNER)
     with network_of(tmp_path, chosen) as network, operator_of(network) as operator:
@@ -114,20 +114,20 @@ def assert_simulated(operator: Operator, chosen: Preset) -> None:
 def assert_the_command_agrees(
     operator: Operator, environment: str, *, policy_value: float | None
 ) -> None:
-    """`riffle simulate --per-user` says, of the same seeds, what the run over the services says."""
+    """With the same seeds `riffle simulate --per-user` prints the results of the run."""
     words = ["--env", environment, "--learner", LEARNER, "--episodes", "200", "--epsilon", "20",
              "--beta", "1e-3", "--run-id", RUN_ID, "--test-seed", "3"]  # fmt: skip
-    said = riffle("simulate", "--per-user", *words, "--seeds", "1", "--format", "json")
-    assert said.exit_code == 0, said.stderr
-    found, result = json.loads(said.stdout), operator.result(RUN_ID)
+    printed = riffle("simulate", "--per-user", *words, "--seeds", "1", "--format", "json")
+    assert printed.exit_code == 0, printed.stderr
+    simulated, result = json.loads(printed.stdout), operator.result(RUN_ID)
     live = [operator.deployment(RUN_ID, d["index"]) for d in operator.deployments(RUN_ID)]
-    assert [batch["batch_id"] for batch in found["batches"]] == [d["batch_id"] for d in live]
-    assert [batch["counts"] for batch in found["batches"]] == [d["counts"] for d in live]
-    assert found["policy"] == result["policy"]
-    assert found["value_estimate_mean"] == result["value_estimate"]
-    assert found["messages"] == result["messages_counted"]
-    assert found["policy_switches"] == result["policy_switches"]
-    assert found["policy_value_mean"] == policy_value
+    assert [batch["batch_id"] for batch in simulated["batches"]] == [d["batch_id"] for d in live]
+    assert [batch["counts"] for batch in simulated["batches"]] == [d["counts"] for d in live]
+    assert simulated["policy"] == result["policy"]
+    assert simulated["value_estimate_mean"] == result["value_estimate"]
+    assert simulated["messages"] == result["messages_counted"]
+    assert simulated["policy_switches"] == result["policy_switches"]
+    assert simulated["policy_value_mean"] == policy_value
 
 
 def assert_outside_learner_agrees(
@@ -174,7 +174,7 @@ class Simulated:
     [("own_learner.py", 40), ("own_environment.py", 40), ("own_gymnasium.py", 40),
      ("rest_learner.py", 60)],
 )  # fmt: skip
-def test_an_example_is_short_and_as_long_as_is_said(file: str, most: int) -> None:
+def test_an_example_is_short_and_as_long_as_documented(file: str, most: int) -> None:
     lines = len((EXAMPLES / file).read_text().splitlines())
     assert lines <= most
     assert f"`examples/{file}` | {lines} |" in (EXAMPLES.parent / "docs" / "own.md").read_text()

@@ -48,14 +48,14 @@ class FakeBatch:
         return self.descriptor.n - len(self.leases)
 
     def lease_of(self, user: str) -> dict[str, str | int] | None:
-        """A lease of a user that has not reported yet: asked for again, it is the same."""
+        """Returns the lease of a user who has not reported, for a repeated request."""
         for lease, (holder, slot, _) in self.leases.items():
             if holder == user and lease not in self.reports:
                 return {"user": user, "slot": slot, "lease": lease}
         return None
 
     def counts(self) -> tuple[np.typing.NDArray[np.int64], int]:
-        """What the analyzer counts: histogram with dummies last, and messages that failed."""
+        """Returns the analyzer's counts: histogram with dummies last, and failed messages."""
         layout = self.descriptor.layout
         inner = b"".join(
             open_sealed(self.key.private, self.context.report_info, sealed)
@@ -89,7 +89,7 @@ class FakeShuffler:
         return batch
 
     def rekey(self, batch: FakeBatch) -> None:
-        """As a shuffler whose store was made anew: the same descriptor, another batch key."""
+        """Acts as a shuffler with a new store: the same descriptor, another batch key."""
         batch.key = KeyPair.generate()
         data = batch.signed.descriptor.encode()
         batch.signed = world.sign(data, batch_key=batch.key.public)
@@ -194,7 +194,7 @@ class FakeShuffler:
 
 
 class FaultyTransport(httpx.AsyncBaseTransport):
-    """Passes requests on, or does to them what ``faults`` says next."""
+    """Passes requests on, or applies the next of ``faults`` to them."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, shuffler: FakeShuffler) -> None:
         self._inner = inner

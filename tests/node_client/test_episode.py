@@ -1,4 +1,4 @@
-"""Episodes: sizes, scaling of rewards, early ends, failures that tell nothing."""
+"""Episodes: sizes, scaling of rewards, early ends, failures that reveal nothing."""
 
 import re
 import traceback
@@ -20,7 +20,7 @@ UNIT = (0.0, 1.0)
 
 
 class Scripted:
-    """Two states and an absorbing third; gives what it is told, step by step."""
+    """Has two states and an absorbing third; returns the given outcomes step by step."""
 
     sizes = Sizes(X=3, A=2, H=3)
     absorbing: int | None = 2
@@ -75,7 +75,7 @@ FAULTS: dict[str, Scripted] = {
 
 
 @pytest.mark.parametrize("environment", FAULTS.values(), ids=FAULTS.keys())
-def test_a_failure_tells_nothing(environment: Scripted) -> None:
+def test_a_failure_reveals_nothing(environment: Scripted) -> None:
     with pytest.raises(EpisodeError) as caught:
         run_episode(environment, POLICY, UNIT, SystemRandomness())
     assert caught.value.__cause__ is None
@@ -136,8 +136,8 @@ def test_any_episode_encodes_within_its_slots(
     assert messages.max() < layout.counters
 
 
-def test_no_node_runs_an_episode_whose_error_may_tell_of_it() -> None:
-    """`play`, whose errors hold data, is for simulations; `run_episode` alone calls it here."""
+def test_no_node_runs_an_episode_whose_error_may_reveal_it() -> None:
+    """Errors of `play` hold data: it is for simulations, and here only `run_episode` calls it."""
     package = Path(node_client.__file__).parent
     texts = {file.name: file.read_text() for file in package.rglob("*.py")}
     assert [name for name in texts if re.search(r"\bplay\b", texts[name])] == ["episode.py"]

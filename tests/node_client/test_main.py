@@ -1,4 +1,4 @@
-"""A node process: starts, stops at a signal with its workers, says what is wrong at start."""
+"""A node process starts, stops at a signal with its workers, and reports faults at the start."""
 
 import os
 import signal
@@ -61,7 +61,9 @@ def test_without_users_a_node_does_not_start(
         run(settings)
 
 
-def test_a_node_that_cannot_work_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_start_reports_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = load(tmp_path, monkeypatch, ENVIRONMENT="River-v0")
     with pytest.raises(LocalError, match="did you mean 'RiverSwim-v0'"):
         run(settings)

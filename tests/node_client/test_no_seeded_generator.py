@@ -1,4 +1,7 @@
-"""Bar 5's last third, beside `test_report`: past trust, past the types, and in the source."""
+"""No seeded generator reaches a person's draws: past trust, past the types, and in the source.
+
+See also `test_report`.
+"""
 
 import ast
 import asyncio
@@ -37,13 +40,13 @@ async def never(*_: Any) -> Any:
 
 
 def forged_job() -> Job:
-    """A seeded batch as if trust had let it in."""
+    """A seeded batch, as if `trust` had accepted it."""
     context = parse(serialize(world.descriptor(test_seed=7)))
     keys = SealKeys.of(context, world.BATCH.public)
     return Job(context.descriptor.batch_id, PreparedBatch.of(context.descriptor), keys)
 
 
-def test_a_seeded_job_that_got_past_trust_stops_in_the_pipeline() -> None:
+def test_a_seeded_job_past_trust_stops_in_the_pipeline() -> None:
     pipeline = Pipeline(
         environment=make("RiverSwim-v0", states=4, horizon=2),
         seal=never,
@@ -87,18 +90,18 @@ def test_noise_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dotted(path: Path) -> set[str]:
-    """Every name, dotted name and ``from`` import (as module.name) that a file mentions."""
-    found: set[str] = set()
+    """Returns every name, dotted name and ``from`` import (as module.name) of a file."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Name | ast.Attribute):
-            found.add(ast.unparse(node))
+            names.add(ast.unparse(node))
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def seeded(path: Path) -> set[str]:
-    """What a file mentions that draws from a seed; `random.SystemRandom` does not."""
+    """Returns a file's names that draw from a seed; `random.SystemRandom` does not."""
     return {
         name
         for name in dotted(path)
@@ -107,7 +110,7 @@ def seeded(path: Path) -> set[str]:
     }
 
 
-def test_only_the_report_names_a_seeded_generator() -> None:
+def test_only_the_episode_names_a_seeded_generator() -> None:
     """Environments may seed the making of an MDP (`random_mdp`), never a person's draws."""
     for path in PACKAGE.glob("*.py"):
         assert path.name in MAY_NAME_THEM or not seeded(path), path
@@ -119,7 +122,7 @@ def test_the_mechanism_names_no_seeded_generator() -> None:
         assert not seeded((COMMON / name).with_suffix(".py")), name
 
 
-def test_the_scan_sees_what_it_looks_for(tmp_path: Path) -> None:
+def test_the_scan_recognizes_seeded_generators(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     for text in ("np.random.default_rng()", "random.random()", "from random import choice"):
         file.write_text(text)

@@ -105,7 +105,7 @@ def test_a_seeded_batch_is_refused_without_the_test_entry() -> None:
 
 
 def test_no_seeded_generator_reaches_a_deployed_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries every way in: a seeded descriptor, forged past trust; every generator booby-trapped."""
+    """Tries every way in: a seeded descriptor, one forged past trust; every generator is a trap."""
 
     def trap(*_: Any, **__: Any) -> Any:
         raise AssertionError("a seeded generator was used")

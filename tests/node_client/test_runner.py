@@ -90,7 +90,7 @@ def test_a_batch_whose_key_is_not_pinned_waits_for_the_pin(
 
 
 @pytest.mark.parametrize("path", ["/leases", "/batches"])
-def test_faults_elsewhere_only_delay(
+def test_faults_of_other_requests_only_delay(
     path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = shuffler(faults=["503", "refused", "garbage", "429", "refused", "503"], faulty=path)
@@ -100,7 +100,7 @@ def test_faults_elsewhere_only_delay(
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
 
 
-def test_a_descriptor_that_cannot_be_fetched_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_descriptor_that_cannot_be_fetched_is_requested_again(tmp_path: Path) -> None:
     batch_id = world.descriptor().batch_id
     fake = shuffler(faults=["503"] * 9, faulty=batch_id)
     fake.deposit(world.signed())
@@ -134,7 +134,7 @@ def test_users_with_a_slot_elsewhere_are_set_aside(tmp_path: Path) -> None:
     assert not fake.reported & set(held)
 
 
-def test_seeded_counts_do_not_depend_on_who_serves(tmp_path: Path) -> None:
+def test_seeded_counts_do_not_depend_on_the_serving_node(tmp_path: Path) -> None:
     def counts(nodes: int, state: Path) -> Ints:
         fake = shuffler(nodes)
         batch = fake.deposit(world.signed(test_seed=11))
@@ -182,8 +182,8 @@ def test_a_failing_environment_still_sends_noise_and_logs_nothing(
     assert (totals.accepted, failed) == (world.N, 0)
     assert 0 < histogram[:-1].sum() < histogram.sum()
     assert totals.failed == totals.episodes == world.N
-    said = [json.loads(r.getMessage()) for r in caplog.records if "failed" in r.getMessage()]
-    assert said == [
+    events = [json.loads(r.getMessage()) for r in caplog.records if "failed" in r.getMessage()]
+    assert events == [
         {"event": "environment-failed"},
         {"event": "episodes-failed", "failed": world.N, "episodes": world.N},
     ]
@@ -271,19 +271,19 @@ def test_leases_that_end_too_soon_ask_nobody(
 PEOPLE = {name: [f"{name[2:]}{i:02x}" for i in range(9)] for name in node_ids(4)}
 
 
-@pytest.mark.parametrize("people", [None, PEOPLE], ids=["invented", "given"])
+@pytest.mark.parametrize("people", [None, PEOPLE], ids=["invented", "listed"])
 def test_a_full_disk_is_waited_for_and_nobody_is_asked_twice(
     people: dict[str, list[str]] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Invented users fail where they are written, given ones where they are marked as asked."""
+    """Invented users fail when they are written, listed ones when they are marked as asked."""
     users, fake = Users(tmp_path, people), shuffler()
     batch = fake.deposit(world.signed())
 
-    def told() -> int:
+    def failures() -> int:
         return sum('"users-file"' in line for line in caplog.messages)
 
     def until() -> bool:
-        full = told() < 3
+        full = failures() < 3
         with users._lock:
             users._database.execute(f"PRAGMA query_only = {'ON' if full else 'OFF'}")
         return fake.full()
@@ -292,7 +292,7 @@ def test_a_full_disk_is_waited_for_and_nobody_is_asked_twice(
     totals, _ = asyncio.run(serve(fake, tmp_path, users=users, until=until))
     reported = [batch.leases[lease][0] for lease in batch.reports]
     assert totals.accepted == totals.episodes == world.N == len(set(reported))
-    assert told() >= 3
+    assert failures() >= 3
     assert fake.requests["leases"] < 30, "a node that cannot mark its users takes no slots"
 
 
@@ -300,7 +300,7 @@ def test_episodes_leave_the_event_loop_free(tmp_path: Path) -> None:
     turns, over, went_on = 0, False, list[bool]()
 
     class Slow(Failing):
-        """Waits for the event loop to go on meanwhile, some seconds at most."""
+        """Waits until the event loop goes on meanwhile, some seconds at most."""
 
         def reset(self, randomness: Any) -> int:
             before, looks = turns, 0

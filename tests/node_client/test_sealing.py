@@ -1,4 +1,4 @@
-"""Sealing: what comes out opens to what went in, in a pool of processes too."""
+"""Sealing: reports open to their messages, also those that a pool of processes sealed."""
 
 import asyncio
 import os
@@ -94,7 +94,7 @@ def test_a_pool_seals_and_survives_the_death_of_a_worker() -> None:
     assert [len(opened(sealed)) for sealed in results] == [1, 1, 1, 1]
 
 
-def test_a_pool_whose_workers_keep_dying_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_with_dying_workers_gives_up_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dead:
         def shutdown(self, **_: object) -> None:
             return None

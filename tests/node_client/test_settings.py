@@ -1,4 +1,4 @@
-"""Settings: what is missing or unsafe is named at start; secrets stay out of reprs."""
+"""Settings: missing or unsafe ones are named at the start; secrets stay out of reprs."""
 
 import json
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_keys_can_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"USERS_FILE": "users.json"}, "exactly one of users_file and simulated_users"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_a_wrong_setting_is_named(
     changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LocalError) as caught:
@@ -149,7 +149,7 @@ def with_users(folder: Path, patch: pytest.MonkeyPatch, content: object) -> Sett
     return load(folder, patch, SIMULATED_USERS=None, USERS_FILE=str(folder / "users.json"))
 
 
-def test_users_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users = {NODE: ["01" * 16, "02" * 16]}
     assert with_users(tmp_path, monkeypatch, users).users() == users
     monkeypatch.delenv("RIFFLE_NODE_USERS_FILE")
@@ -178,6 +178,6 @@ def test_the_users_file_must_be_whole(
     assert "01" * 16 not in caught.value.detail
 
 
-def test_every_setting_says_what_it_is() -> None:
-    unsaid = {name for name, field in Settings.model_fields.items() if not field.description}
-    assert unsaid == set()
+def test_every_setting_has_a_description() -> None:
+    undescribed = {name for name, field in Settings.model_fields.items() if not field.description}
+    assert undescribed == set()

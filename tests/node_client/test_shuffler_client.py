@@ -1,4 +1,4 @@
-"""The shuffler's REST as a node sees it: lost answers, 429, 503, nonsense, deadlines."""
+"""The shuffler's REST API as a node sees it: lost answers, 429, 503, nonsense, deadlines."""
 
 import asyncio
 import ssl
@@ -24,7 +24,7 @@ def problem(slug: str, **headers: str) -> httpx.Response:
 
 
 class Script:
-    """Answers in turn; keeps requests and the delays that were slept."""
+    """Gives its answers in turn; keeps the requests and the delays."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -141,7 +141,7 @@ def test_other_calls_give_up_after_some_attempts() -> None:
     assert len(script.requests) == 3
 
 
-def test_requests_say_what_the_protocol_says() -> None:
+def test_requests_follow_the_protocol() -> None:
     script = Script(httpx.Response(200, json={"batches": []}))
     script.run(lambda api: api.open_batches("secret", 5))
     request = script.requests[0]

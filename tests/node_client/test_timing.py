@@ -1,4 +1,4 @@
-"""How long episodes take, which leases can still be met, and how many users fit in a lease."""
+"""Timing of episodes: which leases can still be met, and how many users fit in a lease."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_a_lease_that_ended_is_dropped_before_any_measurement() -> None:
     assert EpisodeTiming().in_time([ended, now, later], NOW) == [later]
 
 
-def test_only_users_whose_episodes_end_in_time_are_kept() -> None:
+def test_only_leases_that_outlast_their_episodes_are_kept() -> None:
     held = leases(1_002, 1_002, 1_015, 1_020, 1_025)
     # one after another, 5 seconds each: the kept ones end at 1005, 1010 and 1015
     assert timed(5.0).in_time(held, NOW) == held[2:]
@@ -55,7 +55,7 @@ def test_a_measurement_that_stops_everything_is_forgotten() -> None:
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=20))
-def test_the_mean_stays_within_what_was_measured(seconds: list[float]) -> None:
+def test_the_mean_stays_within_the_measurements(seconds: list[float]) -> None:
     timing = EpisodeTiming()
     for value in seconds:
         timing.record_episodes(3 * value, 3)

@@ -1,4 +1,4 @@
-"""The trust core against vectors: one fault each, most of them must be refused."""
+"""The trust core against vectors with one fault each; most must be refused."""
 
 import json
 from pathlib import Path
@@ -45,17 +45,17 @@ def signed_of(vector: dict[str, Any]) -> SignedDescriptor:
     choices = dict(vector.get("sign", {}))
     if "batch_key" in choices:
         choices["batch_key"] = bytes.fromhex(choices["batch_key"])
-    keys = {name: KEYS[who] if isinstance(who, str) else who for name, who in choices.items()}
+    keys = {name: KEYS[key] if isinstance(key, str) else key for name, key in choices.items()}
     return tampered(world.sign(data, **keys), vector.get("tamper"))
 
 
-def tampered(signed: SignedDescriptor, what: str | None) -> SignedDescriptor:
-    if what == "n":
+def tampered(signed: SignedDescriptor, fault: str | None) -> SignedDescriptor:
+    if fault == "n":
         changed = signed.descriptor.replace('"n":24', '"n":25')
         return signed.model_copy(update={"descriptor": changed})
-    if what == "batch_key":
+    if fault == "batch_key":
         return signed.model_copy(update={"batch_key": world.ANALYZER.public.hex()})
-    if what == "countersignature":
+    if fault == "countersignature":
         other = world.signed(deployment=5).shuffler_signature
         return signed.model_copy(update={"shuffler_signature": other})
     return signed

@@ -1,4 +1,4 @@
-"""The users' file: asked at most once, over restarts and crashes; locked; versioned."""
+"""The users' file: no user is asked twice, over restarts and crashes; locked; versioned."""
 
 import sqlite3
 from pathlib import Path
@@ -16,7 +16,7 @@ def count_asked(users: Users, node: str) -> int:
     return int(str(users._rows(query, (node,))[0][0]))
 
 
-def test_users_are_made_as_needed_and_kept(tmp_path: Path) -> None:
+def test_users_are_invented_as_needed_and_kept(tmp_path: Path) -> None:
     users = Users(tmp_path, None)
     first = users.next_users(NODE, 3)
     assert len(set(first)) == 3
@@ -48,7 +48,7 @@ def test_without_new_users_a_node_runs_out(tmp_path: Path) -> None:
     users.close()
 
 
-def test_users_that_are_given_are_the_only_ones(tmp_path: Path) -> None:
+def test_listed_users_are_the_only_ones(tmp_path: Path) -> None:
     invented = Users(tmp_path, None)
     left = invented.next_users(NODE, 2)
     invented.close()

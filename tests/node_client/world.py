@@ -36,7 +36,7 @@ CENTRAL: dict[str, Any] = {
     "data_slots": 1,
     "noise_slots": 0,
 }
-"""What makes the batch below one that would send the trajectories to the coordinator."""
+"""Changes that make the batch below send the trajectories to the coordinator."""
 
 
 def public(private: bytes) -> bytes:

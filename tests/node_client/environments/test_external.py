@@ -1,4 +1,4 @@
-"""Mistakes of environments that people bring: one line that says what and where."""
+"""A mistake in an external environment is reported in one line, with its place."""
 
 import pytest
 
@@ -24,7 +24,7 @@ FOLDER = MISTAKES.parent
         ("wrong_model", ": its mdp must be a TabularMDP of Sizes(X=3, A=2, H=3)"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(name: str, says: str) -> None:
+def test_a_mistake_is_reported_with_its_line(name: str, says: str) -> None:
     with pytest.raises(LocalError) as caught:
         make(f"mistakes.py:{name}", folder=str(FOLDER))
     assert caught.value.slug == "invalid-spec"
@@ -32,5 +32,5 @@ def test_a_mistake_is_told_with_its_line(name: str, says: str) -> None:
     assert says in caught.value.detail
 
 
-def test_what_is_right_is_made() -> None:
+def test_a_correct_environment_is_made() -> None:
     assert make("mistakes.py:World", folder=str(FOLDER)).absorbing is None

@@ -1,4 +1,4 @@
-"""Gymnasium environments that show their table have a known MDP."""
+"""Gymnasium environments that publish their table have a known MDP."""
 
 import types
 from typing import Any
@@ -18,7 +18,7 @@ from riffle.node_client.episode import run_episode
 
 
 class Lake:
-    """A corridor of three states that shows its table; action 1 goes on half of the time."""
+    """A corridor of three states that publishes its table; action 1 moves on half of the time."""
 
     observation_space = types.SimpleNamespace(n=np.int64(3), start=np.int64(0))
     action_space = types.SimpleNamespace(n=np.int64(2), start=np.int64(0))
@@ -38,7 +38,7 @@ class Lake:
         raise NotImplementedError
 
 
-def test_a_gymnasium_environment_that_shows_its_table_has_an_mdp() -> None:
+def test_an_environment_that_publishes_its_table_has_an_mdp() -> None:
     mdp = exact_mdp(adapt(Lake(), horizon=2, low=0.0, high=2.0))
     assert mdp.sizes == Sizes(X=4, A=2, H=2)
     np.testing.assert_array_equal(mdp.P[0, 1, 1], [0.0, 0.5, 0.0, 0.5])

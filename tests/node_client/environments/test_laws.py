@@ -1,7 +1,7 @@
-"""Every environment against its MDP by exact binomial tests, error 1e-6 a test function.
+"""Every environment follows its MDP, by exact binomial tests with error 1e-6 a test function.
 
-Binomial tests of every outcome with Bonferroni's bound, not chi-square: some outcomes are so rare
-that a chi-square tail at 1e-6 would be wrong by orders of magnitude.
+Every outcome is tested with Bonferroni's bound, not by chi-square: some outcomes are so rare that a
+chi-square tail at 1e-6 would be wrong by orders of magnitude.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ def flat(P: Any) -> Any:
 
 
 def assert_law(counts: Any, law: Any) -> None:
-    """Counts (R, X) against laws (R, X): every outcome of every row seen, at error 1e-6 in all."""
+    """Tests counts (R, X) against laws (R, X): every outcome of every row, error 1e-6 in all."""
     assert counts[law == 0].sum() == 0
     totals = counts.sum(axis=1)
     cells = [(i, y) for i, y in np.argwhere((law > 0) & (law < 1)) if totals[i] > 0]
@@ -116,7 +116,7 @@ def test_clipped_mean_against_quadrature(m: float, sigma: float) -> None:
     assert clipped_mean(np.array([m]), sigma)[0] == pytest.approx(integral, abs=1e-8)
 
 
-def test_global_means_are_the_papers() -> None:
+def test_global_means_are_as_in_the_paper() -> None:
     means = global_means(20, seed=1)
     assert means.shape == (20,)
     assert 0 <= means.min() < means.max() <= 0.99

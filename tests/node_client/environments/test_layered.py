@@ -20,7 +20,7 @@ def test_transitions_stay_within_the_next_layer() -> None:
     assert TabularEnvironment(mdp).sizes.H == 3
 
 
-def test_the_seed_is_the_mdp() -> None:
+def test_the_seed_determines_the_mdp() -> None:
     np.testing.assert_array_equal(layered_mdp(WIDTHS, 2, 4).P, layered_mdp(WIDTHS, 2, 4).P)
     assert not np.array_equal(layered_mdp(WIDTHS, 2, 4).P, layered_mdp(WIDTHS, 2, 5).P)
 

@@ -65,18 +65,18 @@ def test_a_wrong_request_is_explained(name: str, parameters: dict[str, Any], say
     assert says in caught.value.detail
 
 
-def test_sizes_may_be_repeated_and_none_is_not_given() -> None:
+def test_sizes_may_be_repeated_and_none_counts_as_not_given() -> None:
     assert make("RiverSwim-v0", states=5, actions=2, horizon=None).sizes == Sizes(5, 2, 6)
     assert make("Bandit-v0", states=1, actions=3, horizon=1).sizes == Sizes(1, 3, 1)
 
 
-def test_random_mdps_are_their_seeds() -> None:
+def test_the_seed_determines_a_random_mdp() -> None:
     one, same, other = (exact_mdp(make("RandomMDP-v0", seed=seed)) for seed in (1, 1, 2))
     assert np.array_equal(one.P, same.P)
     assert not np.array_equal(one.P, other.P)
 
 
-def test_layered_mdps_have_the_layers_asked_for() -> None:
+def test_layered_mdps_have_the_requested_layers() -> None:
     assert make("LayeredMDP-v0").sizes == Sizes(3, 2, 4)
     one = exact_mdp(make("LayeredMDP-v0", widths="1-2-4-1", actions=3, seed=5))
     assert np.array_equal(one.P, layered_mdp((1, 2, 4, 1), 3, 5).P)
@@ -121,7 +121,7 @@ def test_a_missing_file_is_explained(tmp_path: Path) -> None:
 
 
 class Corridor:
-    """Gymnasium's interface: states 5..7, actions 1..2; action 2 goes on, the end terminates."""
+    """Has Gymnasium's interface: states 5..7, actions 1..2; action 2 moves on, state 7 ends."""
 
     observation_space = types.SimpleNamespace(n=np.int64(3), start=np.int64(5))
     action_space = types.SimpleNamespace(n=np.int64(2), start=np.int64(1))
@@ -184,13 +184,13 @@ def test_gymnasium_by_id_through_the_library(monkeypatch: pytest.MonkeyPatch) ->
         GymnasiumEnvironment(native, 4, 0.0, 1.0)
 
 
-def test_an_environment_from_a_file_stands_in_a_folder(tmp_path: Path) -> None:
+def test_an_environment_from_a_file_is_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from riffle.node_client.environments.registry import make as known\n"
         "def make(states=4):\n    return known('RiverSwim-v0', states=states, horizon=2)\n"
     )
-    made = make("mine.py:make", folder=str(tmp_path), states=3)
-    assert made.sizes == Sizes(X=3, A=2, H=2)
+    environment = make("mine.py:make", folder=str(tmp_path), states=3)
+    assert environment.sizes == Sizes(X=3, A=2, H=2)
     with pytest.raises(
         LocalError, match=r"mine\.py:make: there is no parameter 'state'; did you mean"
     ):
