@@ -1,10 +1,13 @@
-"""Starting Riffle: the command line, a network on loopback, containers."""
+"""What starts and operates Riffle: command line, loopback network, load tests, containers.
+
+Code that a service, a node or an experiment needs belongs to them, not here.
+"""
 
 import os
 
 if not __name__.startswith("riffle."):
     raise ImportError(f"import riffle.{__name__} instead of {__name__}")
 
-# Riffle's matrices are small and its processes share cores: BLAS threads only spin against each
-# other (measured: up to 20 times slower under load). Must be set before NumPy is loaded.
+# Riffle's matrices are small and its processes share cores, so threads of BLAS only wait for each
+# other (measured: up to 20 times slower under load). This must be set before NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,11 +1,11 @@
-"""A sample for Locust: its users are nodes, which check, lease, run, seal and upload.
+"""A sample for Locust. Its users are nodes: they check, lease, run, seal and upload.
 
     RIFFLE_NODE_...=... locust -f deploy/locustfile.py --headless -u 50 -r 10 -t 60s
 
-Configured as a node process is (docs/settings.md); the credentials are dealt out in turn, and user
-ids are invented, so point it only at a network that serves nobody. A batch must be open. Each of
-Locust's users is a closed loop, which waits for its answer before it goes on, and all seal in one
-thread; `riffle load` is an open loop, and tells its own limit from the server's.
+It has the settings of a node process (docs/settings.md) and uses the credentials in turn. User ids
+are random, so use it only with a network that serves nobody. A batch must be open. Each of Locust's
+users is a closed loop, which waits for an answer before it goes on, and all seal in one thread.
+`riffle load` is an open loop, and distinguishes its own limit from the server's.
 """
 
 import itertools
@@ -36,26 +36,27 @@ CREDENTIALS = itertools.cycle(SETTINGS.credentials())
 
 
 class Node(HttpUser):
-    """One node; a report a second, if it can."""
+    """A node that tries to send a report a second."""
 
     host = SETTINGS.shuffler_url
     wait_time = constant_pacing(1)
 
     def on_start(self) -> None:
-        """Take a credential."""
+        """Takes a credential."""
         self.client.headers["Authorization"] = f"Bearer {next(CREDENTIALS).token}"
         self.client.verify = str(SETTINGS.ca_file) if SETTINGS.ca_file else True
         self.job: Job | None = None
 
     @task
     def report(self) -> None:
-        """One user's report, if a batch has room."""
-        self.job = self.job or self.checked()
+        """Sends one user's report, if a batch has room."""
+        self.job = self.job or self.open_job()
         if self.job is None:
             return
-        path, wanted = f"/v1/batches/{self.job.batch_id}", LeaseRequest(users=(new_user(),))
+        path = f"/v1/batches/{self.job.batch_id}"
+        request = LeaseRequest(users=(secrets.token_hex(16),))
         answer = self.client.post(
-            f"{path}/leases", data=wanted.model_dump_json(), name="lease", timeout=60
+            f"{path}/leases", data=request.model_dump_json(), name="lease", timeout=60
         )
         leases = LeaseReply.model_validate_json(answer.content).leases if answer.ok else ()
         if not leases:
@@ -70,24 +71,19 @@ class Node(HttpUser):
             name="upload",
             timeout=60,
             catch_response=True,
-        ) as stored:
-            if stored.ok:
-                outcome = UploadReply.model_validate_json(stored.content).results[0].outcome
+        ) as upload:
+            if upload.ok:
+                outcome = UploadReply.model_validate_json(upload.content).results[0].outcome
                 if outcome != "accepted":
-                    stored.failure(outcome)
+                    upload.failure(outcome)
 
-    def checked(self) -> Job | None:
-        """The oldest open batch, if this node accepts its descriptor."""
+    def open_job(self) -> Job | None:
+        """Returns the oldest open batch, if this node accepts its descriptor."""
         answer = self.client.get("/v1/batches?accepting=1&wait=5", name="poll", timeout=60)
-        open_ones = OpenBatches.model_validate_json(answer.content).batches if answer.ok else ()
-        for batch in open_ones[:1]:
+        batches = OpenBatches.model_validate_json(answer.content).batches if answer.ok else ()
+        for batch in batches[:1]:
             path = f"/v1/batches/{batch.batch_id}"
-            found = self.client.get(path, name="descriptor", timeout=60)
-            signed = SignedDescriptor.model_validate_json(found.content)
+            descriptor = self.client.get(path, name="descriptor", timeout=60)
+            signed = SignedDescriptor.model_validate_json(descriptor.content)
             return Job.of(accept(signed, batch.batch_id, DEMANDS, time.time()))
         return None
-
-
-def new_user() -> str:
-    """The id of somebody who was never asked."""
-    return secrets.token_hex(16)

@@ -97,13 +97,11 @@ def rotate_key_command(
         if activate:
             operator.activate_key(key)
             pin(folder, operator.keys())
-    state = (
-        "active; the previous key still opens batches issued under it"
-        if activate
-        else f"pending, and pinned in {folder}"
-    )
+    text = f"key {key} is pending, and pinned in {folder}"
+    if activate:
+        text = f"key {key} is active; the previous one still opens batches issued under it"
     document = {"id": key, "state": "active" if activate else "pending"}
-    emit(document, output, lambda: progress.print(f"key {key} is {state}"))
+    emit(document, output, lambda: progress.print(text))
 
 
 @contextmanager

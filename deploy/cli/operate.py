@@ -254,11 +254,7 @@ def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
 
 
 def _read_policies(text: str) -> Answer:
-    """Reads --policy, JSON or a file of it, as the fields of a deployment.
-
-    Raises:
-        LocalError: ``invalid-spec``: it is not JSON, or holds no policy.
-    """
+    """Reads --policy, JSON or a file of it, as the fields of a deployment."""
     source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_bytes()
     try:
         document = json.loads(source)

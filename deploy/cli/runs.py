@@ -133,12 +133,7 @@ def compare_command(
 
 
 def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
-    """Refuses a spec that no network started here could run, before anything is started.
-
-    Raises:
-        ValueError: Only the simulator has its learner.
-        RemoteError: The coordinator would refuse it, with the same words.
-    """
+    """Refuses a spec that no network started here could run, before anything is started."""
     registry = Registry(files=chosen.learners)
     if spec.learner not in registry.names:
         # Imported for this message only.
@@ -191,11 +186,7 @@ def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[st
 
 
 def _keep_up(network: LoopbackNetwork) -> None:
-    """Keeps the network up until Ctrl-C.
-
-    Raises:
-        LocalError: ``unavailable``: one of its processes ended.
-    """
+    """Keeps the network up until Ctrl-C, or until one of its processes ends."""
     progress.print(f"the network stays up: riffle list --network {network.secrets}; Ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):
         while True:

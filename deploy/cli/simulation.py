@@ -166,11 +166,7 @@ def _simulate_adversarial(
 
 
 def _case(options: RunOptions, how: SimulationOptions) -> Case:
-    """Returns what to run, from the command's options over `DEFAULTS`.
-
-    Raises:
-        ValueError: There is no such parameter or option, or a value is wrong; the message names it.
-    """
+    """Returns what to run, from the command's options over `DEFAULTS`."""
     pairs = read_pairs(options.param) | read_pairs(options.option)
     for name in sorted(pairs.keys() - set(SETTABLE)):
         raise ValueError(unknown_name("parameter or option", name, SETTABLE))
