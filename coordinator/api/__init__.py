@@ -1,1 +1,4 @@
-"""The coordinator's REST routes, their models, and what turns records into answers."""
+"""The coordinator's REST routes, their response models, and the turning of records into them.
+
+Routes translate only: they hold no state and decide nothing about runs.
+"""

@@ -10,8 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from riffle.common.mechanism.noise import Trust
 from riffle.common.protocol.descriptor import NoiseKind
 from riffle.common.protocol.messages import Conservation
+from riffle.coordinator.batches.counts import ValueEstimate
+from riffle.coordinator.batches.keys import KeyRecord
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.states import DeploymentState, KeyState, RunState
+from riffle.coordinator.states import DeploymentState, RunState
+from riffle.coordinator.store.records import EventRecord
 
 Nested = list[Any]
 
@@ -117,15 +120,6 @@ class Counts(Answer):
     transition_variance: float
     visit_variance: float
     reward_variance: float
-
-
-class ValueEstimate(Answer):
-    """The deployed mixture's value: |value - V| <= radius with probability ``confidence``."""
-
-    value: float
-    radius: float
-    noise_deviation: float
-    confidence: float
 
 
 class Spend(Answer):
@@ -238,19 +232,10 @@ class RunConservation(Answer):
     )
 
 
-class Key(Answer):
-    """A key of the analyzer, without its private half."""
-
-    id: str
-    public: str
-    state: KeyState
-    since: int = Field(description="when it entered this state, seconds since 1970")
-
-
 class Keys(Answer):
     """All keys that ever existed, oldest first."""
 
-    keys: list[Key]
+    keys: list[KeyRecord]
 
 
 class Result(Answer):
@@ -276,19 +261,10 @@ class Result(Answer):
     constants: dict[str, str | int | float | bool]
 
 
-class Event(Answer):
-    """Something that happened in a run; `data` as in the stream of events."""
-
-    id: int
-    kind: str
-    at: float
-    data: dict[str, Any]
-
-
 class History(Answer):
     """The events of a run so far, after some number."""
 
-    events: list[Event]
+    events: list[EventRecord]
 
 
 class Band(Answer):

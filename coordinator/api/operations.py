@@ -11,7 +11,7 @@ allows nothing inline, nothing from elsewhere, no frames and no HTML made from s
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +37,7 @@ from riffle.coordinator.api.access import (
     metrics_reader,
 )
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import KeyRing
+from riffle.coordinator.batches.keys import KeyRecord, KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.store.store import Store
 
@@ -89,9 +89,9 @@ def shared_readiness(
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(
-            in_thread(_store_status, store),
-            in_thread(_analyzer_status, store, analyzer, keys),
-            _shuffler_status(shuffler, shuffler_id),
+            _status(in_thread(store.check)),
+            _status(in_thread(_check_keys, store, analyzer, keys)),
+            _status(_check_shuffler(shuffler, shuffler_id)),
         )
         return models.Readiness(
             store=store_status,
@@ -104,36 +104,30 @@ def shared_readiness(
     return VersionedCache(read, lambda: int(clock()))
 
 
-def _store_status(store: Store) -> str:
+async def _status(check: Awaitable[None]) -> str:
     try:
-        store.check()
-    except LocalError as error:
-        return error.detail
-    return "ok"
-
-
-def _analyzer_status(store: Store, analyzer: Analyzer, keys: KeyRing) -> str:
-    """Tells whether the analyzer's keys are there and open every unsettled batch."""
-    try:
-        keys.check()
-        for data in store.unsettled_descriptors():
-            analyzer.check_key(parse(data))
-    except LocalError as error:
-        return error.detail
-    except SQLAlchemyError:
-        return "not known: the store cannot be used"
-    return "ok"
-
-
-async def _shuffler_status(shuffler: ShufflerClient, expected: str) -> str:
-    try:
-        async with asyncio.timeout(READY_SECONDS):
-            identity = await shuffler.identity()
+        await check
     except TimeoutError:
         return "does not answer in time"
+    except SQLAlchemyError:
+        return "not known: the store cannot be used"
     except RiffleError as error:
         return error.detail
-    return "ok" if identity == expected else f"is {identity!r}, expected {expected!r}"
+    return "ok"
+
+
+def _check_keys(store: Store, analyzer: Analyzer, keys: KeyRing) -> None:
+    """Raises LocalError unless the analyzer's keys are there and open every unsettled batch."""
+    keys.check()
+    for data in store.unsettled_descriptors():
+        analyzer.check_key(parse(data))
+
+
+async def _check_shuffler(shuffler: ShufflerClient, expected: str) -> None:
+    async with asyncio.timeout(READY_SECONDS):
+        identity = await shuffler.identity()
+    if identity != expected:
+        raise LocalError("unavailable", f"is {identity!r}, expected {expected!r}")
 
 
 # -- keys ---------------------------------------------------------------------------------------
@@ -145,23 +139,21 @@ keys_router = APIRouter(prefix="/v1/keys", dependencies=[Depends(authorized)])
 async def list_keys(keys: KeysPart) -> models.Keys:
     """Returns all keys that ever existed, oldest first."""
     records = await in_thread(keys.records)
-    return models.Keys(
-        keys=[models.Key.model_validate(record, from_attributes=True) for record in records]
-    )
+    return models.Keys(keys=list(records))
 
 
 @keys_router.post("", status_code=201)
-async def make_key(keys: KeysPart) -> models.Key:
+async def make_key(keys: KeysPart) -> KeyRecord:
     """Makes a pending key, or returns the one that is pending."""
-    return models.Key.model_validate(await in_thread(keys.make), from_attributes=True)
+    return await in_thread(keys.make)
 
 
 @keys_router.post("/{key_id}/activate")
-async def activate_key(key_id: str, keys: KeysPart, store: StorePart) -> models.Key:
+async def activate_key(key_id: str, keys: KeysPart, store: StorePart) -> KeyRecord:
     """Seals new batches to a pending key; the active one expires."""
     active = await in_thread(keys.activate, key_id)
     await in_thread(keys.erase_unused, store.keys_in_use)
-    return models.Key.model_validate(active, from_attributes=True)
+    return active
 
 
 # -- the page -----------------------------------------------------------------------------------

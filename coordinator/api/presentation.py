@@ -1,7 +1,6 @@
 """Turns records into response models. Pure: everything that routes show is computed here."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -62,7 +61,7 @@ def detail_model(
         **_deployment(row, descriptor),
         **_progress(row),
         counts=None if counts is None else models.Counts(**counts_document(counts)),
-        value_estimate=None if estimate is None else models.ValueEstimate(**asdict(estimate)),
+        value_estimate=estimate,
         spend=None if spend is None else _spend(row, descriptor, spend),
     )
 

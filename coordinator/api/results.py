@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -40,7 +39,7 @@ async def show_history(
     """Returns all events so far; follow the stream of events from the last one's number on."""
     await in_thread(store.run, run_id)
     events = await in_thread(store.events, run_id, after)
-    return models.History(events=[models.Event(**asdict(event)) for event in events])
+    return models.History(events=events)
 
 
 # -- downloads ----------------------------------------------------------------------------------

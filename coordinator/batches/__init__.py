@@ -1,1 +1,4 @@
-"""One batch: how it is issued, opened, counted and paid for, and the shuffler that holds it."""
+"""One batch: its issue, its keys, its opening, its counts, its spend, and the shuffler's client.
+
+Nothing here knows the store or a run's state.
+"""

@@ -1,1 +1,1 @@
-"""Learners by name: built in, offered by a package, in a user's file, or driven by hand."""
+"""Learners by name: built in, external, or manual. The algorithms are in `coordinator.learning`."""

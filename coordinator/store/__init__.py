@@ -1,1 +1,4 @@
-"""The coordinator's durable state: tables, records, transactions. No decision is made here."""
+"""The coordinator's durable state: tables, records, queries, transactions. It makes no decision.
+
+``store.py`` has every transaction, made of the parts in ``changes.py``; ``queries.py`` every read.
+"""

@@ -124,7 +124,7 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened in a run."""
+    """Something that happened in a run; ``data`` as in the stream of events."""
 
     id: int
     kind: str
