@@ -1,4 +1,4 @@
-"""Check a run's summary: everything accounted for, and a policy within 5 % of the optimum."""
+"""Checks a run's summary: every message counted, and a policy within 5 % of the optimum."""
 
 import json
 import sys

@@ -1,7 +1,7 @@
-"""What is installed is what the lock names, hashed, from nowhere else, under licences we accept.
+"""Checks that installed distributions are locked, hashed, and under accepted licences.
 
-Works without a network. Known vulnerabilities are looked up by whoever has one, with
-`pip-audit --require-hashes -r requirements.lock`.
+It needs no network. `pip-audit --require-hashes -r requirements.lock` looks up known
+vulnerabilities, and needs one.
 """
 
 import json
@@ -14,42 +14,42 @@ ROOT = Path(__file__).parents[1]
 OWN = "riffle-rl"
 INSTALLERS = {"pip"}
 ACCEPTED = {"Apache", "BSD", "MIT", "PSF", "Python", "ISC", "MPL", "0BSD", "HPND", "Unlicense"}
-# psycopg is LGPL-3.0: used as it is, as a library of its own.
+# psycopg is LGPL-3.0, and is used unchanged as a separate library.
 ACCEPTED_BY_NAME = {"psycopg": "LGPL", "psycopg-binary": "LGPL"}
 
 
 def locked(file: Path) -> dict[str, tuple[str, int]]:
-    """Version and number of hashes by normal name; refuses what is not pinned by name."""
-    found: dict[str, tuple[str, int]] = {}
+    """Returns version and number of hashes by normal name; refuses a line that pins nothing."""
+    pins: dict[str, tuple[str, int]] = {}
     name = ""
     for line in file.read_text().splitlines():
         if pin := re.match(r"([A-Za-z0-9._-]+)==(\S+)", line):
             name = normal(pin[1])
-            found[name] = (pin[2], 0)
+            pins[name] = (pin[2], 0)
         elif "--hash=sha256:" in line:
-            found[name] = (found[name][0], found[name][1] + 1)
+            pins[name] = (pins[name][0], pins[name][1] + 1)
         elif line.strip() and not line.lstrip().startswith("#"):
             raise SystemExit(f"{file.name}: not a pinned name, nor a hash: {line!r}")
-    return found
+    return pins
 
 
 def normal(name: str) -> str:
-    """A distribution's name as indexes compare it."""
+    """Returns a distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def licence(distribution: Distribution) -> str:
-    """Everything that a distribution says of its licence."""
-    told = distribution.metadata
-    classifiers = [c for c in told.get_all("Classifier") or [] if c.startswith("License")]
-    first_line = (told.get("License") or "").split("\n")[0]
-    return " ".join([told.get("License-Expression") or "", first_line, *classifiers]).strip()
+    """Returns all that a distribution's metadata state about its licence."""
+    metadata = distribution.metadata
+    classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License")]
+    first_line = (metadata.get("License") or "").split("\n")[0]
+    return " ".join([metadata.get("License-Expression") or "", first_line, *classifiers]).strip()
 
 
 def faults() -> list[str]:
-    """Everything that is wrong, one line each."""
+    """Returns the faults, one line each."""
     runtime, everything = (locked(ROOT / f"requirements{x}.lock") for x in ("", "-dev"))
-    found = [
+    lines = [
         f"{name}: no hash" for lock in (runtime, everything) for name in lock if not lock[name][1]
     ]
     installed = {normal(d.metadata["Name"]): d for d in distributions()}
@@ -57,21 +57,21 @@ def faults() -> list[str]:
         if name == OWN or name in INSTALLERS:
             continue
         if name not in everything:
-            found.append(f"{name}: installed, and not in the lock")
+            lines.append(f"{name}: installed, and not in the lock")
         elif distribution.version != everything[name][0]:
-            found.append(f"{name}: {distribution.version} installed, {everything[name][0]} locked")
+            lines.append(f"{name}: {distribution.version} installed, {everything[name][0]} locked")
         origin = distribution.read_text("direct_url.json")
         if origin:
-            found.append(f"{name}: installed from {json.loads(origin).get('url')}")
+            lines.append(f"{name}: installed from {json.loads(origin).get('url')}")
     for name in runtime.keys() & installed.keys():
-        told = licence(installed[name])
+        stated = licence(installed[name])
         accepted = ACCEPTED | {ACCEPTED_BY_NAME.get(name, "MIT")}
-        if not any(word in told for word in accepted):
-            found.append(f"{name}: licence {told or 'not stated'!r} is not on the list")
-    return found
+        if not any(word in stated for word in accepted):
+            lines.append(f"{name}: licence {stated or 'not stated'!r} is not on the list")
+    return lines
 
 
 if __name__ == "__main__":
-    wrong = faults()
-    print("\n".join(wrong) or "every distribution is locked, hashed, and under an accepted licence")
-    sys.exit(1 if wrong else 0)
+    lines = faults()
+    print("\n".join(lines) or "every distribution is locked, hashed, and under an accepted licence")
+    sys.exit(1 if lines else 0)

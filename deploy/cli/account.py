@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -72,28 +73,25 @@ def calibrated(
     calibration: CalibrationName,
 ) -> dict[str, Any]:
     """Returns a calibration, with its ratios to the papers' and to the Gaussian mechanism."""
-
-    def calibrate_as(name: CalibrationName) -> tuple[Noise, Account]:
-        result = calibrate(
-            n=n,
-            dishonest_fraction=dishonest_fraction,
-            cells=layout.cells,
-            counters=layout.counters,
-            data_slots=layout.data_slots,
-            epsilon=epsilon,
-            beta=beta,
-            calibration=name,
-            sizes=layout.sizes,
-        )
-        return result.noise, result.account
-
-    noise, result = calibrate_as(calibration)
-    document = describe(layout, noise, result)
+    calibrate_batch = partial(
+        calibrate,
+        n=n,
+        dishonest_fraction=dishonest_fraction,
+        cells=layout.cells,
+        counters=layout.counters,
+        data_slots=layout.data_slots,
+        epsilon=epsilon,
+        beta=beta,
+        sizes=layout.sizes,
+    )
+    chosen = calibrate_batch(calibration=calibration)
+    document = describe(layout, chosen.noise, chosen.account)
     gaussian = gaussian_variance(epsilon, beta, layout.cells)
-    document["variance_over_gaussian"] = result.variance / gaussian
+    document["variance_over_gaussian"] = chosen.account.variance / gaussian
     if calibration == "exact":
-        paper_noise, _ = calibrate_as("paper")
-        document["ones_of_the_paper_over_exact"] = paper_noise.mean(n) / noise.mean(n)
+        paper = calibrate_batch(calibration="paper")
+        ratio = paper.noise.mean(n) / chosen.noise.mean(n)
+        document["ones_of_the_paper_over_exact"] = ratio
     return document
 
 
