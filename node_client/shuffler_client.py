@@ -21,7 +21,7 @@ import httpx
 from pydantic import ValidationError
 
 from riffle.common.process.endpoint import AsyncFailover, server_verification, split_urls
-from riffle.common.protocol import errors
+from riffle.common.protocol import errors, messages
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
@@ -29,14 +29,6 @@ from riffle.common.protocol.descriptor import (
     first_fault,
 )
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.protocol.messages import (
-    BATCH_KEY_HEADER,
-    OCTETS,
-    LeaseReply,
-    LeaseRequest,
-    OpenBatches,
-    UploadReply,
-)
 from riffle.node_client.settings import JOURNAL
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
@@ -80,27 +72,29 @@ class ShufflerApi:
     client: httpx.AsyncClient
     backoff: Backoff = field(default_factory=Backoff)
 
-    async def open_batches(self, token: str, wait: int) -> OpenBatches:
+    async def open_batches(self, token: str, wait: int) -> messages.OpenBatches:
         """Returns batches with free slots; the shuffler may wait ``wait`` seconds for one."""
         path = f"/v1/batches?wait={wait}&accepting=1"
-        return await self._call(self._request("GET", path, token, patience=wait), OpenBatches)
+        return await self._call(
+            self._request("GET", path, token, patience=wait), messages.OpenBatches
+        )
 
     async def descriptor(self, token: str, batch_id: str) -> SignedDescriptor:
         """Returns a batch's descriptor, not yet checked."""
         request = self._request("GET", f"/v1/batches/{batch_id}", token)
         return await self._call(request, SignedDescriptor)
 
-    async def lease(self, token: str, batch_id: str, users: list[str]) -> LeaseReply:
+    async def lease(self, token: str, batch_id: str, users: list[str]) -> messages.LeaseReply:
         """Asks for a slot for each user; the reply grants or refuses each."""
-        body = LeaseRequest(users=tuple(users)).model_dump_json().encode()
+        body = messages.LeaseRequest(users=tuple(users)).model_dump_json().encode()
         path = f"/v1/batches/{batch_id}/leases"
         request = self._request("POST", path, token, content=body, kind="application/json")
 
-        def answers_all(reply: LeaseReply) -> bool:
+        def answers_all(reply: messages.LeaseReply) -> bool:
             granted = [lease.user for lease in reply.leases]
             return sorted(granted + [refusal.user for refusal in reply.refused]) == sorted(users)
 
-        return await self._call(request, LeaseReply, fits=answers_all)
+        return await self._call(request, messages.LeaseReply, fits=answers_all)
 
     async def upload(
         self,
@@ -110,7 +104,7 @@ class ShufflerApi:
         body: bytes,
         deadline: float,
         batch_key: str,
-    ) -> UploadReply:
+    ) -> messages.UploadReply:
         """Sends frames, the same bytes again and again, until the shuffler has decided on each.
 
         Raises:
@@ -119,13 +113,13 @@ class ShufflerApi:
                 are sealed to, is not the batch's.
         """
         path = f"/v1/batches/{batch_id}/reports"
-        request = self._request("POST", path, token, content=body, kind=OCTETS)
-        request.headers[BATCH_KEY_HEADER] = batch_key
+        request = self._request("POST", path, token, content=body, kind=messages.OCTETS)
+        request.headers[messages.BATCH_KEY_HEADER] = batch_key
 
-        def answers_all(reply: UploadReply) -> bool:
+        def answers_all(reply: messages.UploadReply) -> bool:
             return [result.lease for result in reply.results] == leases
 
-        return await self._call(request, UploadReply, fits=answers_all, deadline=deadline)
+        return await self._call(request, messages.UploadReply, fits=answers_all, deadline=deadline)
 
     def _request(
         self,

@@ -22,25 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from riffle.common.mechanism.noise import Trust
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import replace_file
+from riffle.deploy.network import processes, secrets
 from riffle.deploy.network.certificates import LOOPBACK
-from riffle.deploy.network.processes import (
-    Usage,
-    defer_signals,
-    interrupt_on_termination,
-    lock_folder,
-    probe,
-    read_usage,
-)
-from riffle.deploy.network.secrets import (
-    NETWORK_FOLDER,
-    SHUFFLER_ID,
-    TOKEN_FILE,
-    URL_FILE,
-    enrol,
-    init_network,
-    operator_client,
-    operator_token,
-)
+from riffle.deploy.network.processes import Usage
 from riffle.deploy.output import bar, line
 from riffle.deploy.presets import Preset
 from riffle.node_client.environments.registry import Parameter
@@ -128,12 +112,15 @@ class LoopbackNetwork:
     def __enter__(self) -> Self:
         folder, lock = self.config.folder, self._lock
         with ExitStack() as stack:
-            stack.enter_context(interrupt_on_termination())
-            self._inherited = (stack.enter_context(lock_folder(folder)) if lock is None else lock,)
+            stack.enter_context(processes.interrupt_on_termination())
+            if lock is None:
+                lock = stack.enter_context(processes.lock_folder(folder))
+            self._inherited = (lock,)
             stack.callback(self.stop)
-            init_network(self.secrets)
+            secrets.init_network(self.secrets)
             (folder / "logs").mkdir(exist_ok=True)
-            replace_file(self.secrets / "operator" / URL_FILE, self.coordinator_url.encode())
+            url_file = self.secrets / "operator" / secrets.URL_FILE
+            replace_file(url_file, self.coordinator_url.encode())
             line("starting the network")
             with bar() as shown:
                 total = 2 * self.config.replicas + self.config.nodes
@@ -148,21 +135,21 @@ class LoopbackNetwork:
     @property
     def secrets(self) -> Path:
         """Secrets folder of the network."""
-        return self.config.folder / NETWORK_FOLDER
+        return self.config.folder / secrets.NETWORK_FOLDER
 
     @property
     def operator_token(self) -> str:
         """The operator's token at the coordinator."""
-        return (self.secrets / "operator" / TOKEN_FILE).read_text()
+        return (self.secrets / "operator" / secrets.TOKEN_FILE).read_text()
 
     def opening_seconds(self) -> float:
         """Returns the processor time of the shufflers for opening outer seals since their start.
 
         Raises httpx.HTTPError if one of them does not answer.
         """
-        token, total = operator_token(self.secrets, "metrics_token"), 0.0
+        token, total = secrets.operator_token(self.secrets, "metrics_token"), 0.0
         for url in self.shufflers.values():
-            with operator_client(self.secrets, url, token) as client:
+            with secrets.operator_client(self.secrets, url, token) as client:
                 page = client.get("/metrics").raise_for_status().text
             for family in text_string_to_metric_families(page):
                 total += sum(s.value for s in family.samples if s.name == OPENING)
@@ -178,14 +165,15 @@ class LoopbackNetwork:
         for name in self.coordinators:
             self._start_known(name)
         if self.config.nodes:
-            enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS, step)
+            secrets.enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS, step)
             self._start_known("node")
         for name in self.coordinators:
             self.wait_ready(name)
             step()
 
     def _start_known(self, name: str) -> None:
-        with defer_signals():  # a process that is started but not yet known would never be ended
+        # A process that is started but not yet known would never be ended.
+        with processes.defer_signals():
             self.start(name)
 
     def start(self, name: str) -> None:
@@ -225,7 +213,7 @@ class LoopbackNetwork:
     def usage(self) -> dict[str, Usage]:
         """Returns the use of each role's process and its pool so far."""
         pids = {role: process.pid for role, process in self.processes.items()}
-        usage = read_usage(pids.values())
+        usage = processes.read_usage(pids.values())
         return {role: usage[pid] for role, pid in pids.items() if pid in usage}
 
     def check_alive(self) -> None:
@@ -251,7 +239,7 @@ class LoopbackNetwork:
         while time.monotonic() < deadline:
             self.check_alive()
             with contextlib.suppress(httpx.HTTPError):
-                if probe(f"{url}/readyz").is_success:
+                if processes.probe(f"{url}/readyz").is_success:
                     return
             time.sleep(0.1)
         raise LocalError("unavailable", f"the {name} is not ready after {READY_SECONDS:.0f} s")
@@ -271,7 +259,7 @@ class LoopbackNetwork:
         return {
             "HOST": LOOPBACK,
             "PORT": url.rsplit(":", 1)[1],
-            "SHUFFLER_ID": SHUFFLER_ID,
+            "SHUFFLER_ID": secrets.SHUFFLER_ID,
             "SIGNING_KEY_FILE": files / "signing_key",
             "STORAGE_KEY_FILE": self.secrets / f"{role}-storage" / "key",
             "OPERATOR_TOKEN_HASH_FILE": files / "operator_token_hash",
@@ -311,7 +299,7 @@ class LoopbackNetwork:
         files = self.secrets / "nodes"
         return self._demands() | {
             "SHUFFLER_URL": self.shuffler_url,
-            "SHUFFLER_ID": SHUFFLER_ID,
+            "SHUFFLER_ID": secrets.SHUFFLER_ID,
             "SHUFFLER_KEY_FILE": files / "shuffler_key",
             "COORDINATOR_KEY_FILE": files / "coordinator_key",
             "ANALYZER_KEYS_FILE": files / "analyzer_keys",

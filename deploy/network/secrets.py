@@ -29,14 +29,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.process.endpoint import (
-    AsyncFailover,
-    Failover,
-    check_url,
-    hash_token,
-    server_verification,
-    split_urls,
-)
+from riffle.common.process import endpoint
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, problem_slug
 from riffle.common.protocol.messages import Enrolment, EnrolRequest
@@ -125,7 +118,7 @@ def _write_key_pair(folder: Path, role: str) -> None:
 
 def _write_token(clear_file: Path, hash_file: Path) -> None:
     _write(clear_file, secrets.token_urlsafe(32))
-    _write(hash_file, hash_token(clear_file.read_text()))
+    _write(hash_file, endpoint.hash_token(clear_file.read_text()))
 
 
 def _write_certificates(folder: Path, replicas: int) -> None:
@@ -183,8 +176,8 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     ``url`` may list several replicas, with commas. Raises ValueError if one is no address, or would
     show the token to whoever listens on the way.
     """
-    urls, verify = _addresses(url), server_verification(folder / "operator" / "ca.pem")
-    transport = Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
+    urls, verify = _addresses(url), endpoint.server_verification(folder / "operator" / "ca.pem")
+    transport = endpoint.Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.Client(
         base_url=urls[0], headers=headers, timeout=REQUEST_SECONDS, transport=transport
@@ -193,8 +186,10 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 def async_operator_client(folder: Path, url: str, token: str) -> httpx.AsyncClient:
     """Opens a client as `operator_client` does, for many requests at a time."""
-    urls, verify = _addresses(url), server_verification(folder / "operator" / "ca.pem")
-    transport = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
+    urls, verify = _addresses(url), endpoint.server_verification(folder / "operator" / "ca.pem")
+    transport = endpoint.AsyncFailover(
+        urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
+    )
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.AsyncClient(
         base_url=urls[0], headers=headers, timeout=REQUEST_SECONDS, transport=transport
@@ -203,7 +198,9 @@ def async_operator_client(folder: Path, url: str, token: str) -> httpx.AsyncClie
 
 def _addresses(url: str) -> tuple[str, ...]:
     """Returns the addresses that a token may be sent to: over TLS, or on this machine."""
-    return tuple(check_url(f"the address {each!r}", each) for each in split_urls(url))
+    return tuple(
+        endpoint.check_url(f"the address {each!r}", each) for each in endpoint.split_urls(url)
+    )
 
 
 def refusal(answer: httpx.Response, service: str) -> RemoteError:
