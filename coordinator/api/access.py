@@ -1,4 +1,4 @@
-"""What routes share: the operator's token, and the parts of the service that they call."""
+"""Dependencies of routes: the operator's token, and the parts of the service that they call."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated

@@ -123,7 +123,7 @@ class Counts(Answer):
 
 
 class Spend(Answer):
-    """What a batch spent. ``used`` is false if more reports were dishonest than promised."""
+    """The spend of a batch. ``used`` is false if more reports were dishonest than promised."""
 
     deployment: int
     batch_id: str
@@ -301,7 +301,7 @@ class TrueValueCurve(Answer):
 
 
 class Readiness(Answer):
-    """What the service depends on, each ``ok`` or a description of the fault."""
+    """The dependencies of the service, each ``ok`` or a description of its fault."""
 
     store: str
     analyzer: str = Field(description="has the keys of all unsettled batches")

@@ -41,7 +41,7 @@ _RECORDS = TypeAdapter(tuple[KeyRecord, ...], config=ConfigDict(strict=True))
 
 
 class Keys(Protocol):
-    """What the analyzer needs of its keys."""
+    """The keys, as the analyzer needs them."""
 
     def active(self) -> str:
         """Returns the public key, hex, that new batches are sealed to."""

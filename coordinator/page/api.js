@@ -19,7 +19,7 @@ export class Refused extends Error {
   }
 }
 
-/** The coordinator does not answer, or cannot at the moment. */
+/** The coordinator does not answer, or answers that it cannot at the moment. */
 export class Away extends Error {}
 
 async function call(path, { method = "GET", body, headers = {}, signal } = {}) {
@@ -42,12 +42,12 @@ async function call(path, { method = "GET", body, headers = {}, signal } = {}) {
   throw new Refused(answer.status, problem);
 }
 
-/** The JSON that a route answers. */
+/** Returns the JSON that a route answers. */
 export async function ask(path, options) {
   return (await call(path, options)).json();
 }
 
-/** Save what a route answers as a file. */
+/** Saves a route's answer as a file. */
 export async function download(path) {
   const answer = await call(path);
   const named = /filename="([^"]+)"/.exec(answer.headers.get("Content-Disposition") ?? "");

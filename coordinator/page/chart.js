@@ -18,7 +18,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const one of charts) one.redraw(false);
 });
 
-/** Forget the charts of a view that is gone. */
+/** Drops the charts of a view that was left. */
 export function dropCharts() {
   for (const one of charts) one.destroy();
   charts.clear();
@@ -127,7 +127,7 @@ function settings({ series, bands, log, whole, whiskers, width, read }) {
 
 const briefly = (_, ticks) => ticks.map((value) => (value === null ? "" : brief(value)));
 
-/** Where points are few, each gets its radius: series 2 to 3. */
+/** Draws each point's radius (series 2 to 3) if there are few points. */
 function drawWhiskers(plot, name) {
   if (plot.data[0].length > FEW) return;
   const { ctx, bbox } = plot;

@@ -6,7 +6,7 @@ import { h, say } from "./dom.js";
 
 const LARGEST_TABLE = 400;
 
-/** The form of a manual run. `onsent(deployment)` is told what was deployed. */
+/** The form of a manual run; calls `onsent(deployment)` once it is deployed. */
 export function deployForm(run, onsent) {
   const { states, actions, horizon } = run.spec;
   const editor = states * horizon <= LARGEST_TABLE ? grid(states, actions, horizon) : written(states, horizon);

@@ -1,4 +1,4 @@
-// Work that is repeated while a view is shown, and what is said when the coordinator is away.
+// Work that is repeated while a view is shown, and the notice that the coordinator is away.
 
 import { Away, Refused } from "./api.js";
 import { h, say } from "./dom.js";
@@ -62,7 +62,7 @@ export function visible(signal) {
   });
 }
 
-/** Do `work` until it says false or the view is left, `seconds` apart, and later while away; not
+/** Repeats `work` until it returns false or the view is left, `seconds` apart, and later while away; not
  * while the page is hidden. */
 export async function repeat(link, signal, seconds, work, refused) {
   let pause = FIRST_PAUSE;

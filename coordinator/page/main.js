@@ -1,4 +1,4 @@
-// The page's frame: which view is shown, the token, and who is told when something fails.
+// The page's frame: the present view, the token, and the report of failures.
 
 import { token } from "./api.js";
 import { dropCharts } from "./chart.js";

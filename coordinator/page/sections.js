@@ -1,4 +1,4 @@
-// The cards of a run's view, and what each draws from what is known of the run.
+// The cards of a run's view; each draws one part of the run's state.
 
 import { chart } from "./chart.js";
 import { BatchesCard, PrivacyCard, SpeedCard } from "./batches.js";
@@ -31,7 +31,7 @@ export class Sections {
     this.elements = [this.head.element, h("div", { class: "cards" }, form, left, right, batches, speed)];
   }
 
-  /** What is drawn, in order. */
+  /** The cards in order. */
   get parts() {
     return [this.head, this.form, ...this.cards];
   }

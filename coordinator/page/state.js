@@ -1,9 +1,9 @@
-// A run as its events tell it. No network and no document here.
+// The state of a run, built from its events. No network and no DOM here.
 
 export const OVER = { run_finished: "finished", run_failed: "failed", run_stopped: "stopped" };
 const SETTLED = ["counted", "rejected", "abandoned"];
 
-/** A run of which nothing is known yet. */
+/** Returns a run before its first event. */
 export function unknownRun() {
   return { last: 0, over: null, deployments: [], stages: [], counted: 0, settled: -1 };
 }
@@ -61,7 +61,7 @@ export function firstOpen(run, books, least) {
   return index < 0 ? Math.max(0, run.deployments.length - 1) : index;
 }
 
-/** What a screen reader is told of an event, or null. */
+/** Returns the announcement of an event for screen readers, or null. */
 export function spoken(event) {
   const { data } = event;
   const texts = {

@@ -1,10 +1,10 @@
-// Which points of long series are drawn. No network and no document here.
+// Selects the points of long series to draw. No network and no DOM here.
 
 const LIMIT = 1000;
 
 /** Indices, in order, of at most `LIMIT` points of `lines` and `dots`, lists of equal length with
- * nulls where nothing is known. Kept are the first and the last point, of every stretch the
- * smallest and largest value of every line, and all dots unless they alone are too many. */
+ * nulls for missing values. Keeps the first and the last point, the smallest and largest value of
+ * every line in every stretch, and all dots unless they alone are too many. */
 export function thinned(lines, dots = []) {
   const { length } = lines[0] ?? dots[0];
   if (length <= LIMIT) return Array.from({ length }, (_, i) => i);

@@ -1,4 +1,4 @@
-// One run, live: its events are streamed, the rest is asked for now and then.
+// One run, live: streams its events, and fetches the rest now and then.
 
 import { ask, Away, events } from "./api.js";
 import { h } from "./dom.js";
@@ -52,7 +52,7 @@ class RunView {
     return this.known.run !== null && this.known.run.state !== "running";
   }
 
-  // -- what is asked for -------------------------------------------------------------------------
+  // -- requests ----------------------------------------------------------------------------------
 
   async status() {
     const over = this.over;
@@ -84,7 +84,7 @@ class RunView {
     this.draw();
   }
 
-  /** The deployments shown in the table of batches: ask for what is not known of them. */
+  /** Fetches missing data of the deployments that the table of batches shows. */
   wanted(rows) {
     const missing = rows.filter((row) => !this.known.books.has(row.index)).map((row) => row.index);
     if (missing.length) this.booksFrom(Math.min(...missing)).catch((error) => this.failed(error));
@@ -131,7 +131,7 @@ class RunView {
     if (first || ended || this.events.over !== null) this.nudge();
   }
 
-  /** Ask again soon: something changed. */
+  /** Fetches again soon, after a change. */
   async nudge() {
     if (this.nudged) return;
     this.nudged = true;
@@ -168,7 +168,7 @@ class RunView {
     this.drawn = true;
   }
 
-  /** One card a frame, so that no frame is late; once more when something came meanwhile. */
+  /** Draws one card a frame, so that no frame is late; repeats if something changed meanwhile. */
   drawPart(part) {
     requestAnimationFrame(() => {
       if (this.signal.aborted) return;

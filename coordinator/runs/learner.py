@@ -84,7 +84,7 @@ class RunLearner:
         return NextStep(issue=issue)
 
     def _used_up(self, run: RunRecord) -> bool:
-        """Whether K episodes were executed, which ends a manual run."""
+        """Tells whether K episodes were executed, which ends a manual run."""
         rows = self.store.deployments(run.id)
         return sum(row.executed for row in rows) >= run.spec.episodes
 

@@ -50,7 +50,7 @@ def _at_index(table: Table) -> Select[Any]:
 
 
 def _unfinished() -> ColumnElement[bool]:
-    """Whether a deployment still needs a step of a driver, and with it its key."""
+    """Selects deployments that still need a step of a driver, and with it their key."""
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge

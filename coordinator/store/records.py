@@ -1,4 +1,4 @@
-"""What the store holds, as values, and how they are made from rows."""
+"""Records: the rows of the store as values, and how they are read."""
 
 import json
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class DeploymentRecord:
 
     @property
     def deployment(self) -> Deployment:
-        """What the learner asked for."""
+        """The deployment as the learner asked for it."""
         mixture = self.descriptor.mixture
         return Deployment(self.stage, self.purpose, mixture, self.n, self.layer)
 
@@ -112,7 +112,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """What an opened batch spent."""
+    """An opened batch's entry in the ledger."""
 
     index: int
     spend: Spend
@@ -144,7 +144,7 @@ class OpenedBatch:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What follows a batch in its run: another deployment, a failure, or the end.
+    """The next step of a run after a batch: another deployment, a failure, or the end.
 
     With none of them the run waits (manual mode) or was over before.
     """
@@ -155,7 +155,7 @@ class NextStep:
 
     @property
     def needs_running(self) -> bool:
-        """Whether only a run that is running can take this step."""
+        """True if only a running run can take this step."""
         return self.issue is not None or self.failure is not None or self.finished
 
 
@@ -174,7 +174,7 @@ class Settlement:
 
     @property
     def event(self) -> DeploymentEvent:
-        """What happens to the deployment: past the promise its counts are not used."""
+        """The deployment's event: past the promise its counts are not used."""
         return "count" if self.spend.within_promise else "reject"
 
 

@@ -1,4 +1,4 @@
-"""Faults to inject, and what a run came to in spite of them."""
+"""Faults to inject, and the outcome of a run in spite of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def read(directory: Path, look: Callable[[Store], Any]) -> Any:
 
 
 def outcome(directory: Path) -> dict[str, Any]:
-    """Everything a run came to, without times."""
+    """Everything that a run left in the store, without times."""
 
     def look(store: Store) -> dict[str, Any]:
         run = store.run(RUN)

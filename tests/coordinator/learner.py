@@ -16,7 +16,7 @@ from riffle.coordinator.learning.learner import (
 
 
 class Tiny:
-    """Two deployments of 20 episodes; what the second one is depends on the first one's counts."""
+    """Two deployments of 20 episodes; the second one depends on the first one's counts."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

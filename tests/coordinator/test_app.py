@@ -129,7 +129,7 @@ def test_the_description_is_complete(api: Api) -> None:
 
 
 def test_a_global_tracer_gets_nothing(api: Api, elsewhere: InMemorySpanExporter) -> None:
-    """The framework would give it paths, callers' addresses and the text of exceptions."""
+    """The framework would record paths, callers' addresses and the text of exceptions."""
     api.finish()
     assert api.client.get("/nowhere").status_code == 404
     assert elsewhere.get_finished_spans() == ()

@@ -1,5 +1,5 @@
-"""A world for the coordinator: a shuffler in memory whose users are there at once, a tiny learner,
-keys, settings, and a way to run until something happens.
+"""A test environment of the coordinator: a shuffler in memory whose users report at once, a tiny
+learner, keys, settings, and a way to run until something happens.
 
 Everything is deterministic: the same descriptor gets the same sealed messages, so that two runs of
 the same spec must end with the same counts.
@@ -102,7 +102,7 @@ def toy_episode(policy: np.ndarray[Any, Any], randomness: SeededRandomness) -> E
 
 @cache
 def sealed_messages(data: bytes) -> bytes:
-    """What the users of a batch send, permuted; the same for the same descriptor."""
+    """The messages of a batch's users, permuted; the same for the same descriptor."""
     context = parse(data)
     d = context.descriptor
     reports = []
@@ -118,7 +118,7 @@ def sealed_messages(data: bytes) -> bytes:
 
 
 class FakeShuffler(ShufflerClient):
-    """The shuffler's calls over memory. Batches fill at once, unless told otherwise."""
+    """A shuffler in memory. Batches fill at once, unless ``fills`` is false."""
 
     def __init__(self) -> None:
         self.skew: float | None = None
@@ -272,7 +272,7 @@ def settings(directory: Path, **changes: Any) -> Settings:
 
 
 def store_url(directory: Path) -> str:
-    """A file of SQLite's, or what a fixture has noted (`tests.coordinator.conftest`)."""
+    """A SQLite file, or the database that a fixture chose (`tests.coordinator.conftest`)."""
     noted = directory / "store_url"
     if noted.exists():
         return noted.read_text()
@@ -281,7 +281,7 @@ def store_url(directory: Path) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a coordinator is made of."""
+    """The parts of a coordinator."""
 
     store: Any
     shuffler: Any

@@ -1,4 +1,4 @@
-"""What no database takes is refused before it: PostgreSQL has no NUL in a text, SQLite has."""
+"""Requests that no database takes are refused before: PostgreSQL has no NUL in a text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""True values that the operator of a simulated environment supplies, and what follows from them."""
+"""True values that the operator of a simulated environment supplies, regret and bands."""
 
 import numpy as np
 import pytest

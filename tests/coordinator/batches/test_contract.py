@@ -27,7 +27,7 @@ URL = "http://shuffler"
 
 
 def report(signed: SignedDescriptor) -> bytes:
-    """A user's given half: policy, episode, noise, both seals."""
+    """A user's whole half: policy, episode, noise, both seals."""
     context, randomness = parse(signed.descriptor.encode()), SystemRandomness()
     d = context.descriptor
     word = int.from_bytes(randomness.read(4), "little")

@@ -32,7 +32,7 @@ def episodes(seed: int) -> list[Episode]:
 
 
 def counted(d: BatchDescriptor, seed: int) -> BatchCounts:
-    """Counts of one batch; the noise of all its users is one binomial a counter."""
+    """Counts of one batch; the noise of all users is one binomial for each counter."""
     data = np.concatenate([d.layout.encode(episode) for episode in episodes(seed)])
     noise, generator = d.to_noise(), generator_for(seed, "noise")
     histogram = np.bincount(data, minlength=d.layout.counters + 1)
@@ -71,7 +71,7 @@ def test_without_noise_the_counts_are_the_episodes(families: Families, layer: in
 
 @pytest.mark.parametrize("families", ["paper", "lean", "joint"])
 def test_variances_are_those_of_the_noise(families: Families) -> None:
-    """100 batches, 800 entries or more a family: the sample variance is within 25 % (5 sigma)."""
+    """With 100 batches, 800 entries or more in a family: the variance is within 25 % (5 sigma)."""
     d = batch(families, None)
     exact = [np.zeros(shape) for shape in ((2, 2, 2, 2), (2, 2, 2), (2, 2, 2))]
     errors: list[list[float]] = [[], [], []]
@@ -106,7 +106,7 @@ def test_a_histogram_of_another_size_is_refused() -> None:
 
 
 def test_the_value_is_within_its_radius() -> None:
-    """delta = 0.2 over 200 batches: the bound is loose, half of that would already be a fault."""
+    """With delta = 0.2 over 200 batches: the bound is loose, so half of that would be a fault."""
     d = batch("joint", None)
     truth = 1.0  # each of two steps moves by the action and a fair bit, so ends in 1 half the time
     estimates = [value_estimate(counted(d, seed), 0.2) for seed in range(200)]

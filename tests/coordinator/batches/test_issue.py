@@ -62,7 +62,7 @@ def test_every_run_gets_what_it_asks_for_or_a_reason(
     n: int,
     max_messages: int,
 ) -> None:
-    """A refusal is a problem with a slug, and no warning is on the way."""
+    """A refusal is a problem with a slug, and raises no warning."""
     try:
         spec = _spec(
             epsilon=epsilon,
@@ -84,7 +84,7 @@ def test_every_run_gets_what_it_asks_for_or_a_reason(
 
 
 def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
-    """3^71 policies; all its deployments become descriptors that a shuffler takes."""
+    """3^71 policies: all deployments become descriptors that a shuffler accepts."""
     spec = _spec()
     mdp = exact_mdp(make("RandomMDP-v0", states=10, actions=3, horizon=8, seed=1))
     learner = Registry().build(spec.model_copy(update={"start": tuple(mdp.d1)}))

@@ -126,7 +126,7 @@ def test_replicas_erase_at_the_same_time(ring: KeyRing, tmp_path: Path) -> None:
 
 
 def test_a_key_that_expires_while_uses_are_looked_for_stays(ring: KeyRing) -> None:
-    """The look may have come before a batch that was issued under it when it was active."""
+    """`in_use` may have run before a batch was issued under the key while it was active."""
     ring.activate(ring.make().id)
 
     def meanwhile() -> set[str]:
@@ -231,7 +231,7 @@ def test_a_rotation_amid_a_run_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_batch_issued_under_a_key_that_is_gone_is_issued_again(tmp_path: Path) -> None:
-    """Issued, not deposited, and the key erased before: nobody has seen that descriptor."""
+    """The batch was not deposited before the key was erased: nobody has seen its descriptor."""
     shuffler = FakeShuffler()
     shuffler.down = 10**9
 
@@ -257,7 +257,7 @@ def test_a_batch_issued_under_a_key_that_is_gone_is_issued_again(tmp_path: Path)
 def test_a_batch_is_not_issued_under_a_key_that_expired_while_it_was_planned(
     tmp_path: Path,
 ) -> None:
-    """Else the key could be erased between its planning and its commit, unseen."""
+    """Otherwise the key could be erased, unseen, between making the descriptor and its commit."""
     given, ring = parts(tmp_path, FakeShuffler()), key_ring(tmp_path)
     deployment = given.registry.build(spec()).next_deployment()
     assert deployment is not None
@@ -275,7 +275,7 @@ def test_a_batch_is_not_issued_under_a_key_that_expired_while_it_was_planned(
 def test_a_rotation_while_the_next_batch_is_planned_costs_no_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Key and batch cross: planned under the old key, which another replica then replaces."""
+    """The batch is made under the old key, which another replica then replaces."""
     ring, settle = key_ring(tmp_path), Store.settle
 
     def late(store: Store, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Processes that open messages: what they answer, and that none is left behind."""
+"""Processes that open messages: their answers, and that none is left behind."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def slow(data: bytes, *, seconds: float = 0.2) -> int:
 
 
 def held(path: bytes) -> None:
-    """Goes on until the file is there."""
+    """Runs until the file exists."""
     while not Path(path.decode()).exists():
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""What each answer of a shuffler means to the coordinator."""
+"""The meaning of each answer of the shuffler, and long answers that break off or hang."""
 
 import asyncio
 import hashlib
@@ -52,7 +52,7 @@ def unreachable(request: httpx.Request) -> httpx.Response:
 
 
 def garbled(_: httpx.Request) -> httpx.Response:
-    """As from a proxy that says how it packed the body, and did not."""
+    """As from a proxy that declares an encoding which the body does not have."""
     stream = httpx.ByteStream(b"no gzip")
     return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=stream)
 
@@ -165,7 +165,7 @@ def test_a_cancelled_wait_for_messages_ends_at_once() -> None:
 
 @contextmanager
 def answered_with(head: bytes, *, hang: bool) -> Iterator[tuple[str, threading.Event]]:
-    """A service's address, and whether it was asked: it says ``head`` and then nothing more."""
+    """Yields the address of a service that answers ``head`` only, and whether it was called."""
     asked, over = threading.Event(), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -190,7 +190,7 @@ HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsea"
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", HALF])
 def test_a_shuffler_that_hangs_does_not_hold_a_cancelled_call(head: bytes) -> None:
-    """Its thread is over as well: the coordinator could not stop before."""
+    """Its thread ends as well; otherwise the coordinator could not stop."""
 
     async def whole(url: str, asked: threading.Event) -> float:
         api = ShufflerClient.connect(url, "token", verify=False)

@@ -1,4 +1,4 @@
-"""Mistakes of learners that people bring: one line that says what and where, by every way in."""
+"""Mistakes of external learners: one line that says what and where, however they are loaded."""
 
 import logging
 from collections.abc import Iterator
@@ -142,7 +142,7 @@ def test_a_request_with_a_wrong_option_is_refused(api: Api, share: object) -> No
 
 
 class Refusing(Tiny):
-    """A learner of Riffle's, not brought: what it cannot do is an answer, and is logged."""
+    """A built-in learner: its refusal is an answer, and is logged."""
 
     error: Exception = LearnerError("no policy is left")
 
@@ -169,7 +169,7 @@ def test_a_built_in_learner_that_cannot_begin_is_logged_and_reported(
 def test_a_bug_in_a_built_in_learner_is_an_internal_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not made into somebody's mistake: 500, with its place in the log."""
+    """It is not blamed on the caller: 500, with its place in the log."""
     monkeypatch.setattr(Refusing, "error", ZeroDivisionError())
     own = Registry({"own": lambda given, preset, options: Refusing(given)})
     monkeypatch.setattr("tests.coordinator.calls.registry", lambda: own)

@@ -1,4 +1,4 @@
-"""The base of learners of one's own: its books, its checks, its plain model."""
+"""The base class of learners: its books, its checks, its plain model."""
 
 import numpy as np
 import pytest

@@ -69,7 +69,7 @@ PAPER = {**RIVER, "preset": "paper", "epsilon": 1.0}
 
 
 def too_small(**asked: Any) -> tuple[RunSpec, str]:
-    """A run that is refused, and with which words."""
+    """A refused run and the words of its refusal."""
     refused = spec(**{"learner": "sdp-pe", "beta": 1e-5, "max_messages": 4096} | asked)
     with pytest.raises(RemoteError) as caught:
         Registry().build(refused)
@@ -90,7 +90,7 @@ def too_small(**asked: Any) -> tuple[RunSpec, str]:
 def test_a_run_whose_batches_are_too_small_is_told_how_many_episodes_would_do(
     asked: dict[str, Any], K: int
 ) -> None:
-    """Nobody chooses a batch's n; and the number told is accepted."""
+    """Operators do not choose a batch's n; the number in the advice is accepted."""
     refused, detail = too_small(**asked, episodes=K)
     told = re.search(r"; batches grow with the run's episodes: (\d+) episodes would do$", detail)
     assert told is not None, detail
@@ -101,7 +101,7 @@ def test_a_run_whose_batches_are_too_small_is_told_how_many_episodes_would_do(
 
 @pytest.mark.parametrize("K", [300, 1 << 40])
 def test_where_no_number_of_episodes_is_found_none_is_told(K: int) -> None:
-    """The papers' first stage is as short for every K."""
+    """The papers' first stage is equally short for every K."""
     refused, detail = too_small(**PAPER, episodes=K)
     assert detail.endswith("; more episodes alone may not do: the option smallest_n makes "
                            "batches larger")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Batches that do not come about, dishonest reports, stops: how a run goes on or ends."""
+"""Batches that do not fill, dishonest reports, stops: how a run goes on or ends."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -182,7 +182,7 @@ def driven(coordinator: Coordinator) -> bool:
 
 
 def is_free(directory: Path) -> bool:
-    """Whether another replica can take the run at once."""
+    """Tells whether another replica can take the run at once."""
     store = Store(store_url(directory))
     try:
         return bool(take(store, "two", NOW))
@@ -191,7 +191,7 @@ def is_free(directory: Path) -> bool:
 
 
 def test_a_notification_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path) -> None:
-    """The replica ends while the driver that it starts anew still ends."""
+    """The replica ends while it restarts a driver."""
 
     class Slow(FakeShuffler):
         async def status(self, batch_id: str, wait: float) -> Any:
@@ -216,7 +216,7 @@ def test_a_notification_of_a_stop_starts_no_driver_after_the_end(tmp_path: Path)
 
 
 def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
-    """The replica ends while its look for runs that nobody drives finds one."""
+    """The replica ends while it takes a run that nobody drives."""
     result = threading.Event()
 
     async def scenario() -> None:
@@ -243,7 +243,7 @@ def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 class TestTwo:
-    """SQLite's store is one coordinator's."""
+    """On PostgreSQL only: a SQLite store belongs to one coordinator."""
 
     def test_a_run_goes_on_elsewhere_when_its_coordinator_ends(
         self, tmp_path: Path, undisturbed: dict[str, Any]

@@ -62,7 +62,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[int]]]:
 
 
 def raw_counts(data: bytes) -> Ints:
-    """What the coordinator must not keep: the counts before its noise."""
+    """The counts before the coordinator's noise, which it must not keep."""
     context = parse(data)
     d, sealed = context.descriptor, sealed_messages(data)
     each = [sealed[i : i + d.message_bytes] for i in range(0, len(sealed), d.message_bytes)]
@@ -71,7 +71,7 @@ def raw_counts(data: bytes) -> Ints:
 
 
 def assert_one_draw(directory: Path, shown: dict[str, list[list[int]]]) -> None:
-    """All that anybody ever computed on is what the store holds, and it is not the raw counts."""
+    """The learner saw only the histogram that the store holds, and that is not the raw counts."""
 
     def look(store: Store) -> None:
         histograms = store.histograms(RUN)
@@ -104,7 +104,7 @@ def test_central_noise_is_used_once_whatever_crashes(
 def test_a_learner_that_fails_does_not_make_a_second_draw(
     tmp_path: Path, shown: dict[str, list[list[int]]]
 ) -> None:
-    """Its error may depend on the noise, and is told; the counts recorded must be the same ones."""
+    """Its reported error may depend on the noise, so the recorded counts must be the same ones."""
 
     class Choking(Tiny):
         def observe(self, counts: BatchCounts) -> StageResult | None:

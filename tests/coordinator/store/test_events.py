@@ -1,4 +1,4 @@
-"""Who follows a run is woken by what happens in it, and by nothing else."""
+"""Followers of a run wake when it changes, and only then."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ def test_followers_wake_when_there_are_new_events(tmp_path: Path) -> None:
 def test_a_change_wakes_followers_though_its_driver_is_stopped_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for it would only find it when he looks again, half a minute later."""
+    """Otherwise a follower would see it at its next check only, half a minute later."""
     given = parts(tmp_path, FakeShuffler())
     settle, begun, go = given.store.settle, threading.Event(), threading.Event()
 
