@@ -108,7 +108,7 @@ def test_every_combination_runs_and_reproduces(name: str, privacy: str, calibrat
     assert first.episodes[-1] == 16
 
 
-def test_the_papers_calibration_states_what_it_gives() -> None:
+def test_the_papers_calibration_states_its_real_epsilon() -> None:
     layers = Layers((1, 3, 3, 3, 1), 2)  # H = 4, XA = 20 pairs
     assert guarantee(False, layers, "paper", 1.0) == pytest.approx(2.0)
     assert guarantee(True, layers, "paper", 1.0) == pytest.approx((4 * 4 + 20) / 12)
@@ -125,8 +125,8 @@ def test_noise_scales_are_those_of_the_document() -> None:
 
 
 @pytest.mark.parametrize("adversary", get_args(Adversary))
-def test_losses_are_fixed_beforehand_and_in_range(adversary: Adversary) -> None:
-    """Oblivious: what learns, and under which privacy, changes no loss."""
+def test_losses_are_oblivious_and_in_range(adversary: Adversary) -> None:
+    """Neither the learner nor its privacy changes a loss."""
     case = Case("uc-o-reps", 40, 1.0, BETA, "none", "paper", 1, adversary)
     layers, _ = world(case)
     losses = adversary_losses(case, layers)
@@ -139,7 +139,7 @@ def test_losses_are_fixed_beforehand_and_in_range(adversary: Adversary) -> None:
     assert (adversary_losses(another_seed, layers) != losses).any()
 
 
-def test_adversaries_move_as_they_are_named() -> None:
+def test_the_means_of_adversaries_move_as_named() -> None:
     """Means of each quarter of K = 20,000 losses, 20 pairs: standard error at most 1/141 each.
 
     Bounds on means of quarters, and on their differences, are 6 and more standard errors.
@@ -188,7 +188,7 @@ def oracle_play(generator: np.random.Generator, P: np.ndarray, policy: np.ndarra
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_an_episode_is_the_oracles_draw_by_draw(case: int) -> None:
+def test_an_episode_equals_the_oracles_draw_by_draw(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     P, policy = transitions(layers, generator), random_policy(layers, generator)
@@ -198,7 +198,7 @@ def test_an_episode_is_the_oracles_draw_by_draw(case: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
-def test_a_run_is_the_oracles_run(name: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_equals_the_oracles_run(name: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are taken in another order, so the two agree to rounding."""
     compiled = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
     monkeypatch.setattr(uc_o_reps, "ftrl_step", omd_oracle.ftrl_step)

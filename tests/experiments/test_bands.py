@@ -1,4 +1,4 @@
-"""Bands cover what they say, and one seed has none."""
+"""Bands cover the mean at their level, and one seed has none."""
 
 import numpy as np
 import pytest

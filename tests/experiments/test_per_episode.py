@@ -1,4 +1,4 @@
-"""The compiled per-user path: equal to the reference, draw by draw; what it learns; its errors."""
+"""Per-episode learners: equal to the NumPy oracle, draw by draw; regret; errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORLDS = {"riverswim": riverswim(), "random": random_mdp(Sizes(5, 3, 4), 1)}
 @pytest.mark.parametrize("levels", ["paper", "tight"])
 @pytest.mark.parametrize("bonus", BONUSES)
 @pytest.mark.parametrize("name", PER_EPISODE)
-def test_the_compiled_loops_are_the_reference_draw_by_draw(
+def test_the_compiled_loops_equal_the_oracle_draw_by_draw(
     name: str, bonus: BonusName, levels: NoiseLevels, world: str
 ) -> None:
     mdp, K = WORLDS[world], 120
@@ -133,7 +133,7 @@ def test_one_episode_is_enough_and_has_no_noise_to_draw() -> None:
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_batched_learners_come_with_the_same_result(name: str) -> None:
+def test_batched_learners_return_the_same_kind_of_result(name: str) -> None:
     K = 6_000
     result = run(name, riverswim(X=3, H=3), K, checkpoints=[1_000, 3_000])
     assert result.episodes.tolist() == [1_000, 3_000, K]
@@ -165,7 +165,7 @@ def test_policy_elimination_without_noise_loses_little() -> None:
         ({"options": {"bonus_scale": "much"}}, "option"),
     ],
 )
-def test_wrong_requests_are_refused_with_the_reason(
+def test_invalid_requests_are_refused_with_the_reason(
     changes: dict[str, object], message: str
 ) -> None:
     wanted: dict[str, object] = {"name": "ucbvi", "mdp": riverswim(), "K": 100, **changes}
@@ -173,14 +173,16 @@ def test_wrong_requests_are_refused_with_the_reason(
         run(**wanted)  # type: ignore[arg-type]
 
 
-def test_a_missing_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_the_error_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.ucbvi", None)
     monkeypatch.delattr("riffle.experiments.ucbvi", raising=False)
     with pytest.raises(LocalError, match=r"riffle-rl\[experiments\]"):
         run("ucbvi", riverswim(), 10)
 
 
-def test_the_references_episodes_follow_the_mdp() -> None:
+def test_the_oracles_episodes_follow_the_mdp() -> None:
     mdp: TabularMDP = WORLDS["random"]
     policy = np.zeros((mdp.sizes.H, mdp.sizes.X), dtype=np.int64)
     generator = np.random.default_rng(0)
@@ -190,12 +192,12 @@ def test_the_references_episodes_follow_the_mdp() -> None:
     assert np.abs(seen - mdp.d1).max() < 4 * np.sqrt(0.25 / 2_000)
 
 
-def test_the_reference_learner_of_a_setting_knows_its_horizon() -> None:
+def test_the_oracle_of_a_setting_has_its_number_of_episodes() -> None:
     setting = Setting("ucbvi-ldp", riverswim(), 40, 1.0, 1e-5, 0, "tight", Bonus())
     assert learner_of(setting).confidence.K == 40
 
 
-def test_noise_that_the_wire_would_not_carry_by_default_is_simulated() -> None:
+def test_noise_beyond_the_services_default_length_is_simulated() -> None:
     """At K = 20,000 the papers' noise takes 7,612 messages a report; the services allow 4,096."""
     mdp = riverswim()
     result = run("sdp-pe", mdp, 20_000, calibration="paper")

@@ -1,6 +1,6 @@
-"""User by user, as nodes do it: also where no probabilities are known, and nothing is hidden.
+"""`riffle simulate --per-user`: environments without probabilities, failures, seeds, refusals.
 
-That its counts are those of the services is in tests/examples and tests/system.
+tests/examples and tests/system check that its counts equal those of the services.
 """
 
 import json
@@ -31,29 +31,29 @@ def numbers(*words: str) -> dict[str, Any]:
     return document(per_user(*words))
 
 
-def test_an_environment_that_only_runs_is_simulated() -> None:
+def test_an_environment_without_probabilities_is_simulated() -> None:
     plain = riffle("simulate", "--env", BRIDGE, *LEARNER, *SMALL)
     assert plain.exit_code == 3
     assert "--per-user" in plain.stderr.splitlines()[-1]
     result = per_user("--env", BRIDGE, *LEARNER, *SMALL, *ONE)
-    found = json.loads(result.stdout)
+    values = json.loads(result.stdout)
     unknown = {"regret_mean", "regret_ci", "regret_ceiling", "optimal_value", "policy_value_mean",
                "policy_value_min", "share_within_5_percent"}  # fmt: skip
-    assert {key for key in unknown if found[key] is not None} == set()
+    assert {key for key in unknown if values[key] is not None} == set()
     assert "no regret and no exact values" in result.stderr
-    assert (found["episodes"], found["policy_switches"]) == (200, 1)
-    assert 0 < found["reward_mean"] < 1
-    assert found["episodes_failed"] == 0
-    assert found["first_failure"] is None
+    assert (values["episodes"], values["policy_switches"]) == (200, 1)
+    assert 0 < values["reward_mean"] < 1
+    assert values["episodes_failed"] == 0
+    assert values["first_failure"] is None
 
 
-def test_where_the_probabilities_are_known_regret_is_too() -> None:
-    found = numbers(*RIVER, *ONE)
-    assert 0 <= found["regret_mean"] <= found["regret_ceiling"]
-    assert found["share_optimal_survives"] in (0.0, 1.0)
-    assert sum(batch["n"] for batch in found["batches"]) == 300
-    assert found["run_id"] == "0" * 32
-    assert found["test_seed"] == 0
+def test_regret_is_known_if_the_probabilities_are() -> None:
+    values = numbers(*RIVER, *ONE)
+    assert 0 <= values["regret_mean"] <= values["regret_ceiling"]
+    assert values["share_optimal_survives"] in (0.0, 1.0)
+    assert sum(batch["n"] for batch in values["batches"]) == 300
+    assert values["run_id"] == "0" * 32
+    assert values["test_seed"] == 0
     text = per_user(*RIVER, "--seeds", "1").stdout
     assert "regret_mean" in text
     assert "transitions" not in text, "counts are for programs"
@@ -77,22 +77,22 @@ def test_every_trust_model(trust: str) -> None:
     ("name", "written"),
     [("FailingWorld", "FailingWorld"), ("failing_gymnasium", "FailingGymnasium")],
 )
-def test_an_episode_that_fails_is_counted_and_told(name: str, written: str) -> None:
-    """As over the services it sends noise; but here whoever wrote it learns why, and where."""
-    found = numbers("--env", f"{MISTAKES}:{name}", *LEARNER, *SMALL, *ONE)
-    assert 0 < found["episodes_failed"] < 200
+def test_a_failed_episode_is_counted_and_its_error_shown(name: str, written: str) -> None:
+    """Its report is noise, as over the services, but the environment's author learns the error."""
+    values = numbers("--env", f"{MISTAKES}:{name}", *LEARNER, *SMALL, *ONE)
+    assert 0 < values["episodes_failed"] < 200
     place = re.escape(line_after(f"class {written}("))
-    assert re.fullmatch(rf"KeyError: \d {place}", found["first_failure"])
+    assert re.fullmatch(rf"KeyError: \d {place}", values["first_failure"])
 
 
-def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "FIRST_LINE_SECONDS", 0.0)
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(output, "SILENT_SECONDS", 3600.0)
     monkeypatch.setattr("riffle.experiments.per_user.PROGRESS_EVERY", 100)
-    first, *told = per_user(*RIVER, "--seeds", "2", "--workers", "1").stderr.splitlines()
+    first, *lines = per_user(*RIVER, "--seeds", "2", "--workers", "1").stderr.splitlines()
     assert re.fullmatch(r"episodes: 100 of 600, about \d+ s left", first)
-    assert told[-1] == "episodes: 600 of 600"
+    assert lines[-1] == "episodes: 600 of 600"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--per-user", "--episodes", "20"], "n="),
     ],
 )
-def test_what_it_is_not_for_is_said(words: list[str], says: str) -> None:
+def test_unsuitable_options_are_refused(words: list[str], says: str) -> None:
     result = riffle("simulate", *words)
     assert result.exit_code == 3
     assert says in result.stderr.splitlines()[-1]

@@ -39,7 +39,7 @@ def test_regret_is_the_sum_of_gaps_and_counts_switches() -> None:
     assert result.switches == 1
 
 
-def test_nothing_lost_where_nothing_can_be_earned() -> None:
+def test_without_rewards_there_is_no_regret() -> None:
     mdp = TabularMDP(np.ones((2, 1, 2, 1)), np.zeros((2, 1, 2)), np.ones(1))
     assert suboptimality(mdp, np.zeros((2, 1), dtype=np.int64)) == 0
     assert regret(mdp, []).total == 0

@@ -177,5 +177,5 @@ def test_runs_are_reproduced_by_their_seed() -> None:
     assert _run(5000, 3)[0] != _run(5000, 4)[0]
 
 
-def test_a_billion_users_cost_what_a_thousand_do() -> None:
+def test_a_billion_users_cost_as_much_as_a_thousand() -> None:
     assert _run(10**9)[2] < 20

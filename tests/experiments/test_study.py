@@ -69,14 +69,14 @@ def test_one_value_has_no_band() -> None:
     assert band([2.0]) == (2.0, None)
 
 
-def test_the_shares_say_whether_the_optimal_policy_was_lost() -> None:
+def test_the_shares_show_whether_the_optimal_policy_survives() -> None:
     """A radius of zero keeps the estimate's best alone; a wide one eliminates nothing."""
     mdp = exact_mdp(make("RiverSwim-v0", **RIVERSWIM))
     known = {}
     for scale in (0.0, 1e6):
-        asked = spec("sdp-pe").model_copy(update={"options": {"radius_scale": scale}})
-        results = [run_seed(asked, dict(RIVERSWIM), seed) for seed in range(3)]
-        known[scale] = Study(asked, tuple(results)).as_dict()
+        chosen = spec("sdp-pe").model_copy(update={"options": {"radius_scale": scale}})
+        results = [run_seed(chosen, dict(RIVERSWIM), seed) for seed in range(3)]
+        known[scale] = Study(chosen, tuple(results)).as_dict()
     assert known[1e6]["share_optimal_survives"] == 1
     assert known[1e6]["share_eliminated"] == 0
     assert known[0.0]["share_eliminated"] == 1

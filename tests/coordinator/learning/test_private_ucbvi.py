@@ -55,7 +55,7 @@ def test_without_noise_it_is_UCBVI(trust: Trust, levels: NoiseLevels) -> None:
         assert np.allclose(private.estimates().r, plain.estimates().r)
 
 
-def test_the_last_user_is_not_needed_and_not_added() -> None:
+def test_the_last_users_episode_is_not_added() -> None:
     layout = layout_of(SIZES, "tight")
     privatizer = BinaryMechanism(2, (layout.counters,), NO_NOISE, np.random.default_rng(0))
     learner = PrivateUCBVI(SIZES, 3, layout, privatizer)

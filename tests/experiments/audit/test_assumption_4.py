@@ -2,9 +2,9 @@
 
 E is `coordinator.learning.postprocess.precision` at delta over all noisy counters that enter. In a
 batch the assumption holds when, for every cell, the visits are the sums of the transitions, not
-below the true visits, and both are within E of the truth. At most delta of all batches may fail:
-more than the 1e-6 quantile of Binomial(1e4, delta) has probability below 1e-6 at a failure rate of
-delta.
+below the true visits, and both are within E of the true counts. At most delta of all batches may
+fail: more than the 1e-6 quantile of Binomial(1e4, delta) has probability below 1e-6 at a failure
+rate of delta.
 """
 
 import numpy as np
@@ -63,15 +63,15 @@ def test_assumption_4_over_ten_thousand_batches_of_riverswims_size(delta: float)
     counters = layout.counters - int(np.prod(layout.shapes["rewards"]))
     E = precision(noise.variance(n), counters, delta)
     generator = np.random.default_rng(41)
-    wrong = 0
+    failed = 0
     for _ in range(10):
         size = BATCHES // 10
         chances = generator.dirichlet(np.full(32, 0.2), (size, 6))
         true = generator.multinomial(n, chances).reshape(size, 6, 4, 2, 4).astype(np.float64)
         transitions = true + binomial_noise(generator, true.shape, n, noise)
         visits = true.sum(-1) + binomial_noise(generator, true.shape[:-1], n, noise)
-        wrong += failures(true, transitions, visits, E)
-    assert wrong <= stats.binom.isf(ALPHA, BATCHES, delta)
+        failed += failures(true, transitions, visits, E)
+    assert failed <= stats.binom.isf(ALPHA, BATCHES, delta)
 
 
 def test_assumption_4_with_the_mechanisms_own_sampler() -> None:
@@ -92,11 +92,11 @@ def test_assumption_4_with_the_mechanisms_own_sampler() -> None:
         np.stack([part[key] for part in parts]) for key in ("transitions", "visits")
     )
     E = precision(noise.variance(n), 6, delta)
-    wrong = failures(np.broadcast_to(true, transitions.shape), transitions, visits, E)
-    assert wrong <= stats.binom.isf(ALPHA, BATCHES, delta)
+    failed = failures(np.broadcast_to(true, transitions.shape), transitions, visits, E)
+    assert failed <= stats.binom.isf(ALPHA, BATCHES, delta)
 
 
-def test_the_check_notices_an_E_that_is_too_small() -> None:
+def test_the_check_detects_an_E_that_is_too_small() -> None:
     """A quarter of E: three standard deviations no longer cover 240 counters."""
     layout, n = CounterLayout(Sizes(4, 2, 6), "paper"), 4_096
     noise = exact_noise(layout, n, 1.0, 1e-5)

@@ -1,9 +1,9 @@
-"""The audit of Riffle: not above the claim, near it, and never blind to a planted fault.
+"""The audit of Riffle: its bound is near the claim but not above it, and it detects planted faults.
 
-Bounds have a family-wise error of 1e-3 here. A bound above the claim is looked at once more on
-fresh trials before the test fails, so an accident has probability 1e-6. The bound's share of the
-claim was 0.73 on average with standard deviation 0.05 at this size (120 repetitions of the model):
-one attempt stays below 0.6 about once in 300, three in a row once in 10^7.
+Bounds have a family-wise error of 1e-3 here. A bound above the claim is checked once more on fresh
+trials before the test fails, so an accident has probability 1e-6. The bound's share of the claim
+was 0.73 on average with standard deviation 0.05 at this size (120 repetitions of the model): one
+attempt stays below 0.6 about once in 300, three in a row once in 10^7.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def audited(world: World) -> tuple[Attack, Pair]:
 
 
 def test_the_bound_is_not_above_the_claim(world: World, audited: tuple[Attack, Pair]) -> None:
-    found, _ = audited
-    assert not (found.violated and audit(world, TRIALS, ERROR)[0].violated), found.as_dict()
+    outcome, _ = audited
+    assert not (outcome.violated and audit(world, TRIALS, ERROR)[0].violated), outcome.as_dict()
 
 
 def test_the_bound_is_most_of_the_claim(world: World, audited: tuple[Attack, Pair]) -> None:
@@ -59,23 +59,23 @@ def test_agreement_notices_another_law(world: World, audited: tuple[Attack, Pair
     assert attack._same_law(few[:500], few[500:]) > ALPHA
 
 
-def test_noise_that_is_too_weak_is_found() -> None:
+def test_the_audit_detects_noise_that_is_too_weak() -> None:
     """A fifth of the bits; the bound on beta then lies far above the claim."""
     bits = build(SETTING).noise.bits // 5
-    found, _ = audit(build(SETTING, Noise(bits, 1, 3)), 2_000, ALPHA)
-    assert found.violated
-    assert found.bounds.beta > 10 * SETTING.beta
+    outcome, _ = audit(build(SETTING, Noise(bits, 1, 3)), 2_000, ALPHA)
+    assert outcome.violated
+    assert outcome.bounds.beta > 10 * SETTING.beta
 
 
-def test_a_shuffle_that_does_not_permute_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_detects_a_shuffle_that_does_not_permute(monkeypatch: pytest.MonkeyPatch) -> None:
     identity: Callable[..., object] = lambda size, _: np.arange(size)  # noqa: E731
     monkeypatch.setattr(permutation, "permutation", identity)
-    found, _ = audit(build(SETTING), 500, ALPHA)
-    assert found.bounds.beta > 0.5
-    assert found.bounds.beta_event.distinguisher == "head"
+    outcome, _ = audit(build(SETTING), 500, ALPHA)
+    assert outcome.bounds.beta > 0.5
+    assert outcome.bounds.beta_event.distinguisher == "head"
 
 
-def test_a_step_of_the_likelihood_ratio_is_the_binomials() -> None:
+def test_log_ratios_are_those_of_the_binomial() -> None:
     """log b(y - 1) / b(y) = log y (1 - p) / ((N - y + 1) p); impossible outcomes are certain."""
     gain = attack.log_ratios(6, 0.125)
     y = np.arange(1, 7)

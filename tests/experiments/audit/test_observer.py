@@ -1,8 +1,8 @@
-"""Sizes, times and order of uploads say nothing, and would say much without padding.
+"""Sizes, times and order of uploads reveal nothing, and would reveal much without padding.
 
-Level 1e-6 of an exact binomial test. Without padding the length of a report has mean distance 6
-and standard deviation 4.4 between the two kinds of users: three of four guesses are right, and
-fewer than the test needs of 250 (162) in one run of some ten thousand; tried twice.
+Level 1e-6 of an exact binomial test. Without padding the mean lengths of the two kinds of reports
+differ by 6, with standard deviation 4.4: three of four guesses are right, and fewer than the test
+needs of 250 (162) in one run of some ten thousand; the test tries twice.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ from riffle.experiments.audit.observer import Guess, observe
 from riffle.experiments.audit.world import build, calibrated_noise
 
 
-def test_an_observer_of_uploads_does_no_better_than_chance() -> None:
+def test_with_padding_the_observer_guesses_at_chance() -> None:
     guess = observe(450, padded=True)
     assert not guess.better_than_chance, guess.as_dict()
     assert guess.users == 150
 
 
-def test_he_does_better_when_padding_is_off() -> None:
+def test_without_padding_the_observer_beats_chance() -> None:
     guess = observe(750, padded=False)
     if not guess.better_than_chance:
         guess = observe(750, padded=False)
@@ -33,7 +33,7 @@ def test_every_padded_upload_has_one_size() -> None:
     assert sizes == {batch.context.descriptor.report_bytes + 16}
 
 
-def test_his_rules_find_what_a_feature_says() -> None:
+def test_the_rules_use_an_informative_feature() -> None:
     """One feature is the data with noise of one standard deviation: accuracy 0.69 at best."""
     generator = np.random.default_rng(4)
     data = generator.random(3_000) < 0.5
@@ -54,7 +54,7 @@ def test_p_values_are_binomial() -> None:
 
 
 @pytest.mark.parametrize("rich", [True, False])
-def test_an_observer_who_was_told_of_one_kind_only_guesses_it(rich: bool) -> None:
+def test_an_observer_trained_on_one_kind_always_guesses_it(rich: bool) -> None:
     features = np.random.default_rng(1).random((10, 4))
     for rule in observer._rules(features, np.full(10, rich)):
         assert (rule(features) == rich).all()

@@ -1,4 +1,4 @@
-"""One trial is the product's: sealed or not the same counts, every message once, sizes as sent."""
+"""A trial runs the product's code: the same counts with and without seals, every message once."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,7 @@ def test_identity_seals_have_a_seals_size_and_end_with_the_context() -> None:
         hpke.open_sealed(pair.private, b"info", fake)
 
 
-def test_the_neighbours_move_every_cell() -> None:
+def test_the_neighbouring_episodes_move_every_cell() -> None:
     every: tuple[Families, ...] = ("paper", "lean", "joint")
     for families in every:
         setting = Setting(sizes=Sizes(X=3, A=1, H=2), families=families)
@@ -63,7 +63,7 @@ def test_only_user_0_differs() -> None:
     assert np.array_equal(first[1:], second[1:])
 
 
-def test_a_claim_that_the_accountant_does_not_give_is_refused() -> None:
+def test_a_claim_beyond_the_accountants_guarantee_is_refused() -> None:
     weak = world.build(SEEDED, Noise(2, 1, 3))
     with pytest.raises(RemoteError, match="gives"):
         world.check_claim(weak.context.descriptor)
@@ -79,6 +79,6 @@ def test_a_claim_that_the_accountant_does_not_give_is_refused() -> None:
         {"sizes": replace(SMALLEST, X=1)},
     ],
 )
-def test_settings_that_cannot_be_audited_are_named(changes: dict[str, Any]) -> None:
+def test_settings_that_cannot_be_audited_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must lie|needs two states"):
         replace(SEEDED, **changes)

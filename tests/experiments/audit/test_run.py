@@ -1,4 +1,4 @@
-"""`riffle audit`: one document, verdict and exit code; a seed repeats it."""
+"""`riffle audit` prints one document with a verdict and an exit code; a seed repeats it."""
 
 import json
 from typing import Any
@@ -30,8 +30,8 @@ def audit(*arguments: str) -> Result:
 
 
 def document(result: Result) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    values: dict[str, Any] = json.loads(result.stdout)
+    return values
 
 
 def test_riffle_is_not_refuted() -> None:
@@ -39,25 +39,25 @@ def test_riffle_is_not_refuted() -> None:
         "--trials", "200", "--seed", "5", "--sealed", "20", "--users", "30", "--format", "json"
     )
     assert result.exit_code == 0, result.stderr
-    found = document(result)
-    assert found.keys() >= KEYS
-    assert found["verdict"] == "not refuted"
-    assert found["sealed_trials"] == 40
-    assert found["observer"]["padding"] == "on"
-    assert found["observer_without_padding"]["padding"].startswith("off")
-    assert "seeded (5)" in found["randomness"]
+    values = document(result)
+    assert values.keys() >= KEYS
+    assert values["verdict"] == "not refuted"
+    assert values["sealed_trials"] == 40
+    assert values["observer"]["padding"] == "on"
+    assert values["observer_without_padding"]["padding"].startswith("off")
+    assert "seeded (5)" in values["randomness"]
 
 
 def test_broken_encodings_end_with_exit_code_1() -> None:
     result = audit("--encoding", "paper-sums", "--trials", "2000", *QUICK)
     assert result.exit_code == 1
-    found = document(result)
-    assert found["verdict"] == "violated"
-    assert len(found["attacks"]) == 2
+    values = document(result)
+    assert values["verdict"] == "violated"
+    assert len(values["attacks"]) == 2
     assert audit("--encoding", "one-envelope", "--trials", "200", *QUICK).exit_code == 1
 
 
-def test_text_has_a_row_a_number() -> None:
+def test_text_has_one_row_for_each_number() -> None:
     result = audit("--encoding", "paper-sums", "--trials", "500")
     assert result.exit_code == 1
     assert "attacks.1.verdict" in result.stdout
@@ -84,7 +84,9 @@ def test_a_seed_repeats_an_audit() -> None:
         (["--encoding", "sums"], 2, "encoding"),
     ],
 )
-def test_what_is_wrong_is_named(arguments: list[str], code: int, says: str) -> None:
+def test_invalid_options_are_refused_with_the_reason(
+    arguments: list[str], code: int, says: str
+) -> None:
     result = audit(*arguments)
     assert result.exit_code == code
     assert says in result.stderr

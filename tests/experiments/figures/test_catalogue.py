@@ -1,4 +1,4 @@
-"""What the figures are: the papers' settings, each run named by what it is."""
+"""The figures have the papers' settings, and a run's key names its fields."""
 
 from dataclasses import replace
 from typing import get_args
@@ -34,13 +34,13 @@ def test_the_papers_figures_are_there_at_their_k_and_beyond() -> None:
     assert dict(FIGURES["fig7"].runs[0].parameters) == {"actions": 20, "sigma": 0.1}
 
 
-def test_an_epsilon_is_given_where_it_is_kept() -> None:
+def test_only_private_runs_have_an_epsilon() -> None:
     for run in runs():
         private = run.learner not in NOT_PRIVATE and ("privacy", "none") not in run.options
         assert (run.epsilon is not None) == private
 
 
-def test_what_differs_has_another_key_and_what_is_shared_has_the_same() -> None:
+def test_runs_have_different_keys_unless_figures_share_them() -> None:
     different = set(runs())
     assert len({run.key for run in different}) == len(different)
     assert set(FIGURES["fig8"].runs) == set(FIGURES["fig6c"].runs) <= set(FIGURES["scale"].runs)
@@ -50,7 +50,7 @@ def test_what_differs_has_another_key_and_what_is_shared_has_the_same() -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=list(FIGURES))
-def test_nothing_is_left_out_without_a_reason(figure: Figure) -> None:
+def test_every_absent_point_has_a_reason(figure: Figure) -> None:
     points = {x for curve in figure.curves for x in curve.x}
     for curve in figure.curves:
         assert len(curve.runs) == len(curve.x)
@@ -60,23 +60,23 @@ def test_nothing_is_left_out_without_a_reason(figure: Figure) -> None:
 
 
 def test_a_learner_has_the_same_constants_in_every_environment() -> None:
-    """SDP-PE that is told more than others (homogeneous) is a curve of its own, by that name."""
+    """SDP-PE with more prior knowledge than others (homogeneous) is a curve of its own."""
     seen: dict[str, set[tuple[str, Parameters]]] = {}
     for figure in FIGURES.values():
         for curve in figure.curves:
-            told = {(run.constants, run.options) for run in curve.runs}
+            constants = {(run.constants, run.options) for run in curve.runs}
             label = f"{curve.runs[0].learner} {curve.line.label}"
-            assert seen.setdefault(label, told) == told
+            assert seen.setdefault(label, constants) == constants
 
 
-def test_all_leaves_out_only_what_says_so() -> None:
+def test_all_omits_only_figures_whose_note_says_so() -> None:
     left_out = set(FIGURES) - {figure.name for figure in select_figures("all", quick=False)}
     assert left_out == {"scale-large"}
     assert all("Not part of `all`" in FIGURES[name].note for name in left_out)
     assert max(run.K for name in set(FIGURES) - left_out for run in FIGURES[name].runs) == 200_000
 
 
-def test_adversaries_are_compared_under_equal_terms() -> None:
+def test_adversaries_are_compared_on_equal_terms() -> None:
     """Each adversary, three privacy models, correct noise; runs shared with the other figure."""
     for name in ("full", "bandit"):
         runs = FIGURES[f"adversaries-{name}"].runs

@@ -1,4 +1,4 @@
-"""Jobs: kept as they come, continued after an interruption, the same on every backend."""
+"""Jobs are stored as they end, continue after an interruption, and agree on every backend."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_every_catalogued_learner_can_be_computed() -> None:
         assert (done.switches is None) == (learner in small)
 
 
-def test_a_refused_run_becomes_a_row_that_says_why() -> None:
+def test_a_refused_run_becomes_a_row_with_its_reason() -> None:
     row = execute(run_of(LINE["SDP-PE, papers' noise"]), 0)
     assert row.reason is not None
     assert "messages" in row.reason
@@ -88,7 +88,7 @@ def test_rows_of_other_code_are_not_mixed_in(
     sweep(JOBS[1:1], rows, HERE, ignore)  # not asked for: not in the way
 
 
-def test_a_worker_with_other_code_is_found_out(
+def test_a_worker_with_other_code_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "code_digest", lambda: "other")
@@ -114,7 +114,7 @@ def test_a_backend_and_its_address_belong_together(
         Backend(name, 1, address)  # type: ignore[arg-type]
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"numba", "distributed"}
     monkeypatch.setattr(sweep_module, "find_spec", lambda name: None if name in missing else 1)
     with pytest.raises(LocalError, match=r"need numba: pip install 'riffle-rl\[experiments\]'"):
@@ -123,7 +123,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         Backend("dask", 1, "tcp://127.0.0.1:1")
 
 
-def test_a_scheduler_that_is_not_there_is_said(
+def test_an_unreachable_scheduler_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "PATIENCE", 0.2)
@@ -172,10 +172,10 @@ def test_a_dask_cluster_gives_the_same_files(tmp_path: Path, cluster: str) -> No
     here, there = tmp_path / "here", tmp_path / "there"
     make(order(here), ignore, ignore)
     far = order(there)
-    made = make(
+    manifests = make(
         type(far)(far.figures, far.seeds, there, Backend("dask", 1, cluster)), ignore, ignore
     )
-    assert made[0]["backend"]["name"] == "dask"
+    assert manifests[0]["backend"]["name"] == "dask"
     for name in ("small.csv", "small-seeds.csv", "small.svg", "small.png"):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
     shutil.rmtree(there)

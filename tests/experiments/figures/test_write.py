@@ -1,4 +1,4 @@
-"""Files: complete, honest about gaps, and never written over."""
+"""A figure's files are complete, show what is missing, and are never overwritten."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from riffle.experiments.figures.catalogue import Curve, Figure, Kind
 from riffle.experiments.figures.draw import draw, legend_label
 from riffle.experiments.figures.series import Row, Rows, Series, gather, merge_constants
 from riffle.experiments.figures.write import make, table
-from tests.experiments.figures.worlds import LINE, SHOWN, again, order, run_of, small_figure
+from tests.experiments.figures.worlds import LINE, SHOWN, forced, order, run_of, small_figure
 
 PNG_LIMIT = 100_000
 
@@ -24,9 +24,9 @@ def ignore(_: object) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    made = tmp_path_factory.mktemp("figures")
-    make(order(made), ignore, ignore)
-    yield made
+    path = tmp_path_factory.mktemp("figures")
+    make(order(path), ignore, ignore)
+    yield path
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -51,10 +51,10 @@ def test_the_bands_are_those_of_the_seeds(folder: Path) -> None:
     assert float(last["low"]) <= float(last["mean"]) <= float(last["high"])
 
 
-def test_what_could_not_be_computed_is_in_table_manifest_and_picture(folder: Path) -> None:
-    said = (folder / "small.md").read_text()
-    assert "| SDP-PE, papers' noise | not computed |" in said
-    assert "2 of 2 seeds: n=" in said.partition("## Not computed")[2]
+def test_missing_results_are_in_table_manifest_and_picture(folder: Path) -> None:
+    text = (folder / "small.md").read_text()
+    assert "| SDP-PE, papers' noise | not computed |" in text
+    assert "2 of 2 seeds: n=" in text.partition("## Not computed")[2]
     assert "not computed, see the table" in (folder / "small.svg").read_text()
     manifest = json.loads((folder / "small.json").read_text())
     curves = {curve["label"]: curve for curve in manifest["curves"]}
@@ -64,9 +64,9 @@ def test_what_could_not_be_computed_is_in_table_manifest_and_picture(folder: Pat
 
 
 def test_the_legend_names_curves_and_the_caption_has_their_constants(folder: Path) -> None:
-    said = (folder / "small.md").read_text().partition("## Constants")[2]
-    assert "bonus_scale=0.1" in said
-    assert "noise=gaussian" in said
+    text = (folder / "small.md").read_text().partition("## Constants")[2]
+    assert "bonus_scale=0.1" in text
+    assert "noise=gaussian" in text
     manifest = json.loads((folder / "small.json").read_text())
     computed = [curve for curve in manifest["curves"] if not curve["missing"]]
     assert len(computed) == 3
@@ -75,38 +75,37 @@ def test_the_legend_names_curves_and_the_caption_has_their_constants(folder: Pat
     assert "noise=gaussian" in (folder / "small.svg").read_text()
 
 
-def test_finished_figures_are_not_written_over(folder: Path) -> None:
+def test_finished_figures_are_not_overwritten(folder: Path) -> None:
     before = (folder / "small.json").read_bytes()
     with pytest.raises(LocalError, match="already has small"):
         make(order(folder), ignore, ignore)
     assert (folder / "small.json").read_bytes() == before
 
 
-def test_more_seeds_or_another_figure_use_what_is_there(folder: Path) -> None:
-    left: list[int] = []
-    make(order(folder, small_figure("same")), ignore, left.append)
-    make(order(folder, small_figure("more"), seeds=3), ignore, left.append)
-    assert left == [0, len(SHOWN)]
+def test_more_seeds_or_another_figure_reuse_results(folder: Path) -> None:
+    remaining: list[int] = []
+    make(order(folder, small_figure("same")), ignore, remaining.append)
+    make(order(folder, small_figure("more"), seeds=3), ignore, remaining.append)
+    assert remaining == [0, len(SHOWN)]
 
 
 def test_force_computes_again(tmp_path: Path) -> None:
-    left: list[int] = []
-    made = order(tmp_path, seeds=1)
-    make(made, ignore, left.append)
+    remaining: list[int] = []
+    first_order = order(tmp_path, seeds=1)
+    make(first_order, ignore, remaining.append)
     first = (tmp_path / "small.csv").read_bytes()
-    make(again(made), ignore, left.append)
-    assert left == [len(SHOWN), len(SHOWN)]
+    make(forced(first_order), ignore, remaining.append)
+    assert remaining == [len(SHOWN), len(SHOWN)]
     assert (tmp_path / "small.csv").read_bytes() == first
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(SHOWN)
 
 
 def test_one_seed_has_no_band_in_picture_and_table(folder: Path, tmp_path: Path) -> None:
-    made = order(tmp_path, small_figure("single"), seeds=1)
-    make(made, ignore, ignore)
+    make(order(tmp_path, small_figure("single"), seeds=1), ignore, ignore)
     assert "1 seed, so no band" in (tmp_path / "single.svg").read_text()
-    said = (tmp_path / "single.md").read_text()
-    assert "Regret at the end of the run, of one seed." in said
-    assert "[" not in said.partition("## Constants")[0]
+    text = (tmp_path / "single.md").read_text()
+    assert "Regret at the end of the run, of one seed." in text
+    assert "[" not in text.partition("## Constants")[0]
     assert "2 seeds; band:" in (folder / "small.svg").read_text()
 
 
@@ -120,14 +119,14 @@ def test_constants_that_differ_between_points_are_listed_in_their_order() -> Non
     assert merge_constants([]) == {}
 
 
-def made_up(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ...]]:
+def example_figure(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ...]]:
     """Two curves at two points; the second lacks one seed at one of them."""
     lines = [LINE["UCBVI-JDP, tight"], LINE["SDP-PE"]]
     curves = tuple(
         Curve(line, (run_of(line, 0.5), run_of(line, 2.0)), (0.5, 2.0), ((9.0, "too slow"),))
         for line in lines
     )
-    kept = Rows(tmp_path / "rows.jsonl")
+    store = Rows(tmp_path / "rows.jsonl")
     for i, curve in enumerate(curves):
         for j, run in enumerate(curve.runs):
             for seed in range(2):
@@ -135,14 +134,14 @@ def made_up(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ...]]:
                           i * 100 + j, 0.99, 50.0, 0.1, {"c": j})  # fmt: skip
                 if (i, j, seed) == (1, 1, 1):
                     row = Row(run.key, seed, "code", "no")
-                kept.append(row)
+                store.append(row)
     figure = Figure("made-up", "Made up", kind, curves)
-    return figure, gather(figure, kept, 2)
+    return figure, gather(figure, store, 2)
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "episodes", "switches"])
 def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
-    figure, series = made_up(tmp_path, kind)
+    figure, series = example_figure(tmp_path, kind)
     draw(figure, series, 2, tmp_path / "drawn")
     first = (tmp_path / "drawn.svg").read_bytes()
     assert all(legend_label(curve).encode() in first for curve in series)
@@ -150,10 +149,10 @@ def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
     assert (tmp_path / "drawn.svg").read_bytes() == first
 
 
-def test_a_table_counts_seeds_and_names_what_is_left_out(tmp_path: Path) -> None:
-    figure, series = made_up(tmp_path, "epsilon")
-    said = table(figure, series, 2)
-    assert "| SDP-PE | 20 [14, 27] | 20 | 101 | 100% | 0.10 |" in said
-    assert "| SDP-PE | 2: 1 of 2 seeds: no |" in said
-    assert "| SDP-PE | 9: too slow |" in said
-    assert "c=0 / 1" in said
+def test_a_table_counts_seeds_and_names_absent_points(tmp_path: Path) -> None:
+    figure, series = example_figure(tmp_path, "epsilon")
+    text = table(figure, series, 2)
+    assert "| SDP-PE | 20 [14, 27] | 20 | 101 | 100% | 0.10 |" in text
+    assert "| SDP-PE | 2: 1 of 2 seeds: no |" in text
+    assert "| SDP-PE | 9: too slow |" in text
+    assert "c=0 / 1" in text

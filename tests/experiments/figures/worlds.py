@@ -26,5 +26,5 @@ def order(folder: Path, figure: Figure | None = None, *, seeds: int = 2) -> Orde
     return Order((figure or small_figure(),), seeds, folder, HERE)
 
 
-def again(made: Order) -> Order:
-    return replace(made, force=True)
+def forced(order: Order) -> Order:
+    return replace(order, force=True)

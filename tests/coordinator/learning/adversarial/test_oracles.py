@@ -29,7 +29,7 @@ def _same(one: omd.Step, other: omd.Step) -> None:
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_ftrl_step_is_the_oracles(case: int) -> None:
+def test_the_ftrl_step_equals_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
@@ -45,7 +45,7 @@ def test_ftrl_step_is_the_oracles(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_log_barrier_step_is_the_oracles(case: int) -> None:
+def test_the_log_barrier_step_equals_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
@@ -58,7 +58,7 @@ def test_log_barrier_step_is_the_oracles(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_the_confidence_set_is_the_oracles(case: int) -> None:
+def test_the_confidence_set_equals_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers, E = Layers(SHAPES[case % len(SHAPES)], 2), (0.0, 0.5, 40.0)[case % 3]
     N = generator.poisson(300, layers.cells.shape) * layers.cells * 1.0
@@ -77,7 +77,7 @@ def test_the_confidence_set_is_the_oracles(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(24))
-def test_upper_occupancy_bounds_are_the_oracles(case: int) -> None:
+def test_upper_occupancy_bounds_equal_the_oracles(case: int) -> None:
     generator = np.random.default_rng(case)
     layers = Layers(SHAPES[case % len(SHAPES)], 2)
     box = random_box(layers, (0.05, 0.3, 1.0)[case % 3], generator)
