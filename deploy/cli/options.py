@@ -1,4 +1,4 @@
-"""Options of commands, and dataclasses of them. Importing this imports neither NumPy nor a service.
+"""Options that commands share. Importing this module imports neither NumPy nor a service.
 
 A command that takes such a dataclass has an option for each of its fields (`expand_options`).
 """
