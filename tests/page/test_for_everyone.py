@@ -85,7 +85,7 @@ def test_everything_has_a_name(opened: Open, small: Run, manual: Run, where: str
     assert nameless(page) == []
 
 
-def test_what_has_no_name_is_found(opened: Open) -> None:
+def test_elements_without_a_name_are_found(opened: Open) -> None:
     """Content is no name but where a role takes its name from it."""
     page = opened()
     expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -119,7 +119,7 @@ def test_the_tab_key_passes_through_all_in_reading_order(
         ("#truth", "position: relative; top: 900px"),
     ],
 )
-def test_what_is_out_of_reading_order_is_found(
+def test_elements_out_of_reading_order_are_found(
     opened: Open, small: Run, element: str, style: str
 ) -> None:
     page = opened(small["id"])
@@ -131,7 +131,7 @@ def test_what_is_out_of_reading_order_is_found(
     assert probe(page, "backward") != []
 
 
-def test_what_the_tab_key_leaves_out_is_found(opened: Open, small: Run, manual: Run) -> None:
+def test_elements_that_the_tab_key_skips_are_found(opened: Open, small: Run, manual: Run) -> None:
     page = opened()
     page.reload()
     drawn(page, "list")

@@ -110,10 +110,10 @@ def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, sma
     expect(card(page, "Throughput and latency")).to_contain_text("acknowledging")
 
 
-def test_what_comes_while_cards_are_drawn_is_shown_too(
+def test_events_during_the_drawing_of_cards_are_shown_too(
     opened: Open, operator: Operator, small: Run
 ) -> None:
-    """A slow page, whose head is drawn before the result is there, and nothing comes after it."""
+    """On a slow page the head is drawn before the result arrives, and no event follows."""
     page, told, results = opened(), list[Route](), list[Route]()
     path, slow = f"**/v1/runs/{small['id']}", "(frame) => setTimeout(() => before(frame), 200)"
     page.evaluate(f"((before) => {{ requestAnimationFrame = {slow} }})(requestAnimationFrame)")

@@ -74,7 +74,7 @@ def test_all_dots_are_kept_unless_they_are_too_many(page: Page) -> None:
     assert 901 in thinned(page, [noise(1)], [many])
 
 
-def test_what_is_not_known_is_no_value(page: Page) -> None:
+def test_an_unknown_value_does_not_count_as_zero(page: Page) -> None:
     """The least known value beside nulls is kept, though null compares as 0."""
     for at in (1000, 1001, 1002, 1003):
         line: Line = [None if i % 2 else 5.0 for i in range(POINTS)]
