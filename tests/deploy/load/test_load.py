@@ -138,7 +138,7 @@ def test_processors_are_named_as_a_list() -> None:
     mine = sorted(os.sched_getaffinity(0))
     assert cores(None) == frozenset()
     assert cores(",".join(map(str, mine))) == frozenset(mine)
-    with pytest.raises(ValueError, match="a list as 0,1"):
+    with pytest.raises(ValueError, match="a list such as 0,1"):
         cores("0;1")
     with pytest.raises(ValueError, match="this machine has"):
         cores("4096")
