@@ -223,7 +223,7 @@ def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) ->
     return Result(spec.learner, points, curve, switches, seconds, policy, constants)
 
 
-# -- learners that plan before every episode, compiled ---------------------------------------------
+# -- learners that plan before every episode ------------------------------------------------------
 
 
 def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:

@@ -224,10 +224,10 @@ def run_ucbvi(
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
     """Returns the next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C), by NumPy (faster)."""
     kind, scale = privacy.kind, privacy.scale
-    with numba.objmode(drawn="float64[:,::1]"):
+    with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
-        drawn = np.asarray(draw(0.0, scale, (AT_ONCE, C)))
-    return drawn  # noqa: RET504  (object mode hands its result out by name)
+        noises = np.asarray(draw(0.0, scale, (AT_ONCE, C)))
+    return noises  # noqa: RET504  (object mode hands its result out by name)
 
 
 @compiled
@@ -349,7 +349,7 @@ def run_private(
     C = pairs * (X + (2 if separate_visits else 1))
     while K - 1 >> levels:
         levels += 1
-    blocks, fresh = np.zeros((0 if privacy.local else levels, C)), np.zeros((0, C))
+    blocks, upcoming = np.zeros((0 if privacy.local else levels, C)), np.zeros((0, C))
     total, released, noise = np.zeros(C), np.zeros(C), np.zeros(3)
     rows, means, N = np.zeros((X, pairs)), np.zeros(pairs), np.zeros(pairs)
     episode, U = np.zeros((H, 4), np.int64), np.zeros((2, X))
@@ -366,14 +366,14 @@ def run_private(
         run_episode(generator, world, policy, episode)
         if k < K:
             if (k - 1) % AT_ONCE == 0:
-                fresh = draws(noise_generator, privacy, C)
-            drawn = fresh[(k - 1) % AT_ONCE]
+                upcoming = draws(noise_generator, privacy, C)
+            noises = upcoming[(k - 1) % AT_ONCE]
             if privacy.local:
-                count(episode, X, A, separate_visits, drawn)
-                released += drawn
+                count(episode, X, A, separate_visits, noises)
+                released += noises
             else:
                 count(episode, X, A, separate_visits, total)
-                add_to_tree(k, total, drawn, blocks, released)
+                add_to_tree(k, total, noises, blocks, released)
             set_noise(noise, k, privacy)
         if k == checkpoints[at]:
             curve[at] = regret

@@ -37,8 +37,8 @@ EVERY_EPISODE = frozenset({"ucbvi", "ucbvi-jdp", "ucbvi-ldp"})
 ADVERSARIAL = frozenset({"uc-o-reps", "uob-lbps"})
 
 TOO_SLOW = f"not run above K = {LARGE_K:,}: it updates in every episode, so its time grows with K"
-LEFT_OUT = f"left out above K = {LARGE_K:,} for time; PE and SDP-PE are what is compared there"
-SHOWN_ELSEWHERE = "what the papers set is shown at this K at epsilon = 0.1 and 1 only, for time"
+LEFT_OUT = f"left out above K = {LARGE_K:,} for time; that K compares PE with SDP-PE only"
+SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 1 only, for time"
 
 
 @dataclass(frozen=True, slots=True)

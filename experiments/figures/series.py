@@ -93,13 +93,13 @@ class Rows:
         with self._file.open("a") as stream:
             stream.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")
 
-    def check_code(self, wanted: set[Identity]) -> None:
+    def check_code(self, jobs: set[Identity]) -> None:
         """Checks that this code made the rows of these jobs.
 
         Raises:
             LocalError: ``wrong-state``: other code made some of them.
         """
-        stale = [i for i in wanted if i in self._rows and self._rows[i].code != code_digest()]
+        stale = [i for i in jobs if i in self._rows and self._rows[i].code != code_digest()]
         if stale:
             raise LocalError(
                 "wrong-state",

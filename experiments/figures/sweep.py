@@ -132,9 +132,9 @@ def sweep(jobs: Iterable[Job], rows: Rows, backend: Backend, on_row: Callable[[R
         LocalError: ``wrong-state``: the code of rows or of a cluster's workers differs from this
             process's; ``unavailable``: the Dask scheduler does not answer.
     """
-    wanted = list(dict.fromkeys(jobs))
-    rows.check_code({(run.key, seed) for run, seed in wanted})
-    missing = [(run, seed) for run, seed in wanted if rows.get((run.key, seed)) is None]
+    unique = list(dict.fromkeys(jobs))
+    rows.check_code({(run.key, seed) for run, seed in unique})
+    missing = [(run, seed) for run, seed in unique if rows.get((run.key, seed)) is None]
     missing.sort(key=lambda job: -job[0].K)
     for row in _compute_all(missing, backend):
         if row.code != code_digest():
