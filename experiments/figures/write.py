@@ -86,9 +86,10 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
     ]
     parts = [
         f"# {figure.name}: {figure.title}",
-        f"Regret at the end of the run, {over}. Drawn "
-        f"against {X_LABELS[figure.kind]}. Where a curve has several runs, switches and what "
-        f"follows are those of the last. {figure.note}".rstrip(),
+        f"![{figure.title}]({figure.name}.png)",
+        f"Regret at the end of the run, {over}. The picture draws it against "
+        f"{X_LABELS[figure.kind]}. For a curve of several runs, the columns from switches on are "
+        f"those of the last run. {figure.note}".rstrip(),
         _markdown(heads, [_table_row(curve, columns) for curve in series]),
         "## Constants",
         _markdown(
