@@ -56,7 +56,7 @@ async def download_stages(run_id: str, store: StorePart) -> Response:
 @router.get("/{run_id}/ledger.csv", response_class=Response, responses=_CSV)
 async def download_ledger(run_id: str, store: StorePart) -> Response:
     """Returns what was spent, one row a batch."""
-    ledger = await in_thread(lambda: presentation.ledger_model(*store.history(run_id)))
+    ledger = await in_thread(lambda: presentation.ledger_model(*store.run_records(run_id)))
     return _download(run_id, "ledger", [entry.model_dump() for entry in ledger.entries])
 
 
@@ -67,7 +67,7 @@ async def download_deployments(run_id: str, store: StorePart) -> Response:
 
 
 def _deployments(store: Store, run_id: str) -> Response:
-    _, rows, _ = store.history(run_id)
+    _, rows, _ = store.run_records(run_id)
     deployments = [presentation.progress_model(row).model_dump() for row in rows]
     return _download(run_id, "deployments", deployments)
 
@@ -75,7 +75,7 @@ def _deployments(store: Store, run_id: str) -> Response:
 @router.get("/{run_id}/conservation.csv", response_class=Response, responses=_CSV)
 async def download_conservation(run_id: str, store: StorePart, shuffler: ShufflerPart) -> Response:
     """Returns where every report and message went, one row a batch."""
-    _, rows, spends = await in_thread(store.history, run_id)
+    _, rows, spends = await in_thread(store.run_records, run_id)
     records = await shuffler_records(shuffler, rows)
     batches = presentation.conservation_model(rows, spends, records).batches
     return _download(run_id, "conservation", [batch.model_dump() for batch in batches])

@@ -115,7 +115,7 @@ def _known_index(if_none_match: str | None) -> int | None:
 @router.get("/{run_id}/deployments")
 async def list_deployments(run_id: str, store: StorePart) -> models.Deployments:
     """Returns all deployments, without their counts."""
-    _, rows, _ = await in_thread(store.history, run_id)
+    _, rows, _ = await in_thread(store.run_records, run_id)
     return models.Deployments(deployments=[presentation.progress_model(row) for row in rows])
 
 
@@ -135,7 +135,7 @@ async def show_deployment(run_id: str, index: int, store: StorePart) -> models.D
 
 
 def _deployment(store: Store, run_id: str, index: int) -> models.DeploymentDetail:
-    run, rows, spends = store.history(run_id)
+    run, rows, spends = store.run_records(run_id)
     if not 0 <= index < len(rows):
         raise RemoteError("unknown-deployment", f"run {run_id} has no deployment {index}")
     histogram = store.histograms(run_id).get(index)
@@ -157,7 +157,7 @@ async def list_stages(run_id: str, store: StorePart) -> models.Stages:
 @router.get("/{run_id}/ledger")
 async def show_ledger(run_id: str, store: StorePart) -> models.Ledger:
     """Returns what was spent."""
-    return await in_thread(lambda: presentation.ledger_model(*store.history(run_id)))
+    return await in_thread(lambda: presentation.ledger_model(*store.run_records(run_id)))
 
 
 @router.get("/{run_id}/conservation")
@@ -172,7 +172,7 @@ async def show_conservation(
 
     ``first`` and ``limit`` select some deployments, for clients that ask often.
     """
-    _, rows, spends = await in_thread(store.history, run_id)
+    _, rows, spends = await in_thread(store.run_records, run_id)
     rows = rows[first : first + limit]
     records = await shuffler_records(shuffler, rows)
     return presentation.conservation_model(rows, spends, records)
@@ -181,7 +181,7 @@ async def show_conservation(
 @router.get("/{run_id}/result")
 async def show_result(run_id: str, store: StorePart) -> models.Result:
     """Returns the answer so far, its cost, and the time of its parts."""
-    return await in_thread(lambda: presentation.result_model(*store.history(run_id)))
+    return await in_thread(lambda: presentation.result_model(*store.run_records(run_id)))
 
 
 async def _known_run(run_id: str, store: StorePart) -> str:

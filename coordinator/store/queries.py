@@ -181,7 +181,9 @@ class Queries:
         """Returns what was spent, batch by batch."""
         return [ledger_record(row) for row in self._rows(LEDGER, run_id=run_id)]
 
-    def history(self, run_id: str) -> tuple[RunRecord, list[DeploymentRecord], list[LedgerRecord]]:
+    def run_records(
+        self, run_id: str
+    ) -> tuple[RunRecord, list[DeploymentRecord], list[LedgerRecord]]:
         """Returns a run, its deployments and then its spends.
 
         Raises:
