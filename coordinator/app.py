@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.types import Lifespan
 
 from riffle.common.process.endpoint import server_verification
 from riffle.common.process.tracing import TracingMiddleware, export_spans
@@ -35,14 +36,6 @@ from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.store import Store
 
-ROUTERS = (
-    runs.router,
-    results.router,
-    operations.page_router,
-    operations.keys_router,
-    operations.health_router,
-)
-
 
 def create_app(
     settings: Settings,
@@ -62,8 +55,8 @@ def create_app(
     keys.check()
     learners = registry or Registry(files=settings.learners)
     metrics = CoordinatorMetrics()
-    verify, token = server_verification(settings.ca_file), settings.shuffler_token()
-    signing_key = settings.signing_key()
+    verify = server_verification(settings.ca_file)
+    token, signing_key = settings.shuffler_token(), settings.signing_key()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -92,10 +85,8 @@ def create_app(
                 replica=settings.replica(),
                 test_entry=settings.test_entry,
             )
-            app.state.coordinator = coordinator
-            app.state.store = store
-            app.state.shuffler = client
-            app.state.signals = signals
+            app.state.coordinator, app.state.store = coordinator, store
+            app.state.shuffler, app.state.signals = client, signals
             app.state.readiness = operations.shared_readiness(
                 store, client, opener, keys, settings.shuffler_id, settings.data_dir, clock
             )
@@ -103,6 +94,15 @@ def create_app(
             await coordinator.start()
             yield
 
+    app = _make_app(settings, lifespan, metrics)
+    app.state.keys = keys
+    return app
+
+
+def _make_app(
+    settings: Settings, lifespan: Lifespan[FastAPI], metrics: CoordinatorMetrics
+) -> FastAPI:
+    """Returns the routes, with limits, traces and metrics around them and answers to all errors."""
     app = FastAPI(
         title="Riffle coordinator",
         lifespan=lifespan,
@@ -111,23 +111,23 @@ def create_app(
         responses=PROBLEM_RESPONSES,
         telemetry=FRAMEWORK,
     )
-    app.state.keys = keys
-    app.state.metrics = metrics
-    app.state.authenticator = make_authenticator(settings)
-    app.state.data_dir = settings.data_dir
-    _install_middleware(app, metrics)
-    for router in ROUTERS:
-        app.include_router(router)
-    return app
-
-
-def _install_middleware(app: FastAPI, metrics: CoordinatorMetrics) -> None:
-    """Adds limits, traces and metrics around every call, and an answer to every error."""
     app.add_middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)
     app.add_middleware(TracingMiddleware)
     app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
     install_problem_handlers(app, JOURNAL)
     app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
+    for router in (
+        runs.router,
+        results.router,
+        operations.page_router,
+        operations.keys_router,
+        operations.health_router,
+    ):
+        app.include_router(router)
+    app.state.metrics = metrics
+    app.state.authenticator = make_authenticator(settings)
+    app.state.data_dir = settings.data_dir
+    return app
 
 
 async def _answer_store_failure(_: Request, error: Exception) -> Response:
