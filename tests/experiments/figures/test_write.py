@@ -103,7 +103,8 @@ def test_force_computes_again(tmp_path: Path) -> None:
 def test_one_seed_has_no_band_in_picture_and_table(folder: Path, tmp_path: Path) -> None:
     make(order(tmp_path, small_figure("single"), seeds=1), ignore, ignore)
     assert "1 seed, so no band" in (tmp_path / "single.svg").read_text()
-    text = (tmp_path / "single.md").read_text()
+    picture, _, text = (tmp_path / "single.md").read_text().partition(".png)")
+    assert picture.endswith("](single")
     assert "Regret at the end of the run, of one seed." in text
     assert "[" not in text.partition("## Constants")[0]
     assert "2 seeds; band:" in (folder / "small.svg").read_text()
