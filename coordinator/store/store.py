@@ -59,7 +59,7 @@ class Store(Queries):
         self._active_key = active_key
 
     async def listen(self, on_change: Callable[[str], None]) -> None:
-        """Passes on what any replica changes, for ever; see `common.server.statements.listen`."""
+        """Passes on what any replica changes, for ever; see `common.server.database.listen`."""
         await listen(self._engine, on_change)
 
     def check(self) -> None:
