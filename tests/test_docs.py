@@ -153,3 +153,12 @@ def test_the_architecture_has_every_contract_and_every_package() -> None:
     for package in (ROOT / "src" / "riffle").glob("*/*/__init__.py"):
         folder = package.parent.relative_to(ROOT / "src" / "riffle")
         assert f"`{folder}/`" in page, folder
+
+
+def test_every_log_event_is_documented() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    call = re.compile(r"(?:\bnote|journal\.\w+)\(\s*\"([a-z-]+)\"", re.IGNORECASE)
+    for folder in ("shuffler", "coordinator", "node_client", "common"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for event in call.findall(file.read_text()):
+                assert f"`{event}`" in page, f"{file.relative_to(ROOT)}: {event}"
