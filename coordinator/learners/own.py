@@ -244,15 +244,16 @@ def _check_kind(method: str, value: object, kind: type, wanted: str) -> None:
         raise LearnerError(f"{method} returned {type(value).__name__}, which is not {wanted}")
 
 
-def _check_deployment(asked: Deployment, sizes: Sizes) -> None:
+def _check_deployment(deployment: Deployment, sizes: Sizes) -> None:
     """Refuses a deployment whose fields are not of their declared types and ranges."""
-    _check_kind("next_deployment", asked.mixture, Mixture, "a Mixture, as Deployment.mixture")
-    _check_policies("next_deployment", asked.mixture.policies, sizes)
+    _check_kind("next_deployment", deployment.mixture, Mixture, "a Mixture, as Deployment.mixture")
+    _check_policies("next_deployment", deployment.mixture.policies, sizes)
     for name, value, fits, wanted in (
-        ("n", asked.n, _whole(asked.n) and asked.n > 0, "a positive int"),
-        ("stage", asked.stage, _whole(asked.stage), "an int"),
-        ("purpose", asked.purpose, asked.purpose in PURPOSES, f"one of {', '.join(PURPOSES)}"),
-        ("layer", asked.layer, asked.layer is None or _whole(asked.layer, sizes.H),
+        ("n", deployment.n, _is_int(deployment.n) and deployment.n > 0, "a positive int"),
+        ("stage", deployment.stage, _is_int(deployment.stage), "an int"),
+        ("purpose", deployment.purpose, deployment.purpose in PURPOSES,
+         f"one of {', '.join(PURPOSES)}"),
+        ("layer", deployment.layer, deployment.layer is None or _is_int(deployment.layer, sizes.H),
          f"None, or an int in 0..{sizes.H - 1}"),
     ):  # fmt: skip
         if not fits:
@@ -281,6 +282,6 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
         raise LearnerError(f"{method}: a policy has an action outside 0..{sizes.A - 1}")
 
 
-def _whole(value: object, below: int | None = None) -> bool:
-    """Tells whether this is an int (not numpy's: JSON has none), below a bound if given."""
+def _is_int(value: object, below: int | None = None) -> bool:
+    """Tells whether this is an int (not numpy's: JSON has none), in 0..below-1 if given."""
     return type(value) is int and (below is None or 0 <= value < below)

@@ -46,9 +46,9 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
     api.shuffler.skew = -45.0
     monkeypatch.setattr("riffle.coordinator.api.operations.disk_trouble", lambda _: "1 MiB free")
     ready = api.client.get("/readyz")
-    told = ready.json()
-    assert (ready.status_code, told["disk"], told["store"]) == (503, "1 MiB free", "ok")
-    assert "45 s behind" in told["clock"]
+    readiness = ready.json()
+    assert (ready.status_code, readiness["disk"], readiness["store"]) == (503, "1 MiB free", "ok")
+    assert "45 s behind" in readiness["clock"]
 
 
 def test_the_operator_has_a_rate_limit(api: Api) -> None:

@@ -79,11 +79,11 @@ def test_streams_and_long_polls_end_when_it_leaves(tmp_path: Path) -> None:
             lines = stream.iter_lines()
             assert next(lines) == "event: run_started"
             process.send_signal(signal.SIGTERM)
-            told = time.monotonic()
+            signalled_at = time.monotonic()
             assert "run_finished" not in "".join(lines), "the stream ends, the run does not"
         assert answer.result().status_code == 404  # nothing is deployed yet
         assert process.wait(60) == 0
-        assert time.monotonic() - told < GRACE_SECONDS
+        assert time.monotonic() - signalled_at < GRACE_SECONDS
 
 
 def test_tls_is_mandatory_off_loopback(tmp_path: Path) -> None:

@@ -177,10 +177,13 @@ class FakeShuffler(ShufflerClient):
         d, state = self.contexts[batch_id].descriptor, self.states[batch_id]
         L, open_ = d.padding.messages, state == "open"
         held = 0 if open_ else 3 if state == "abandoned" else d.n
-        left = held if state in ("forwarded", "erased") else 0
-        gone = held if state == "abandoned" else 0
+        forwarded = held if state in ("forwarded", "erased") else 0
+        dropped = held if state == "abandoned" else 0
         flow = MessageFlow(
-            accepted=held * L, held=(held - left - gone) * L, forwarded=left * L, dropped=gone * L
+            accepted=held * L,
+            held=(held - forwarded - dropped) * L,
+            forwarded=forwarded * L,
+            dropped=dropped * L,
         )
         return Conservation(
             batch_id=batch_id,

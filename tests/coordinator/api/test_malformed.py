@@ -19,7 +19,7 @@ def test_a_nul_in_a_path_is_a_fault_of_the_caller(api: Api, tmp_path: Path) -> N
     api.restart(store_url=store_url(tmp_path))
     paths = api.client.get("/openapi.json").json()["paths"]
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    asked = 0
+    answers = 0
     for path, methods in paths.items():
         if "{" not in path:
             continue
@@ -28,8 +28,8 @@ def test_a_nul_in_a_path_is_a_fault_of_the_caller(api: Api, tmp_path: Path) -> N
             body = BODIES.get(url.rpartition("/")[2], b"")
             answer = api.client.request(method, url, content=body, headers=headers)
             assert problem(answer)[0] in (400, 404), (method, url, answer.text)
-            asked += 1
-    assert asked > 15
+            answers += 1
+    assert answers > 15
 
 
 @both_engines

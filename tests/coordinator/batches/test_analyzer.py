@@ -84,16 +84,16 @@ class Dead(Executor):
 
 
 def test_dead_workers_are_replaced() -> None:
-    made: list[int] = []
+    pools: list[int] = []
 
     def pool(workers: int) -> Executor:
-        made.append(workers)
+        pools.append(workers)
         return Dead()
 
     batch, data = context()
     with pytest.raises(LocalError, match="started again"):
         opened(Analyzer(OneKey(ANALYZER), 3, pool), batch, sealed_messages(data))
-    assert made == [3, 3]
+    assert pools == [3, 3]
 
 
 @given(st.integers(0, 200_000), st.integers(49, 60), st.integers(1, 64))

@@ -73,14 +73,14 @@ def test_every_run_gets_what_it_asks_for_or_a_reason(
             horizon=horizon,
             max_messages=max_messages,
         )
-        made = calibrated(spec, n, None)
+        result = calibrated(spec, n, None)
     except RemoteError as error:
         assert error.slug == "batch-too-small"
         assert "bug" not in error.detail
     else:
-        assert 0.0 <= made.account.epsilon_lower <= made.account.epsilon_upper
-        assert made.account.meets(epsilon, beta) or calibration == "paper"
-        assert math.isfinite(made.noise.variance(n))
+        assert 0.0 <= result.account.epsilon_lower <= result.account.epsilon_upper
+        assert result.account.meets(epsilon, beta) or calibration == "paper"
+        assert math.isfinite(result.noise.variance(n))
 
 
 def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
@@ -90,20 +90,20 @@ def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
     learner = Registry().build(spec.model_copy(update={"start": tuple(mdp.d1)}))
     assert isinstance(learner, SDPPE)
     assert isinstance(learner.phi, ImplicitPolicies)
-    promised, asked = batches(learner), set()
+    promised, deployed = batches(learner), set()
     index, party = 0, Party("shuffler-1", "00" * 32)
     while (deployment := learner.next_deployment()) is not None:
         issued = issue(spec, RUN, party, deployment, index=index, step=index, expires_at=1)
         assert len(issued.data) <= MAX_DESCRIPTOR_BYTES
         assert parse(issued.data).descriptor.mixture.same_as(deployment.mixture)
-        asked.add((deployment.n, None if deployment.layer is None else 0))
+        deployed.add((deployment.n, None if deployment.layer is None else 0))
         noise = issued.descriptor.to_noise()
         assert isinstance(noise, Noise)
         layout = issued.descriptor.layout
         generator = generator_for(1, "batch", index)
         learner.observe(private_counts(mdp, deployment, layout, noise, generator))
         index += 1
-    assert promised <= asked
+    assert promised <= deployed
     assert learner.summary().finished
 
 

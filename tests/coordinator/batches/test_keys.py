@@ -45,9 +45,9 @@ KEY = FileCipher(bytes(range(32)))
 
 @pytest.fixture
 def ring(tmp_path: Path) -> KeyRing:
-    made = KeyRing(tmp_path / "keys", KEY, Clock())
-    made.init()
-    return made
+    new = KeyRing(tmp_path / "keys", KEY, Clock())
+    new.init()
+    return new
 
 
 def states(ring: KeyRing) -> list[str]:
@@ -57,17 +57,17 @@ def states(ring: KeyRing) -> list[str]:
 def test_a_key_goes_through_every_state(ring: KeyRing) -> None:
     ring.init()  # nothing where there are keys
     first = ring.active()
-    made = ring.make()
-    assert ring.make() == made, "a retry makes no second one"
+    new = ring.make()
+    assert ring.make() == new, "a retry makes no second one"
     assert (states(ring), ring.active()) == (["active", "pending"], first)
-    assert ring.private(made.public) is None, "a pending key opens nothing"
-    ring.activate(made.id)
-    ring.activate(made.id)
-    assert (states(ring), ring.active()) == (["expired", "active"], made.public)
+    assert ring.private(new.public) is None, "a pending key opens nothing"
+    ring.activate(new.id)
+    ring.activate(new.id)
+    assert (states(ring), ring.active()) == (["expired", "active"], new.public)
     assert ring.private(first) is not None
     ring.erase_unused(lambda: {first})
     assert states(ring) == ["expired", "active"]
-    ring.erase_unused(lambda: {made.public})
+    ring.erase_unused(lambda: {new.public})
     assert states(ring) == ["erased", "active"]
     assert ring.private(first) is None
 
@@ -185,8 +185,8 @@ def test_faults_of_the_folder_are_reported(ring: KeyRing, tmp_path: Path, how: s
     elif how == "not json":
         (tmp_path / "keys" / "keys.json").write_text("{")
     folder = tmp_path / ("nowhere" if how == "folder" else "keys")
-    told = {"folder": "cannot read", "not json": "cannot read"}.get(how, how)
-    with pytest.raises(LocalError, match=told):
+    expected = {"folder": "cannot read", "not json": "cannot read"}.get(how, how)
+    with pytest.raises(LocalError, match=expected):
         KeyRing(folder, at_rest, Clock()).check()
 
 
@@ -321,9 +321,9 @@ def call(api: Api, method: str, path: str, token: str = TOKEN) -> Any:
 
 def test_a_rotation_over_rest(api: Api) -> None:
     assert call(api, "GET", "", "guess").status_code == 401
-    made = call(api, "POST", "").json()
-    assert made["state"] == "pending"
-    assert call(api, "POST", f"/{made['id']}/activate").json()["state"] == "active"
+    new = call(api, "POST", "").json()
+    assert new["state"] == "pending"
+    assert call(api, "POST", f"/{new['id']}/activate").json()["state"] == "active"
     listed = call(api, "GET", "").json()["keys"]
     assert [key["state"] for key in listed] == ["erased", "active"], "no batch needs the first"
     assert ANALYZER.private.hex() not in json.dumps(listed)

@@ -49,9 +49,9 @@ def held(path: bytes) -> None:
 
 @pytest.fixture
 def openers() -> Iterator[OpenerPool]:
-    made = OpenerPool(2)
-    yield made
-    made.shutdown()
+    pool = OpenerPool(2)
+    yield pool
+    pool.shutdown()
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
@@ -62,8 +62,8 @@ def test_a_part_of_a_large_memory_arrives_as_bytes(openers: OpenerPool, size: in
 
 
 def test_more_work_than_processes_is_all_done(openers: OpenerPool) -> None:
-    asked = [openers.submit(slow, bytes(n)) for n in range(6)]
-    assert [one.result() for one in asked] == list(range(6))
+    calls = [openers.submit(slow, bytes(n)) for n in range(6)]
+    assert [call.result() for call in calls] == list(range(6))
     assert len({openers.submit(pid, b"").result() for _ in range(20)}) <= 2
 
 
@@ -75,24 +75,24 @@ def test_an_error_comes_back_and_ends_nothing(openers: OpenerPool) -> None:
 
 
 def test_a_call_of_a_process_that_dies_raises() -> None:
-    made = OpenerPool(1)
-    process = made.submit(pid, b"").result()
-    asked = made.submit(slow, b"", seconds=30)
+    pool = OpenerPool(1)
+    process = pool.submit(pid, b"").result()
+    call = pool.submit(slow, b"", seconds=30)
     os.kill(process, signal.SIGKILL)
-    for one in (asked, made.submit(slow, b"")):
+    for each in (call, pool.submit(slow, b"")):
         with pytest.raises(BrokenExecutor, match="has died"):
-            one.result(20)
-    made.shutdown()
+            each.result(20)
+    pool.shutdown()
 
 
 def test_waiting_calls_are_cancelled_and_the_processes_end(tmp_path: Path) -> None:
-    made, let_go = OpenerPool(1), tmp_path / "let go"
-    process = made.submit(pid, b"").result()
-    asked = [made.submit(held, bytes(let_go)) for _ in range(20)]
-    made.shutdown(wait=False, cancel_futures=True)
-    assert sum(one.cancelled() for one in asked) >= 19
+    pool, let_go = OpenerPool(1), tmp_path / "let go"
+    process = pool.submit(pid, b"").result()
+    calls = [pool.submit(held, bytes(let_go)) for _ in range(20)]
+    pool.shutdown(wait=False, cancel_futures=True)
+    assert sum(call.cancelled() for call in calls) >= 19
     let_go.touch()
-    made.shutdown(wait=True)
+    pool.shutdown(wait=True)
     until_gone(process)
 
 

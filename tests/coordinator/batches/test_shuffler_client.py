@@ -134,7 +134,7 @@ def test_messages_are_checked_against_their_digest() -> None:
 
 
 def test_a_cancelled_wait_for_messages_ends_at_once() -> None:
-    asked, answered = threading.Event(), threading.Event()
+    called, answered = threading.Event(), threading.Event()
     read: list[bytes] = []
 
     def pieces() -> Iterator[bytes]:
@@ -143,14 +143,14 @@ def test_a_cancelled_wait_for_messages_ends_at_once() -> None:
             yield piece
 
     def handler(_: httpx.Request) -> httpx.Response:
-        asked.set()
+        called.set()
         answered.wait(10)
         return httpx.Response(200, content=pieces())
 
     async def whole() -> None:
         api = api_of(handler)
         task = asyncio.create_task(api.messages(BATCH, 6))
-        await asyncio.to_thread(asked.wait, 10)
+        await asyncio.to_thread(called.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -166,7 +166,7 @@ def test_a_cancelled_wait_for_messages_ends_at_once() -> None:
 @contextmanager
 def answered_with(head: bytes, *, hang: bool) -> Iterator[tuple[str, threading.Event]]:
     """Yields the address of a service that answers ``head`` only, and whether it was called."""
-    asked, over = threading.Event(), threading.Event()
+    called, over = threading.Event(), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -174,13 +174,13 @@ def answered_with(head: bytes, *, hang: bool) -> Iterator[tuple[str, threading.E
             with connection:
                 connection.recv(1 << 16)
                 connection.sendall(head)
-                asked.set()
+                called.set()
                 if hang:
                     over.wait(HANG_SECONDS)
 
         answering = threading.Thread(target=answer)
         answering.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", called
         over.set()
         answering.join()
 
@@ -192,21 +192,21 @@ HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsea"
 def test_a_shuffler_that_hangs_does_not_hold_a_cancelled_call(head: bytes) -> None:
     """Its thread ends as well; otherwise the coordinator could not stop."""
 
-    async def whole(url: str, asked: threading.Event) -> float:
+    async def whole(url: str, called: threading.Event) -> float:
         api = ShufflerClient.connect(url, "token", verify=False)
         task = asyncio.create_task(api.messages(BATCH, 6))
-        await asyncio.to_thread(asked.wait, 10)
+        await asyncio.to_thread(called.wait, 10)
         await asyncio.sleep(0.1)
         task.cancel()
-        left = time.monotonic()
+        cancelled_at = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.get_running_loop().shutdown_default_executor()
         await api.close()
-        return time.monotonic() - left
+        return time.monotonic() - cancelled_at
 
-    with answered_with(head, hang=True) as (url, asked):
-        assert asyncio.run(whole(url, asked)) < HANG_SECONDS
+    with answered_with(head, hang=True) as (url, called):
+        assert asyncio.run(whole(url, called)) < HANG_SECONDS
 
 
 @pytest.mark.parametrize(

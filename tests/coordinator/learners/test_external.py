@@ -94,12 +94,12 @@ def test_a_mistake_later_fails_the_run_with_the_same_words(
 
 @pytest.mark.parametrize(("name", "says"), LATER)
 def test_the_simulator_reports_it_too(name: str, says: str) -> None:
-    asked = riverswim(learner="mine")
-    told = says.replace("(2, 2)", "(3, 4)").replace("size 2", "size 3")
+    run_spec = riverswim(learner="mine")
+    expected = says.replace("(2, 2)", "(3, 4)").replace("size 2", "size 3")
     with pytest.raises(RemoteError) as caught:
-        run_seed(asked, {"horizon": 3}, 0, files(name))
+        run_seed(run_spec, {"horizon": 3}, 0, files(name))
     assert caught.value.detail.startswith("mine: ")
-    assert told in caught.value.detail
+    assert expected in caught.value.detail
 
 
 def test_a_policy_of_unsigned_integers_is_one(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_learner_that_extends_sdp_pe_is_known_as_such(tmp_path: Path) -> None:
         "    def __init__(self, problem):\n"
         "        super().__init__(problem, PRACTICAL)\n"
     )
-    asked = riverswim(learner="mine", episodes=1000)
-    built: Any = Registry(files={"mine": f"{file}:Mine"}).build(asked)
+    run_spec = riverswim(learner="mine", episodes=1000)
+    built: Any = Registry(files={"mine": f"{file}:Mine"}).build(run_spec)
     assert isinstance(built.learner, SDPPE)
     assert batches(built) == batches(built.learner) != set()

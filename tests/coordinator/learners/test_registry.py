@@ -87,20 +87,20 @@ def too_small(**asked: Any) -> tuple[RunSpec, str]:
         (RIVER | {"epsilon": 0.1, "learner": "sdp-pe-conference"}, 300),
     ],
 )
-def test_a_run_whose_batches_are_too_small_is_told_how_many_episodes_would_do(
+def test_a_refusal_of_small_batches_names_a_sufficient_number_of_episodes(
     asked: dict[str, Any], K: int
 ) -> None:
     """Operators do not choose a batch's n; the number in the advice is accepted."""
     refused, detail = too_small(**asked, episodes=K)
-    told = re.search(r"; batches grow with the run's episodes: (\d+) episodes would do$", detail)
-    assert told is not None, detail
-    enough = int(told[1])
+    advice = re.search(r"; batches grow with the run's episodes: (\d+) episodes would do$", detail)
+    assert advice is not None, detail
+    enough = int(advice[1])
     assert enough > K
     Registry().build(refused.model_copy(update={"episodes": enough}))
 
 
 @pytest.mark.parametrize("K", [300, 1 << 40])
-def test_where_no_number_of_episodes_is_found_none_is_told(K: int) -> None:
+def test_a_refusal_names_no_number_of_episodes_if_none_is_found(K: int) -> None:
     """The papers' first stage is equally short for every K."""
     refused, detail = too_small(**PAPER, episodes=K)
     assert detail.endswith("; more episodes alone may not do: the option smallest_n makes "
@@ -114,8 +114,8 @@ def test_stages_that_do_not_grow_are_not_tried() -> None:
     assert "more episodes alone may not do" in detail
 
 
-def test_a_learner_is_told_the_problem() -> None:
-    told = problem(spec(start=(0.25, 0.75), seed=3))
-    assert np.array_equal(told.d1, [0.25, 0.75])
+def test_a_learner_gets_the_problem() -> None:
+    given = problem(spec(start=(0.25, 0.75), seed=3))
+    assert np.array_equal(given.d1, [0.25, 0.75])
     assert np.array_equal(problem(spec()).d1, [1.0, 0.0])
-    assert (told.K, told.epsilon, told.beta, told.seed) == (40, 4.0, 0.01, 3)
+    assert (given.K, given.epsilon, given.beta, given.seed) == (40, 4.0, 0.01, 3)

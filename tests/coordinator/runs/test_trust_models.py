@@ -124,8 +124,8 @@ def test_the_first_committed_of_two_draws_is_used(tmp_path: Path) -> None:
 
     def look(store: Store) -> None:
         assert store.release(RunLease(RUN, 1), 0, first).histogram.tolist() == [1, 20]
-        kept = store.release(RunLease(RUN, 1), 0, second)
-        assert (kept.histogram.tolist(), kept.opened) == ([1, 20], 20)
+        committed = store.release(RunLease(RUN, 1), 0, second)
+        assert (committed.histogram.tolist(), committed.opened) == ([1, 20], 20)
 
     read(tmp_path, look)
 
