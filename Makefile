@@ -40,7 +40,7 @@ extras: $(VENV)/.installed-dev
 
 # Reference pages that are made from the code; a test compares them.
 docs: $(VENV)/.installed
-	$(BIN)/python -m riffle.deploy.reference
+	$(BIN)/python -m docs.reference
 
 # The documentation as a site, in build/site; warnings are errors.
 site: $(VENV)/.installed-dev

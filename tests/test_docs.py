@@ -10,11 +10,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import riffle
+from docs.reference import PAGES, SETTINGS, apps, commands, option_meanings
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.coordinator.learners.registry import BUILT_IN
 from riffle.coordinator.learning.sdp_pe.presets import PAPER
 from riffle.deploy.cli.main import COMMANDS, build
-from riffle.deploy.reference import PAGES, SETTINGS, apps, commands, option_meanings
 from riffle.node_client.environments.registry import BUILDERS
 
 ROOT = Path(__file__).parents[1]

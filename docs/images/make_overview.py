@@ -4,6 +4,7 @@ Run it as `python docs/images/make_overview.py`; it needs matplotlib (`make extr
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def draw() -> Figure:
     arrow(axes, (6.68, 2.05), (8.12, 2.05), INK)
     arrow(axes, (8.12, 2.6), (6.68, 2.6), SOFT)
     arrow(axes, (4.12, 2.6), (2.68, 2.6), SOFT)
-    text = {"ha": "center", "size": 9.5}
+    text: dict[str, Any] = {"ha": "center", "size": 9.5}
     axes.text(3.4, 1.78, "sealed reports", color=INK, va="center", **text)
     axes.text(7.4, 1.78, "permuted messages", color=INK, va="center", **text)
     axes.text(3.4, 2.84, "signed descriptor", color=SOFT, va="center", **text)

@@ -6,13 +6,13 @@ from typing import get_args
 import httpx
 import pytest
 
+from docs.reference import apps
 from riffle.common.protocol.errors import URN, LocalError, RemoteError
 from riffle.coordinator.runs.coordinator import LONGEST_WAIT_SECONDS
 from riffle.coordinator.specs import ManualDeployment, TrueValue, TrueValueSpec
 from riffle.deploy.network.secrets import REQUEST_SECONDS
 from riffle.deploy.operator import RETRY_SECONDS, Operator, Table
 from riffle.deploy.presets import preset
-from riffle.deploy.reference import apps
 
 RUN = "ab" * 16
 WRONG_PLACE = (
