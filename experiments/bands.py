@@ -14,7 +14,7 @@ METHOD = "two-sided 95 % Student t over seeds"
 
 
 def seeds_note(seeds: int) -> str:
-    """Returns a note on the number of seeds and their band; one seed has none."""
+    """Returns a note on the number of seeds and their band; a single seed has no band."""
     return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
 
 

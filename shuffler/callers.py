@@ -1,4 +1,4 @@
-"""The callers of the shuffler, told apart by their tokens: who may call which route, how often.
+"""The callers of the shuffler, told apart by their tokens: who may call which route, and how often.
 
 Nodes are known by their credential in the store. The coordinator, the operator and a reader of the
 metrics are known by the hash of their token in the settings.

@@ -1,5 +1,5 @@
 """The privacy mechanisms: counters, noise, and every role's half of each workflow.
 
-Here belongs what decides how data becomes a noisy count. It is pure: no I/O, no clock, and
+Code that decides how data becomes a noisy count belongs here. It is pure: no I/O, no clock, and
 randomness is an argument. Seals, documents and the accounting of privacy are elsewhere.
 """

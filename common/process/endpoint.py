@@ -60,7 +60,7 @@ def check_url(name: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port that is no number or beyond 65535
+    except ValueError:  # a bracket that is not closed, a port that is not a number or exceeds 65535
         complete = False
     if not complete:
         raise ValueError(f"{name} must be http://host:port or https://host:port")

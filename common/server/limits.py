@@ -178,7 +178,7 @@ class Authenticator:
 
     @contextmanager
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
-        """Yields the first of these callers that the token belongs to, while its request lasts.
+        """Yields the first of the callers ``names`` that owns the token; the block is its request.
 
         Raises:
             RemoteError: ``unauthorized``; the token belongs to none of them.

@@ -192,7 +192,7 @@ class KeyRing:
             sync_directory(self._folder)
 
     def _moved(self, record: KeyRecord, event: KeyEvent) -> KeyRecord:
-        """Returns a key after an event, the same record if its state does not change."""
+        """Returns the key's record after an event, unchanged if its state stays the same."""
         state = after(KEY, record.state, event)
         if state == record.state:
             return record

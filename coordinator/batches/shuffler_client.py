@@ -132,7 +132,7 @@ class ShufflerClient:
             answer_wait.interrupt()
 
     def _read_messages(self, path: str, size: int, answer_wait: "AnswerWait") -> Messages:
-        """Reads the body into memory of its size, without copies; stops when interrupted."""
+        """Reads the body into a buffer of ``size`` bytes without copies; stops if interrupted."""
         # Not numpy's, of huge pages: where a host must find them first they take twice as long.
         data, end, hasher = memoryview(bytearray(size)), 0, hashlib.sha256()
         extensions = {ANSWER_WAIT: answer_wait}

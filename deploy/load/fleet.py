@@ -50,7 +50,7 @@ class LoadNode:
 
 
 class CountingTransport(httpx.AsyncBaseTransport):
-    """A transport that counts every answer which is no success, even if the request is retried."""
+    """A transport that counts each answer that is not a success, even if the request is retried."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, tally: Tally) -> None:
         self._inner, self._tally = inner, tally

@@ -173,8 +173,8 @@ def inner_network(folder: Path) -> Path | None:
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     """Opens the operator's HTTP client, with a bearer token and the network's CA.
 
-    ``url`` may list several replicas, with commas. Raises ValueError if one is no address, or would
-    show the token to whoever listens on the way.
+    ``url`` may list several replicas, with commas. Raises ValueError if one of them is not an
+    address, or would show the token to an eavesdropper.
     """
     urls, verify = _addresses(url), endpoint.server_verification(folder / "operator" / "ca.pem")
     transport = endpoint.Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
@@ -204,7 +204,7 @@ def _addresses(url: str) -> tuple[str, ...]:
 
 
 def refusal(answer: httpx.Response, service: str) -> RemoteError:
-    """Returns the error for a service's refusal, even if it is no problem document.
+    """Returns the error for a service's refusal, even if that is not a problem document.
 
     A service without such a route is another one than ``service``.
     """
@@ -256,7 +256,7 @@ def enrol(
 def parse_enrolment(answer: httpx.Response) -> Enrolment:
     """Returns the credential in the shuffler's answer to an enrolment.
 
-    Raises RemoteError if the shuffler refuses, or ``malformed`` if its answer is no enrolment.
+    Raises RemoteError if the shuffler refuses, or ``malformed`` if its answer is not an enrolment.
     """
     if answer.is_error:
         raise refusal(answer, "the shuffler")

@@ -186,7 +186,7 @@ class Series:
 
     @property
     def computed(self) -> tuple[Point, ...]:
-        """The points that have at least one seed."""
+        """Returns the points that have at least one seed."""
         return tuple(point for point in self.points if point.rows)
 
 

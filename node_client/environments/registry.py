@@ -1,13 +1,13 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-- ``Name-v0`` is one of Riffle's own, or one that another package offers: an entry point in the
-  group ``riffle.environments``, a callable that returns an `Environment`.
+- ``Name-v0`` is one of Riffle's own, or one that another package offers. Such a package has an
+  entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
 - ``file.py:make`` is such a callable in a Python file. The parameter ``folder`` (default: the
-  working directory) names its folder, so that no id reveals where it is.
+  working directory) names the file's folder, so that no id reveals where the file is.
 
-The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. An environment that
-does not let its user choose them must have the given sizes.
+The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
+sizes are fixed, they must equal the given ones.
 
 An external environment, brought by its user, is checked when it is made, so that a mistake is
 reported in one line. A later fault, in `reset` or `step`, makes an episode fail

@@ -81,7 +81,7 @@ class UploadSummary:
 def lease_slots(
     connection: Connection, batch_id: str, node_id: str, wanted: Sequence[str], terms: LeaseTerms
 ) -> LeaseReply:
-    """Gives each distinct user of ``wanted`` a slot, or the reason for none.
+    """Gives each distinct user of ``wanted`` a slot, or the reason why the user gets none.
 
     Raises:
         RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
