@@ -22,7 +22,7 @@ from riffle.common.accounting import (
     gaussian_variance,
 )
 from riffle.common.accounting.binomial import binomial_losses
-from riffle.common.accounting.search import needed_bits
+from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.noise import Noise, Padding
 

@@ -22,7 +22,7 @@ from riffle.common.protocol.errors import PROBLEMS, URN
 from riffle.coordinator.app import create_app as coordinator_app
 from riffle.coordinator.learners.registry import BUILT_IN
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
-from riffle.coordinator.learning.ucbvi import Bonus
+from riffle.coordinator.learning.ucbvi_parameters import Bonus
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.cli.main import COMMANDS, build
 from riffle.deploy.network.secrets import SHUFFLER_ID, init_network

@@ -2,8 +2,8 @@
 
 Learners that plan before every episode (UCBVI, private UCB-VI) run one user at a time: one user is
 one episode and one update, so nothing can be simulated by population. Their loops are compiled
-(`ucbvi`, with the algorithm in `coordinator.learning.ucbvi`). Batched learners (`pe`, `sdp-pe`,
-`sdp-pe-conference`) run by population (`simulator`). Regret is exact pseudo-regret.
+(`ucbvi`, with the algorithm in `coordinator.learning.ucbvi_parameters`). Batched learners (`pe`,
+`sdp-pe`, `sdp-pe-conference`) run by population (`simulator`). Regret is exact pseudo-regret.
 
 Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer, (seed,
 "batch", number) for batches. All noise here is seeded, a simulation of the mechanisms: it protects
@@ -32,7 +32,13 @@ from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 from riffle.coordinator.learning.privatizers import NO_NOISE, AdditiveNoise, NoiseLevels
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS
-from riffle.coordinator.learning.ucbvi import Bonus, Confidence, Trust, layout_of, noise_of
+from riffle.coordinator.learning.ucbvi_parameters import (
+    Bonus,
+    Confidence,
+    Trust,
+    layout_of,
+    noise_of,
+)
 from riffle.coordinator.specs import Option, RunSpec
 from riffle.experiments.regret import optimal_value
 from riffle.experiments.simulator import Calibrate, Mechanism, simulate
@@ -251,7 +257,7 @@ def _run_compiled(
 ) -> tuple[FloatArray, int]:
     try:
         # Here, not above: numba is an optional dependency.
-        from riffle.experiments import ucbvi  # noqa: PLC0415
+        from riffle.coordinator.learning import ucbvi  # noqa: PLC0415
     except ImportError as error:
         raise LocalError(
             "unavailable",

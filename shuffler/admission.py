@@ -24,7 +24,7 @@ from starlette.types import Message
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
-from riffle.shuffler.store import records, users
+from riffle.shuffler.store import transitions, users
 from riffle.shuffler.store.committer import Store
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ class Admission:
     ) -> None:
         self._store = store
         self._nodes: AnswerCache[str] = AnswerCache(lambda: changes.version, clock)
-        self._batches: AnswerCache[records.Batch] = AnswerCache(lambda: changes.version, clock)
+        self._batches: AnswerCache[transitions.Batch] = AnswerCache(lambda: changes.version, clock)
 
     async def node(self, token: str) -> str:
         """Returns the node id of a token.
@@ -217,7 +217,7 @@ class Admission:
             self._nodes.put(token_hash, node, stamp)
         return node
 
-    async def upload(self, token: str, batch_id: str) -> tuple[str, records.Batch]:
+    async def upload(self, token: str, batch_id: str) -> tuple[str, transitions.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
 
         The batch's counts may be some uploads old; its keys and sizes never change.
@@ -230,8 +230,8 @@ class Admission:
         if cached_node is not None and cached_batch is not None:
             return cached_node, cached_batch
 
-        def read(connection: Connection) -> tuple[str, records.Batch]:
-            return users.authenticate(connection, token), records.find(connection, batch_id)
+        def read(connection: Connection) -> tuple[str, transitions.Batch]:
+            return users.authenticate(connection, token), transitions.find(connection, batch_id)
 
         stamp = self._nodes.stamp()
         node, batch = await self._store.read(read)

@@ -35,7 +35,7 @@ from riffle.shuffler.batches import Batches
 from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, add_latencies, note
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
-from riffle.shuffler.store import records, slots, users
+from riffle.shuffler.store import slots, transitions, users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
@@ -111,8 +111,8 @@ class Shuffler:
         )
         return [batch for batch in listing.batches if batch.free_slots]
 
-    async def _read_open(self) -> records.OpenBatches:
-        return await self.batches.tidied(records.open_batches, self.now)
+    async def _read_open(self) -> transitions.OpenBatches:
+        return await self.batches.tidied(transitions.open_batches, self.now)
 
     async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> LeaseReply:
         """Leases slots to users of a node."""
@@ -122,13 +122,13 @@ class Shuffler:
         self.metrics.count_leases(reply)
         return reply
 
-    def upload_limit(self, batch: records.Batch) -> int:
+    def upload_limit(self, batch: transitions.Batch) -> int:
         """Returns the largest size of an upload to a batch in bytes; one report always fits."""
         frame = LEASE_BYTES + batch.report_bytes
         return max(frame, min(self.settings.max_upload_bytes, MAX_USERS_A_LEASE * frame))
 
     async def upload(
-        self, batch: records.Batch, node_id: str, body: bytes, began: float
+        self, batch: transitions.Batch, node_id: str, body: bytes, began: float
     ) -> UploadReply:
         """Stores reports; those answered ``accepted`` are durable.
 
@@ -142,7 +142,7 @@ class Shuffler:
         try:
             leases, sealed = split_frames(body, batch.report_bytes)
         except RemoteError as error:
-            await self._store.write(records.count_dropped, batch_id, {error.slug: 1})
+            await self._store.write(transitions.count_dropped, batch_id, {error.slug: 1})
             self.metrics.frames.labels(error.slug).inc()
             raise
         self.callers.reports(node_id, len(leases), clock())
@@ -163,7 +163,7 @@ class Shuffler:
         return summary.reply
 
     async def _open_reports(
-        self, batch: records.Batch, leases: list[str], sealed: list[memoryview]
+        self, batch: transitions.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
         """Opens every outer seal, so that no batch is sealed with a report that does not open.
 
@@ -177,7 +177,7 @@ class Shuffler:
         return await asyncio.to_thread(slots.build_frames, leases, sealed), None
 
     def _open_seals(
-        self, batch: records.Batch, leases: list[str], sealed: list[memoryview]
+        self, batch: transitions.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher]:
         secret = self._vault.get(batch.batch_id)
         began = time.thread_time()
@@ -213,7 +213,7 @@ class Shuffler:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
             raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
-        await self._store.write(records.write_probe, self.now)
+        await self._store.write(transitions.write_probe, self.now)
 
     async def measure(self) -> None:
         """Brings the gauges up to date."""
@@ -241,7 +241,7 @@ def preflight(settings: Settings) -> None:
     engine = open_store(settings.url)
     try:
         with writer(engine).begin() as connection:
-            records.bind_to_vault(connection, vault.identity())
+            transitions.bind_to_vault(connection, vault.identity())
     except SQLAlchemyError as error:
         raise not_usable("written", error) from error
     finally:

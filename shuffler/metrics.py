@@ -30,7 +30,7 @@ from riffle.common.process.journal import Journal
 from riffle.common.protocol.messages import Conservation, Latencies, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.states import ORDER
-from riffle.shuffler.store import records
+from riffle.shuffler.store import transitions
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import batches, dropped, latencies, reports
 
@@ -152,10 +152,12 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
     Raises:
         RemoteError: ``unknown-batch``.
     """
-    batch = records.find(connection, batch_id)
+    batch = transitions.find(connection, batch_id)
     ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
     row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()
-    held = records.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
+    held = (
+        transitions.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
+    )
     flow = MessageFlow(
         accepted=batch.reports * batch.L,
         held=held * batch.L,
@@ -199,7 +201,9 @@ def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
 def add_latencies(connection: Connection, batch_id: str, buckets: Mapping[int, int]) -> None:
     """Adds uploads to a batch's histogram of latencies."""
     for index, uploads in buckets.items():
-        records.add_to(connection, latencies.c.uploads, uploads, batch_id=batch_id, bucket=index)
+        transitions.add_to(
+            connection, latencies.c.uploads, uploads, batch_id=batch_id, bucket=index
+        )
 
 
 class BatchStatistics:

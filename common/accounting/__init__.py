@@ -21,5 +21,5 @@ from riffle.common.accounting.calibrate import calibrate as calibrate
 from riffle.common.accounting.calibrate import calibrate_central as calibrate_central
 from riffle.common.accounting.calibrate import calibrate_local as calibrate_local
 from riffle.common.accounting.calibrate import paper_tau as paper_tau
-from riffle.common.accounting.search import CalibrationError as CalibrationError
-from riffle.common.accounting.search import gaussian_variance as gaussian_variance
+from riffle.common.accounting.least_noise import CalibrationError as CalibrationError
+from riffle.common.accounting.least_noise import gaussian_variance as gaussian_variance

@@ -45,7 +45,7 @@ from riffle.common.accounting import bounds
 from riffle.common.accounting.account import Account, BatchEvent, account, check_batch, moves_of
 from riffle.common.accounting.binomial import LARGEST_EPSILON, fewest_slots
 from riffle.common.accounting.bounds import Steps
-from riffle.common.accounting.search import (
+from riffle.common.accounting.least_noise import (
     COARSE,
     FINE,
     CalibrationError,

@@ -1,132 +1,400 @@
-"""UCBVI and private UCB-VI: optimistic backward induction before every episode.
+"""UCBVI and private UCB-VI, compiled: episodes, planning before each of them, and exact regret.
 
-The baselines of 000, section VI: UCBVI (Azar, Osband, Munos 2017) without privacy, DP-UCBVI (Qiao
-and Wang 2023) under joint and local DP with the Privatizers as 004 writes them. Here are their
-bonuses and noise; `experiments.ucbvi` is the learner, compiled. Services cannot run it: a policy
-for every episode leaves no batch to hide in.
+`coordinator.learning.ucbvi_parameters` has the algorithm, its bonuses and its noise, in the same
+letters. A NumPy oracle in the tests takes its draws from the same generators in the same order and
+gives the same policies, draw by draw (rows are summed in order of x', which NumPy does below eight
+states; beyond, the last bit may differ). Draws, all from PCG64: an episode takes 1 + 2 H uniforms
+(start; then next state and reward bit of every step), a completed block or a user's message takes
+one noise a counter. Pairs (h, x, a) are worked on side by side, x' by x', in loops that fill a
+register.
 
-Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
-h = H-1..0,
-
-    Q_h(x, a) = min(H - h, r^ + P^ V_{h+1} + b_h(x, a)),   V_h(x) = max_a Q_h(x, a),
-
-and Q = H - h for a pair never visited. The policy is greedy in Q, and the first action wins ties.
-The monotone minimum with the Q before is left out: with noisy counts one under-estimate would stay
-for ever, and the learners are to differ in their counts only.
-
-Private learners see counts through a Privatizer (`privatizers`), which holds the privacy statement;
-all else is post-processing:
-
-    noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
-
-Policy k uses S_{k-1}, so at most K - 1 contributions are summed and the tree has ceil(log2 K)
-levels. Two sets of noise levels, named as in `privatizers`:
-
-- `paper`: three families (transitions, visits, rewards) with the documents' Laplace noise.
-- `tight`: two families (transitions and rewards; visits are sums). Replacing one user moves 4 H
-  cells; the noise is the least of Laplace and analytic Gaussian at the same (epsilon, beta).
-
-Two bonuses, the same for every environment and recorded with every run:
-
-- `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). It exceeds H - h
-  for N < 49 L^2, some ten thousand visits, so nothing is learned at K = 20,000.
-- `paper` with privacy (Qiao and Wang 2023, Algorithm 1), on counts raised by the add-on of Eq. 7:
-
-    b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
-
-  Their last term holds a minimum of H^2 and something above 10^6 H^3 X A iota^2 / N, which is H^2
-  for every N of interest; it is written as H here.
-- `practical`: Bernstein's with estimated variances, times one constant, plus the first-order
-  standard deviation of what noise does to r~ + P~ V, times another:
-
-    b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
-      + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
-
-  iota = log(2 H X A K / delta). Counts are projected with tolerance zero and without the add-on,
-  and visits count as at least `least_visits` deviations of their noise, as in SDP-PE's practical
-  preset.
+A policy's value comes from backward induction in the true MDP, once for every policy that differs
+from the one before. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import NamedTuple
 
-from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.coordinator.learning.privatizers import (
-    AdditiveNoise,
-    NoiseLevels,
-    Sensitivity,
-    central_noise,
-    local_noise,
-)
+import numba
+import numpy as np
 
-BonusName = Literal["paper", "practical"]
-Trust = Literal["central", "local"]
-FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
+from riffle.coordinator.learning.compiled import Floats, Ints, compiled
+
+PRACTICAL, AZAR, QIAO = 0, 1, 2
+LAPLACE, GAUSSIAN = 1, 2
+AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Bonus:
-    """A bonus by name, and its constants; all but the name belong to `practical`.
+class World(NamedTuple):
+    """The true MDP, its V*, and the running sums of d1 (start) and of the rows of P."""
 
-    bonus_scale multiplies the sampling bonus, noise_scale that of the privacy noise. A pair counts
-    as visited at least least_visits standard deviations of its visit count's noise, in r~ and in
-    the bonuses (P~ stays the ratio of counts): a pair hardly visited does not look rewarding by
-    noise alone. The defaults were chosen once from small grids at K = 20,000 and 200,000,
-    epsilon = 1, on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0, a few seeds
-    each, and are the same for all environments, learners and epsilon.
+    P: Floats
+    r: Floats
+    d1: Floats
+    optimum: float
+    start: Floats
+    following: Floats
+
+
+class Exploration(NamedTuple):
+    """A bonus: its kind, the constants of `ucbvi.Bonus`, and the kind's logarithm."""
+
+    kind: int
+    bonus_scale: float
+    noise_scale: float
+    least_visits: float
+    iota: float
+
+
+class Privacy(NamedTuple):
+    """A Privatizer; one draw of its noise has `scale` and `variance`; log_term > 0 asks for E."""
+
+    local: bool
+    separate_visits: bool
+    kind: int
+    scale: float
+    variance: float
+    log_term: float
+
+
+class Work(NamedTuple):
+    """Scratch arrays: V (X,), and for the H X A pairs counts (X, pairs), the others (pairs,).
+
+    They are separate arrays, not rows of one, so that the compiler sees that they do not overlap.
     """
 
-    name: BonusName = "practical"
-    bonus_scale: float = 0.1
-    noise_scale: float = 0.01
-    least_visits: float = 1.0
+    V: Floats
+    counts: Floats
+    total: Floats
+    first: Floats
+    second: Floats
+    third: Floats
 
-    def as_dict(self) -> dict[str, str | float]:
-        """Returns the fields by name, to be recorded with every run."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """The logarithms of the bonuses, for a run of K episodes with failure probability delta."""
-
-    sizes: Sizes
-    K: int
-    delta: float
-
-    @property
-    def iota(self) -> float:
-        """log(2 H X A K / delta)."""
-        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
-        return math.log(2 * H * X * A * self.K / self.delta)
-
-    @property
-    def azar(self) -> float:
-        """L = log(5 X A K H / delta) of UCBVI-CH."""
-        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
-        return math.log(5 * X * A * self.K * H / self.delta)
-
-    @property
-    def qiao(self) -> float:
-        """iota = log(30 H X A T / delta) of DP-UCBVI, T = K H."""
-        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
-        return math.log(30 * H * X * A * self.K * H / self.delta)
+    @classmethod
+    def of(cls, X: int, pairs: int) -> Work:
+        """Returns arrays of zeros."""
+        return cls(np.zeros(X), np.zeros((X, pairs)), *(np.zeros(pairs) for _ in range(4)))
 
 
-def layout_of(sizes: Sizes, levels: NoiseLevels) -> CounterLayout:
-    """Returns the counters that are privatized."""
-    return CounterLayout(sizes, FAMILIES[levels])
+@compiled
+def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
+    """Runs one episode into `episode` (H, 4): x, a, x', reward bit.
+
+    A state is the first whose running sum exceeds a uniform draw, or the last state.
+    """
+    following, r = world.following, world.r
+    x, uniform = 0, generator.random()
+    while x < len(world.start) - 1 and world.start[x] <= uniform:
+        x += 1
+    for h in range(len(policy)):
+        a, y, uniform = policy[h, x], 0, generator.random()
+        while y < following.shape[3] - 1 and following[h, x, a, y] <= uniform:
+            y += 1
+        episode[h, 0], episode[h, 1], episode[h, 2] = x, a, y
+        episode[h, 3] = 1 if generator.random() < r[h, x, a] else 0
+        x = y
 
 
-def noise_of(
-    trust: Trust, levels: NoiseLevels, sizes: Sizes, K: int, epsilon: float, beta: float
-) -> AdditiveNoise:
-    """Returns the noise of one draw of the Privatizer, for a run of K episodes."""
-    sensitivity = Sensitivity.of_cells(layout_of(sizes, levels).cells)
-    H = sizes.H
-    if trust == "local":
-        return local_noise(levels, sensitivity=sensitivity, H=H, epsilon=epsilon, beta=beta)
-    return central_noise(levels, sensitivity=sensitivity, H=H, T=K - 1, epsilon=epsilon, beta=beta)
+@compiled
+def loss(world: World, policy: Ints, V: Floats) -> float:
+    """Returns V* minus a policy's exact value; V (2, X) is scratch."""
+    P, r = world.P, world.r
+    H, X = policy.shape
+    V[H % 2, :] = 0.0
+    for h in range(H - 1, -1, -1):
+        now, then = V[h % 2], V[(h + 1) % 2]
+        for x in range(X):
+            a = policy[h, x]
+            total = r[h, x, a]
+            for y in range(X):
+                total += P[h, x, a, y] * then[y]
+            now[x] = total
+    value = 0.0
+    for x in range(X):
+        value += world.d1[x] * V[0, x]
+    return world.optimum - value
+
+
+@compiled
+def plan(
+    P: Floats, r: Floats, N: Floats, bonus: Exploration, noise: Floats, policy: Ints, work: Work
+) -> bool:
+    """Overwrites `policy` with the optimistic one; returns whether it changed.
+
+    P (X', H X A), r and N (H X A,). noise = (variance of a transition count, variance of a reward
+    sum, E).
+    """
+    H, X = policy.shape
+    pairs, V, changed = len(r) // H, work.V, False
+    mean, square, squares = work.first[:pairs], work.second[:pairs], work.third[:pairs]
+    sigma_T, sigma_R, E = noise[0], noise[1], noise[2]
+    V[:] = 0.0
+    for h in range(H - 1, -1, -1):
+        mean[:], square[:], squares[:] = 0.0, 0.0, 0.0
+        for y in range(X):
+            row, then = P[y, h * pairs : (h + 1) * pairs], V[y]
+            for i in range(pairs):
+                mean[i] += row[i] * then
+                square[i] += row[i] * (then * then)
+        for y in range(X if sigma_R > 0.0 else 0):
+            then = V[y]
+            for i in range(pairs):
+                squares[i] += (then - mean[i]) * (then - mean[i])
+        rewards, visits = r[h * pairs : (h + 1) * pairs], N[h * pairs : (h + 1) * pairs]
+        most = float(H - h)
+        for i in range(pairs):
+            variance = max(square[i] - mean[i] * mean[i], 0.0)
+            shift = E * X if bonus.kind == QIAO else sigma_T * squares[i] + sigma_R
+            b = exploration(rewards[i], visits[i], variance, shift, most, H, bonus)
+            # From here on the means are Q.
+            mean[i] = min(rewards[i] + mean[i] + b, most) if visits[i] >= 1.0 else most
+        changed |= greedy(mean, policy[h], V)
+    return changed
+
+
+@compiled
+def exploration(
+    r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
+) -> float:
+    """Returns the bonus b_h(x, a); `shift` is the effect of the noise."""
+    width = bonus.iota / N
+    if bonus.kind == AZAR:
+        return float(7.0 * H * bonus.iota / np.sqrt(N))
+    if bonus.kind == QIAO:
+        b = 2.0 * np.sqrt(variance * width) + np.sqrt(2.0 * width)
+        return float(b + 20.0 * H * shift * width + 4.0 * H * np.sqrt(width))
+    b = bonus.bonus_scale * (np.sqrt((variance + r * (1.0 - r)) * width) + most * width)
+    return float(b + bonus.noise_scale * np.sqrt(bonus.iota * shift) / N)
+
+
+@compiled
+def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
+    """Writes the best actions of Q (X A,) and their values V (X,); returns whether any changed."""
+    X, changed = len(policy), False
+    A = len(Q) // X
+    for x in range(X):
+        best, action = -1.0, 0
+        for a in range(A):
+            if best < Q[x * A + a]:
+                best, action = Q[x * A + a], a
+        V[x] = best
+        if policy[x] != action:
+            policy[x] = action
+            changed = True
+    return changed
+
+
+@compiled
+def run_ucbvi(
+    generator: np.random.Generator,
+    world: World,
+    bonus: Exploration,
+    checkpoints: Ints,
+    policy: Ints,
+    work: Work,
+) -> tuple[Floats, int]:
+    """Returns regret at the checkpoints and switches; `policy` becomes the last one deployed."""
+    H, X, A = world.r.shape
+    counts, rows = np.zeros((X, H * X * A)), np.zeros((X, H * X * A))
+    rewards, means, N = np.zeros(H * X * A), np.zeros(H * X * A), np.zeros(H * X * A)
+    noise, U = np.zeros(3), np.zeros((2, X))
+    episode, curve = np.zeros((H, 4), np.int64), np.zeros(len(checkpoints))
+    switches, regret, gap, at = 0, 0.0, 0.0, 0
+    for k in range(1, checkpoints[-1] + 1):
+        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
+            gap = loss(world, policy, U)
+            switches += k > 1
+        regret += gap
+        run_episode(generator, world, policy, episode)
+        for h in range(H):
+            i = (h * X + episode[h, 0]) * A + episode[h, 1]
+            counts[episode[h, 2], i] += 1.0
+            rewards[i] += episode[h, 3]
+            N[i] += 1.0
+            for y in range(X):
+                rows[y, i] = counts[y, i] / N[i]
+            means[i] = rewards[i] / N[i]
+        if k == checkpoints[at]:
+            curve[at] = regret
+            at += 1
+    return curve, switches
+
+
+@compiled
+def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
+    """Returns the next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C), by NumPy (faster)."""
+    kind, scale = privacy.kind, privacy.scale
+    with numba.objmode(noises="float64[:,::1]"):
+        draw = generator.laplace if kind == LAPLACE else generator.normal
+        noises = np.asarray(draw(0.0, scale, (AT_ONCE, C)))
+    return noises  # noqa: RET504  (object mode hands its result out by name)
+
+
+@compiled
+def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
+    """Releases the sum `total` of t contributions as `BinaryMechanism.add`; blocks (levels, C)."""
+    completed = 0
+    while not t >> completed & 1:
+        completed += 1
+    blocks[completed] = noise
+    released[:] = noise
+    for level in range(completed + 1, len(blocks)):
+        if t >> level & 1:
+            released += blocks[level]
+    released += total
+
+
+@compiled
+def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
+    """Projects the columns of c (X, pairs) by Eq. 7, as `postprocess.project`, into n; sums into N.
+
+    Sorts c by odd-even transposition, whose order of comparisons does not depend on the data, so
+    that pairs are sorted side by side.
+    """
+    X, pairs = c.shape
+    upper, lower = work.first, work.second
+    n[:, :] = c
+    for k in range(X):
+        for j in range(k % 2, X - 1, 2):
+            a, b = c[j], c[j + 1]
+            for i in range(pairs):
+                upper[i], lower[i] = max(a[i], b[i]), min(a[i], b[i])
+            c[j], c[j + 1] = upper, lower
+    prefix, raised, lowered = work.third, work.first, work.second
+    prefix[:], raised[:], lowered[:] = 0.0, np.inf, np.inf
+    for k in range(X):
+        prefix += c[k]
+        for i in range(pairs):
+            raised[i] = min(raised[i], (total[i] - tolerance - prefix[i]) / (k + 1))
+            lowered[i] = min(lowered[i], (total[i] + tolerance - prefix[i]) / (k + 1))
+    for i in range(pairs):
+        raised[i] = max(0.0, raised[i]) + min(0.0, lowered[i])
+    N[:] = 0.0
+    for x in range(X):
+        row = n[x]
+        for i in range(pairs):
+            row[i] = max(row[i] + raised[i], 0.0) if total[i] + tolerance >= 0 else 0.0
+        N += row
+
+
+@compiled
+def estimate(
+    released: Floats,
+    separate_visits: bool,
+    E: float,
+    least: float,
+    rows: Floats,
+    means: Floats,
+    N: Floats,
+    work: Work,
+) -> None:
+    """Estimates P~ (rows, (X', H X A)), r~ (means) and N~ (H X A,) from released counters (C,).
+
+    E > 0 projects with tolerance E / 4 and applies the add-on of Eq. 7.
+    """
+    X, pairs = rows.shape
+    counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
+    total[:] = 0.0
+    for y in range(X):
+        count = counts[y]
+        for i in range(pairs):
+            count[i] = released[i * X + y]
+        total += count
+    if separate_visits:
+        total[:] = released[pairs * X : pairs * X + pairs]
+    project(counts, total, E / 4, rows, N, work)
+    if E > 0.0:
+        N[:] = 0.0
+        for y in range(X):
+            rows[y] += E / (2 * X)
+            N += rows[y]
+    for y in range(X):
+        row = rows[y]
+        for i in range(pairs):
+            row[i] = row[i] / N[i] if N[i] > 0.0 else row[i]
+    for i in range(pairs):
+        N[i] = max(N[i], least)
+        means[i] = min(max(rewards[i] / N[i], 0.0), 1.0) if N[i] > 0.0 else 0.0
+
+
+@compiled
+def count(episode: Ints, X: int, A: int, separate_visits: bool, counters: Floats) -> None:
+    """Adds an episode to counters (C,), in the order of `CounterLayout`."""
+    H = len(episode)
+    pairs = H * X * A
+    for h in range(H):
+        x, a, y, bit = episode[h, 0], episode[h, 1], episode[h, 2], episode[h, 3]
+        pair = (h * X + x) * A + a
+        counters[pair * X + y] += 1.0
+        if separate_visits:
+            counters[pairs * X + pair] += 1.0
+        counters[len(counters) - pairs + pair] += bit
+
+
+@compiled
+def run_private(
+    generator: np.random.Generator,
+    noise_generator: np.random.Generator,
+    world: World,
+    privacy: Privacy,
+    bonus: Exploration,
+    checkpoints: Ints,
+    policy: Ints,
+    work: Work,
+) -> tuple[Floats, int]:
+    """Runs private UCB-VI for checkpoints[-1] episodes; returns as `run_ucbvi`."""
+    separate_visits, K = privacy.separate_visits, checkpoints[-1]
+    H, X, A = world.r.shape
+    pairs, levels = H * X * A, 0
+    C = pairs * (X + (2 if separate_visits else 1))
+    while K - 1 >> levels:
+        levels += 1
+    blocks, upcoming = np.zeros((0 if privacy.local else levels, C)), np.zeros((0, C))
+    total, released, noise = np.zeros(C), np.zeros(C), np.zeros(3)
+    rows, means, N = np.zeros((X, pairs)), np.zeros(pairs), np.zeros(pairs)
+    episode, U = np.zeros((H, 4), np.int64), np.zeros((2, X))
+    curve = np.zeros(len(checkpoints))
+    switches, regret, gap, at = 0, 0.0, 0.0, 0
+    for k in range(1, K + 1):
+        if k > 1:
+            least = bonus.least_visits * np.sqrt(noise[0] * (1 if separate_visits else X))
+            estimate(released, separate_visits, noise[2], least, rows, means, N, work)
+        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
+            gap = loss(world, policy, U)
+            switches += k > 1
+        regret += gap
+        run_episode(generator, world, policy, episode)
+        if k < K:
+            if (k - 1) % AT_ONCE == 0:
+                upcoming = draws(noise_generator, privacy, C)
+            noises = upcoming[(k - 1) % AT_ONCE]
+            if privacy.local:
+                count(episode, X, A, separate_visits, noises)
+                released += noises
+            else:
+                count(episode, X, A, separate_visits, total)
+                add_to_tree(k, total, noises, blocks, released)
+            set_noise(noise, k, privacy)
+        if k == checkpoints[at]:
+            curve[at] = regret
+            at += 1
+    return curve, switches
+
+
+@compiled
+def set_noise(noise: Floats, t: int, privacy: Privacy) -> None:
+    """Sets noise = (variance, variance, E) of the counts after t contributions."""
+    terms = t
+    if not privacy.local:
+        terms = 0
+        while t:
+            t &= t - 1
+            terms += 1
+    noise[0] = noise[1] = terms * privacy.variance
+    ell = privacy.log_term
+    noise[2] = 0.0
+    if ell > 0.0 and privacy.kind == GAUSSIAN:
+        noise[2] = 4.0 * (privacy.scale * np.sqrt(2.0 * terms * ell))
+    elif ell > 0.0:
+        noise[2] = 4.0 * (privacy.scale * (2.0 * np.sqrt(terms * ell) + ell))

@@ -16,7 +16,7 @@ import numpy as np
 
 from riffle.common.accounting import Account, calibrate
 from riffle.common.accounting.binomial import fewest_slots
-from riffle.common.accounting.search import needed_bits
+from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Ints, Sizes
 from riffle.common.mechanism.noise import Guarantee, Noise, Padding
 from riffle.common.mechanism.policy import TOTAL_WEIGHT

@@ -40,7 +40,7 @@ from riffle.shuffler.rules import (
     new_users_granted,
     share_slots,
 )
-from riffle.shuffler.store import leases, records, users
+from riffle.shuffler.store import leases, transitions, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
@@ -87,7 +87,7 @@ def lease_slots(
         RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
     quota = users.lock_node(connection, node_id)
-    batch = records.find(connection, batch_id, lock=True)
+    batch = transitions.find(connection, batch_id, lock=True)
     closed = closed_problem(batch.state, batch.expires_at, terms.now)
     room = _room(connection, batch, node_id, quota, terms)
     distinct = list(dict.fromkeys(wanted))
@@ -111,12 +111,12 @@ def lease_slots(
 
 
 def _room(
-    connection: Connection, batch: records.Batch, node_id: str, quota: int, terms: LeaseTerms
+    connection: Connection, batch: transitions.Batch, node_id: str, quota: int, terms: LeaseTerms
 ) -> Room:
-    leased = records.count_leased(connection, batch.batch_id, terms.now)
+    leased = transitions.count_leased(connection, batch.batch_id, terms.now)
     share = share_slots(terms.node_share, batch.n)
     if share < batch.n:
-        share -= records.count_held(connection, batch.batch_id, node_id, terms.now)
+        share -= transitions.count_held(connection, batch.batch_id, node_id, terms.now)
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 
@@ -130,7 +130,7 @@ def _view(user: str, record: UserRecord, batch_id: str, now: int) -> UserView:
 
 def _grant(
     connection: Connection,
-    batch: records.Batch,
+    batch: transitions.Batch,
     node_id: str,
     people: Sequence[str],
     existing: dict[str, UserRecord],
@@ -190,7 +190,7 @@ def store_reports(
         RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
     users.lock_node(connection, node_id)
-    batch = records.find(connection, batch_id, lock=True)
+    batch = transitions.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
     groups = leases.groups_of_upload(connection, batch_id, node_id, ids)
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
@@ -212,7 +212,7 @@ def store_reports(
         _write(connection, batch, groups, accepted, cipher)
     counts = Counter[str](outcomes)
     refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
-    records.count_dropped(connection, batch_id, refused)
+    transitions.count_dropped(connection, batch_id, refused)
     sealed = _seal_if_full(connection, batch, len(accepted))
     return UploadSummary(
         UploadReply(results=tuple(map(UploadResult, ids, outcomes))), counts, sealed
@@ -245,7 +245,7 @@ def _reported_elsewhere(
 
 def _write(
     connection: Connection,
-    batch: records.Batch,
+    batch: transitions.Batch,
     groups: dict[str, LeaseGroup],
     accepted: list[tuple[int, bytes]],
     cipher: ReportCipher | None,
@@ -266,7 +266,7 @@ def _write(
     connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(slots)})
 
 
-def _seal_if_full(connection: Connection, batch: records.Batch, added: int) -> bool:
+def _seal_if_full(connection: Connection, batch: transitions.Batch, added: int) -> bool:
     """Seals the batch if it holds n reports of n distinct users, counted here and now.
 
     The running count only says when to count. This count over stored rows is what releases a batch:
@@ -275,8 +275,8 @@ def _seal_if_full(connection: Connection, batch: records.Batch, added: int) -> b
     if not added or batch.reports + added < batch.n:
         return False
     people, slots = leases.reporters(connection, batch.batch_id)
-    stored = records.stored_slots(connection, batch.batch_id)
+    stored = transitions.stored_slots(connection, batch.batch_id)
     if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
-    records.transition(connection, batch, "fill")
+    transitions.transition(connection, batch, "fill")
     return True

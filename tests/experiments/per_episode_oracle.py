@@ -7,7 +7,7 @@ import numpy as np
 from riffle.common.mechanism.counters import Episode
 from riffle.common.mechanism.randomness import generator_for
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
-from riffle.coordinator.learning.ucbvi import layout_of
+from riffle.coordinator.learning.ucbvi_parameters import layout_of
 from riffle.experiments.per_episode import DELTA, Setting
 from riffle.experiments.regret import optimal_value, policy_value
 from riffle.node_client.environments.tabular import TabularMDP

@@ -12,7 +12,7 @@ import pytest
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.privatizers import NoiseLevels
-from riffle.coordinator.learning.ucbvi import Bonus, BonusName
+from riffle.coordinator.learning.ucbvi_parameters import Bonus, BonusName
 from riffle.experiments.per_episode import (
     BATCHED,
     PER_EPISODE,
@@ -176,8 +176,8 @@ def test_invalid_requests_are_refused_with_the_reason(
 def test_without_numba_the_error_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "riffle.experiments.ucbvi", None)
-    monkeypatch.delattr("riffle.experiments.ucbvi", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "riffle.coordinator.learning.ucbvi", None)
+    monkeypatch.delattr("riffle.coordinator.learning.ucbvi", raising=False)
     with pytest.raises(LocalError, match=r"riffle-rl\[experiments\]"):
         run("ucbvi", riverswim(), 10)
 

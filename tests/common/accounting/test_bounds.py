@@ -11,7 +11,7 @@ from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.bounds import Bound, Moves, compose
 from riffle.common.accounting.convolution import Part, choose_window
 from riffle.common.accounting.curve import Curve
-from riffle.common.accounting.search import needed_bits
+from riffle.common.accounting.least_noise import needed_bits
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
 

@@ -15,7 +15,7 @@ from riffle.coordinator.learning.privatizers import (
     LocalPrivatizer,
     NoiseLevels,
 )
-from riffle.coordinator.learning.ucbvi import Bonus, Trust, layout_of, noise_of
+from riffle.coordinator.learning.ucbvi_parameters import Bonus, Trust, layout_of, noise_of
 from tests.coordinator.learning.ucbvi_oracle import (
     UCBVI,
     Estimates,

@@ -9,7 +9,7 @@ import pytest
 
 from riffle.common.mechanism.counters import Episode, Sizes
 from riffle.coordinator.learning.planning import plan
-from riffle.coordinator.learning.ucbvi import Bonus, Confidence
+from riffle.coordinator.learning.ucbvi_parameters import Bonus, Confidence
 from tests.coordinator.learning.ucbvi_oracle import UCBVI, Estimates, expectation, spread
 from tests.coordinator.learning.worlds import random_model
 

@@ -1,7 +1,7 @@
 """UCBVI and private UCB-VI in plain NumPy: the oracle of the compiled loops.
 
-`experiments.ucbvi` repeats this arithmetic in the same order; tests hold the two equal, policy by
-policy.
+`coordinator.learning.ucbvi` repeats this arithmetic in the same order; tests hold the two equal,
+policy by policy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from riffle.coordinator.learning.privatizers import (
     LocalPrivatizer,
     Privatizer,
 )
-from riffle.coordinator.learning.ucbvi import Bonus, Confidence, Trust
+from riffle.coordinator.learning.ucbvi_parameters import Bonus, Confidence, Trust
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, create_engine, func, insert, select, text
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import Schema, migrate, writer
 from riffle.shuffler.store.leases import groups_of_upload
-from riffle.shuffler.store.records import count_held, count_leased, stored_reports
 from riffle.shuffler.store.schema import SCHEMA, batches, nodes, open_store, sqlite_url
+from riffle.shuffler.store.transitions import count_held, count_leased, stored_reports
 from riffle.shuffler.store.users import find_users
 from tests.shuffler.world import NOW
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.system.simulation import machine
-from tests.system.simulation.faults import FAULTS
 from tests.system.simulation.operations import ACTIONS, sequence
+from tests.system.simulation.planted_bugs import PLANTED_BUGS
 from tests.system.simulation.play import play
 from tests.system.simulation.shrink import shrunk
 
@@ -57,11 +57,11 @@ def test_what_once_failed(file: Path) -> None:
     assert play(kept["operations"], kept["seed"]) == []
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", PLANTED_BUGS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the fault in the services, the list kept for it fails, and in the way that is noted."""
     (kept,) = [fixture(file) for file in FIXTURES if fixture(file)["fault"] == name]
-    FAULTS[name](monkeypatch)
+    PLANTED_BUGS[name](monkeypatch)
     problems = play(kept["operations"], kept["seed"])
     assert problems
     assert kept["finds"] in problems[0]

@@ -1,0 +1,132 @@
+"""UCBVI and private UCB-VI: optimistic backward induction before every episode.
+
+The baselines of 000, section VI: UCBVI (Azar, Osband, Munos 2017) without privacy, DP-UCBVI (Qiao
+and Wang 2023) under joint and local DP with the Privatizers as 004 writes them. Here are their
+bonuses and noise; `coordinator.learning.ucbvi` is the learner, compiled. Services cannot run it: a
+policy for every episode leaves no batch to hide in.
+
+Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
+h = H-1..0,
+
+    Q_h(x, a) = min(H - h, r^ + P^ V_{h+1} + b_h(x, a)),   V_h(x) = max_a Q_h(x, a),
+
+and Q = H - h for a pair never visited. The policy is greedy in Q, and the first action wins ties.
+The monotone minimum with the Q before is left out: with noisy counts one under-estimate would stay
+for ever, and the learners are to differ in their counts only.
+
+Private learners see counts through a Privatizer (`privatizers`), which holds the privacy statement;
+all else is post-processing:
+
+    noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
+
+Policy k uses S_{k-1}, so at most K - 1 contributions are summed and the tree has ceil(log2 K)
+levels. Two sets of noise levels, named as in `privatizers`:
+
+- `paper`: three families (transitions, visits, rewards) with the documents' Laplace noise.
+- `tight`: two families (transitions and rewards; visits are sums). Replacing one user moves 4 H
+  cells; the noise is the least of Laplace and analytic Gaussian at the same (epsilon, beta).
+
+Two bonuses, the same for every environment and recorded with every run:
+
+- `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). It exceeds H - h
+  for N < 49 L^2, some ten thousand visits, so nothing is learned at K = 20,000.
+- `paper` with privacy (Qiao and Wang 2023, Algorithm 1), on counts raised by the add-on of Eq. 7:
+
+    b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
+
+  Their last term holds a minimum of H^2 and something above 10^6 H^3 X A iota^2 / N, which is H^2
+  for every N of interest; it is written as H here.
+- `practical`: Bernstein's with estimated variances, times one constant, plus the first-order
+  standard deviation of what noise does to r~ + P~ V, times another:
+
+    b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
+      + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
+
+  iota = log(2 H X A K / delta). Counts are projected with tolerance zero and without the add-on,
+  and visits count as at least `least_visits` deviations of their noise, as in SDP-PE's practical
+  preset.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.coordinator.learning.privatizers import (
+    AdditiveNoise,
+    NoiseLevels,
+    Sensitivity,
+    central_noise,
+    local_noise,
+)
+
+BonusName = Literal["paper", "practical"]
+Trust = Literal["central", "local"]
+FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bonus:
+    """A bonus by name, and its constants; all but the name belong to `practical`.
+
+    bonus_scale multiplies the sampling bonus, noise_scale that of the privacy noise. A pair counts
+    as visited at least least_visits standard deviations of its visit count's noise, in r~ and in
+    the bonuses (P~ stays the ratio of counts): a pair hardly visited does not look rewarding by
+    noise alone. The defaults were chosen once from small grids at K = 20,000 and 200,000,
+    epsilon = 1, on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0, a few seeds
+    each, and are the same for all environments, learners and epsilon.
+    """
+
+    name: BonusName = "practical"
+    bonus_scale: float = 0.1
+    noise_scale: float = 0.01
+    least_visits: float = 1.0
+
+    def as_dict(self) -> dict[str, str | float]:
+        """Returns the fields by name, to be recorded with every run."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """The logarithms of the bonuses, for a run of K episodes with failure probability delta."""
+
+    sizes: Sizes
+    K: int
+    delta: float
+
+    @property
+    def iota(self) -> float:
+        """log(2 H X A K / delta)."""
+        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
+        return math.log(2 * H * X * A * self.K / self.delta)
+
+    @property
+    def azar(self) -> float:
+        """L = log(5 X A K H / delta) of UCBVI-CH."""
+        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
+        return math.log(5 * X * A * self.K * H / self.delta)
+
+    @property
+    def qiao(self) -> float:
+        """iota = log(30 H X A T / delta) of DP-UCBVI, T = K H."""
+        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
+        return math.log(30 * H * X * A * self.K * H / self.delta)
+
+
+def layout_of(sizes: Sizes, levels: NoiseLevels) -> CounterLayout:
+    """Returns the counters that are privatized."""
+    return CounterLayout(sizes, FAMILIES[levels])
+
+
+def noise_of(
+    trust: Trust, levels: NoiseLevels, sizes: Sizes, K: int, epsilon: float, beta: float
+) -> AdditiveNoise:
+    """Returns the noise of one draw of the Privatizer, for a run of K episodes."""
+    sensitivity = Sensitivity.of_cells(layout_of(sizes, levels).cells)
+    H = sizes.H
+    if trust == "local":
+        return local_noise(levels, sensitivity=sensitivity, H=H, epsilon=epsilon, beta=beta)
+    return central_noise(levels, sensitivity=sensitivity, H=H, T=K - 1, epsilon=epsilon, beta=beta)
