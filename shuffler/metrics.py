@@ -13,8 +13,8 @@ batch it learns at most how many tenths are full (`for_coordinator`), a tenth be
 more, and a new value once in `REFRESH_SECONDS`. It learns refusals and latencies only when the
 batch is full or over, and of small batches no latencies, which would be those of single uploads.
 
-**The log** (`common.process.journal`) may not name a node, user, lease or slot: a log that says who
-sent when would undo the shuffle for its reader.
+**The log** (`common.process.journal`) may never name a node, user, lease or slot: a log that says
+who sent when would undo the shuffle for its reader.
 """
 
 import math

@@ -5,7 +5,7 @@ The central workflow of `000`, Fig. 2. Everybody trusts the coordinator, and nob
 - A user sends the episode as it is, in one message: the indices of its ``data_slots`` increments,
   with dummies if there are fewer.
 - The shuffler permutes the messages as in every workflow, although here this protects nobody.
-- The analyzer counts, adds one draw of integer noise to every counter, and forgets the raw counts.
+- The analyzer counts, adds one draw of integer noise to every counter, and forgets all the rest.
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else,
 the noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up

@@ -70,7 +70,7 @@ class Noise:
         return n * self.bits * self.p
 
     def variance(self, n: int) -> float:
-        """Returns the variance of one counter's noise if all n reports are honest."""
+        """Returns the variance of one counter's noise if all n are honest: n bits p (1 - p)."""
         return n * self.bits * self.p * (1.0 - self.p)
 
 
@@ -102,7 +102,7 @@ class Flips:
         return n * self.f
 
     def variance(self, n: int) -> float:
-        """Returns the variance of the debiased count, whatever the data."""
+        """Returns the debiased count's variance, whatever the data: n f (1 - f) / (1 - 2 f)**2."""
         return n * self.f * (1.0 - self.f) / (1.0 - 2.0 * self.f) ** 2
 
 

@@ -78,7 +78,7 @@ class FileCipher:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Writes a file whole or not at all, readable by its owner only.
+    """Writes a file durably, whole or not at all, readable by its owner only.
 
     Raises:
         OSError: the file cannot be written; its previous content is unchanged.

@@ -179,7 +179,7 @@ def try_claim(connection: Connection, name: str) -> bool:
 
 
 def notify(connection: Connection, message: str) -> None:
-    """Notifies all replicas when this transaction commits."""
+    """Notifies all replicas when this transaction commits, and not if it does not."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_notify(CHANNEL, message)))
 
