@@ -3,9 +3,10 @@
 An unbounded epsilon (a seeded test batch) is the string "Infinity": JSON has no such number.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from riffle.common.mechanism.noise import Trust
 from riffle.common.protocol.descriptor import NoiseKind
@@ -16,13 +17,20 @@ from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.states import DeploymentState, RunState
 from riffle.coordinator.store.records import EventRecord
 
-Nested = list[Any]
+
+def _without_numpy(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+_FROM_ARRAY = BeforeValidator(_without_numpy)
+Nested = Annotated[list[Any], _FROM_ARRAY]
+Floats = Annotated[list[float], _FROM_ARRAY]
 
 
 class Answer(BaseModel):
-    """Base of all models."""
+    """Base of all models. Fields may be built from records and arrays of the same content."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
 
 class Run(Answer):
@@ -52,8 +60,8 @@ class Mixture(Answer):
     """Policies (M, H, X) with integer weights over 2**32."""
 
     policies: Nested
-    weights: list[int]
-    probabilities: list[float]
+    weights: Annotated[list[int], _FROM_ARRAY]
+    probabilities: Floats
 
 
 class Noise(Answer):
@@ -270,9 +278,9 @@ class History(Answer):
 class Band(Answer):
     """A mean and both ends of its interval."""
 
-    mean: list[float]
-    low: list[float]
-    high: list[float]
+    mean: Floats
+    low: Floats
+    high: Floats
 
 
 class Bands(Answer):
@@ -280,7 +288,7 @@ class Bands(Answer):
 
     runs: int
     confidence: float
-    episodes: list[float]
+    episodes: Floats
     regret: Band
     value: Band
 
@@ -294,9 +302,9 @@ class TrueValueCurve(Answer):
 
     optimal_value: float | None = Field(description="V*; null when nothing was supplied")
     deployments: list[int]
-    episodes: list[float]
-    value: list[float] = Field(description="V of the deployed mixture")
-    regret: list[float] = Field(description="exact pseudo-regret")
+    episodes: Floats
+    value: Floats = Field(description="V of the deployed mixture")
+    regret: Floats = Field(description="exact pseudo-regret")
     bands: Bands | None = Field(description="null unless another run got as far")
 
 

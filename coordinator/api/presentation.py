@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 from riffle.common.accounting import run_guarantee
 from riffle.common.mechanism.counters import Ints
@@ -11,8 +11,8 @@ from riffle.common.protocol.errors import RiffleError
 from riffle.common.protocol.messages import Conservation
 from riffle.coordinator.api import models
 from riffle.coordinator.batches import ledger
-from riffle.coordinator.batches.counts import counts_document, private_counts, value_estimate
-from riffle.coordinator.learning.true_values import LEVEL, Band, Bands, Curve, TrueRow
+from riffle.coordinator.batches.counts import private_counts, value_estimate
+from riffle.coordinator.learning.true_values import Bands, Curve, TrueRow
 from riffle.coordinator.store.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
 
 Spends = Sequence[LedgerRecord]
@@ -20,49 +20,47 @@ Rows = Sequence[DeploymentRecord]
 ShufflerRecord = Conservation | RiffleError
 """The shuffler's record of a batch, or why it is missing."""
 
+Model = TypeVar("Model", bound=models.Answer)
+
+
+def _model(kind: type[Model], *records: object, **values: object) -> Model:
+    """Builds a model; a field without a value is read from the first record that has it."""
+    for name in kind.model_fields.keys() - values.keys():
+        for record in records:
+            if hasattr(record, name):
+                values[name] = getattr(record, name)
+                break
+    return kind.model_validate(values)
+
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
     """Presents a run and its progress."""
     summary = run.summary or {}
-    return models.Run(
-        id=run.id,
-        name=run.spec.name,
-        state=run.state,
-        message=run.message,
-        trouble=trouble,
-        spec=run.spec,
-        created_at=run.created_at,
-        ended_at=run.ended_at,
-        deployments=tally.deployments,
-        episodes=tally.episodes,
-        stage=summary.get("stage", 0),
-        active=summary.get("active"),
-    )
+    progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
+    return _model(models.Run, run, tally, name=run.spec.name, trouble=trouble, **progress)
 
 
 def deployment_model(row: DeploymentRecord) -> models.Deployment:
     """Presents a deployment as issued."""
-    return models.Deployment(**_deployment(row, row.descriptor))
+    return _deployment(models.Deployment, row)
 
 
 def progress_model(row: DeploymentRecord) -> models.DeploymentProgress:
     """Presents a deployment and its progress."""
-    return models.DeploymentProgress(**_deployment(row, row.descriptor), **_progress(row))
+    return _deployment(models.DeploymentProgress, row)
 
 
 def detail_model(
     row: DeploymentRecord, histogram: Ints | None, spend: LedgerRecord | None, delta: float
 ) -> models.DeploymentDetail:
     """Presents a deployment with its private counts, value estimate and spend, if it has them."""
-    descriptor = row.descriptor
-    counts = None if histogram is None else private_counts(descriptor, histogram)
-    estimate = None if counts is None else value_estimate(counts, delta)
-    return models.DeploymentDetail(
-        **_deployment(row, descriptor),
-        **_progress(row),
-        counts=None if counts is None else models.Counts(**counts_document(counts)),
-        value_estimate=estimate,
-        spend=None if spend is None else _spend(row, descriptor, spend),
+    counts = None if histogram is None else private_counts(row.descriptor, histogram)
+    return _deployment(
+        models.DeploymentDetail,
+        row,
+        counts=counts,
+        value_estimate=None if counts is None else value_estimate(counts, delta),
+        spend=None if spend is None else _spend(row, spend),
     )
 
 
@@ -71,7 +69,7 @@ def ledger_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Ledger:
     by_index = {row.index: row for row in rows}
     # Spends are read after rows: a spend of a deployment issued in between has no row here.
     pairs = [(by_index[spend.index], spend) for spend in spends if spend.index in by_index]
-    entries = [_spend(row, row.descriptor, spend) for row, spend in pairs]
+    entries = [_spend(row, spend) for row, spend in pairs]
     total = run_guarantee([ledger.entry(row.descriptor, spend.spend) for row, spend in pairs])
     budget = run.spec.budget
     return models.Ledger(
@@ -87,16 +85,14 @@ def ledger_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Ledger:
 def result_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Result:
     """Presents the answer of a run so far."""
     total, summary = ledger_model(run, rows, spends), run.summary or {}
-    return models.Result(
-        state=run.state,
-        message=run.message,
+    return _model(
+        models.Result,
+        run,
+        total,
         policy=summary.get("policy"),
         value_estimate=summary.get("value_estimate"),
         active=summary.get("active"),
-        epsilon=total.epsilon,
-        beta=total.beta,
-        within_budget=total.within_budget,
-        episodes=_counted(rows),
+        episodes=sum(row.n for row in rows if row.state == "counted"),
         episodes_executed=sum(row.executed for row in rows),
         episodes_planned=run.spec.episodes,
         reports=sum(entry.n for entry in total.entries),
@@ -113,13 +109,12 @@ def true_values_model(
     curve: Curve, rows: Sequence[TrueRow], bands: Bands | None
 ) -> models.TrueValueCurve:
     """Presents supplied true values, the regret that follows, and bands over runs."""
-    return models.TrueValueCurve(
+    return _model(
+        models.TrueValueCurve,
+        curve,
         optimal_value=rows[0].optimal if rows else None,
         deployments=[row.index for row in rows if row.episodes > 0],
-        episodes=curve.episodes.tolist(),
-        value=curve.value.tolist(),
-        regret=curve.regret.tolist(),
-        bands=None if bands is None else _bands(bands),
+        bands=bands,
     )
 
 
@@ -155,11 +150,10 @@ def _batch_conservation(
 ) -> models.BatchConservation:
     known = record if isinstance(record, Conservation) else None
     expected = row.n * row.descriptor.padding.messages
-    return models.BatchConservation(
+    return _model(
+        models.BatchConservation,
+        row,
         deployment=row.index,
-        batch_id=row.batch_id,
-        state=row.state,
-        n=row.n,
         expected=expected,
         opened=None if spend is None else spend.opened,
         failed=None if spend is None else spend.failed,
@@ -181,85 +175,32 @@ def _balanced(
     return record.balanced and (spend is None or forwarded == expected)
 
 
-def _bands(bands: Bands) -> models.Bands:
-    def model(band: Band) -> models.Band:
-        return models.Band(mean=band.mean.tolist(), low=band.low.tolist(), high=band.high.tolist())
-
-    return models.Bands(
-        runs=bands.runs,
-        confidence=LEVEL,
-        episodes=bands.episodes.tolist(),
-        regret=model(bands.regret),
-        value=model(bands.value),
-    )
-
-
-def _deployment(row: DeploymentRecord, descriptor: BatchDescriptor) -> dict[str, Any]:
-    mixture = descriptor.mixture
-    return {
-        "index": row.index,
-        "step": row.step,
-        "stage": row.stage,
-        "purpose": row.purpose,
-        "n": row.n,
-        "layer": row.layer,
-        "mixture": models.Mixture(
-            policies=mixture.policies.tolist(),
-            weights=mixture.weights.tolist(),
-            probabilities=mixture.probabilities.tolist(),
-        ),
-        "batch_id": row.batch_id,
-        "trust": descriptor.trust,
-        "expires_at": descriptor.expires_at,
-        "messages": descriptor.padding.messages,
-        "report_bytes": descriptor.report_bytes,
-        "noise": _noise(descriptor),
-    }
-
-
-def _progress(row: DeploymentRecord) -> dict[str, Any]:
-    return {
-        "state": row.state,
-        "acknowledged": row.acknowledged,
-        "episodes_executed": row.episodes_executed,
-        "issued_at": row.issued_at,
-        "settled_at": row.settled_at,
-        "timings": dict(row.timings),
-    }
+def _deployment(kind: type[Model], row: DeploymentRecord, **values: object) -> Model:
+    descriptor = row.descriptor
+    L, noise = descriptor.padding.messages, _noise(descriptor)
+    return _model(kind, row, descriptor, messages=L, noise=noise, **values)
 
 
 def _noise(descriptor: BatchDescriptor) -> models.Noise:
     noise, n = descriptor.to_noise(), descriptor.n
-    return models.Noise(
-        **descriptor.noise.model_dump(), variance=noise.variance(n), expected_ones=noise.mean(n)
-    )
+    values = {"variance": noise.variance(n), "expected_ones": noise.mean(n)}
+    return _model(models.Noise, descriptor.noise, **values)
 
 
-def _spend(
-    row: DeploymentRecord, descriptor: BatchDescriptor, record: LedgerRecord
-) -> models.Spend:
-    return models.Spend(
+def _spend(row: DeploymentRecord, record: LedgerRecord) -> models.Spend:
+    descriptor, spend = row.descriptor, record.spend
+    return _model(
+        models.Spend,
+        record,
+        spend,
+        row,
+        descriptor,
         deployment=row.index,
-        batch_id=row.batch_id,
-        trust=descriptor.trust,
-        n=row.n,
-        epsilon_lower=record.spend.epsilon_lower,
-        epsilon_upper=record.spend.epsilon_upper,
-        beta=record.spend.beta,
         dishonest_fraction=descriptor.guarantee.dishonest_fraction,
-        dishonest_reports=record.spend.dishonest,
-        used=record.spend.within_promise,
-        messages=record.messages,
-        opened=record.opened,
-        failed=record.failed,
+        dishonest_reports=spend.dishonest,
+        used=spend.within_promise,
         noise=_noise(descriptor),
-        episodes_executed=row.episodes_executed,
-        recorded_at=record.recorded_at,
     )
-
-
-def _counted(rows: Rows) -> int:
-    return sum(row.n for row in rows if row.state == "counted")
 
 
 def _switches(rows: Rows) -> int:

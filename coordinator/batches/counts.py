@@ -14,7 +14,6 @@ honest reports; each dishonest one can move one report's counters.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.workflow import debias
@@ -36,18 +35,6 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
         raise ValueError(f"{histogram.shape} entries for {layout.counters} counters and one")
     debiased = debias(noise, n, histogram)
     return batch_counts(layout, n, debiased, noise.variance(n), noise.term)
-
-
-def counts_document(counts: BatchCounts) -> dict[str, Any]:
-    """Returns counts with arrays as nested lists; `coordinator.api.models.Counts` describes it."""
-    return {
-        "transitions": counts.transitions.tolist(),
-        "visits": counts.visits.tolist(),
-        "rewards": None if counts.rewards is None else counts.rewards.tolist(),
-        "transition_variance": counts.transition_variance,
-        "visit_variance": counts.visit_variance,
-        "reward_variance": counts.reward_variance,
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Bands:
     episodes: FloatArray
     regret: Band
     value: Band
+    confidence: float = LEVEL
 
 
 def curve(rows: Sequence[TrueRow]) -> Curve:
