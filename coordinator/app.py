@@ -68,7 +68,7 @@ def create_app(
                 closing.push_async_callback(client.close)
             store = Store(settings.url, keys.active)
             closing.callback(store.close)
-            opener = analyzer or Analyzer(keys, settings.workers)
+            opener = analyzer or Analyzer(keys.private, settings.workers)
             closing.callback(opener.close)
             signals = ChangeSignals(shared=store.shared)
             coordinator = make_coordinator(
@@ -136,11 +136,7 @@ async def _answer_store_failure(_: Request, error: Exception) -> Response:
 
 
 def prepare_directory(path: Path) -> None:
-    """Makes the data directory, readable by its owner only.
-
-    Raises:
-        LocalError: ``unavailable``.
-    """
+    """Makes the data directory, readable by its owner only; raises LocalError ``unavailable``."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -70,14 +70,16 @@ async def stop_run(run_id: str, coordinator: CoordinatorPart, store: StorePart) 
 
 def _run(coordinator: Coordinator, store: Store, run_id: str) -> models.Run:
     run, tally = store.run(run_id), store.tallies(run_id).get(run_id, Tally())
-    return presentation.run_model(run, tally, coordinator.trouble(run_id))
+    return presentation.run_model(run, tally, coordinator.drivers.trouble(run_id))
 
 
 def _runs(coordinator: Coordinator, store: Store) -> models.Runs:
     runs, tallies = store.runs(), store.tallies()
     return models.Runs(
         runs=[
-            presentation.run_model(run, tallies.get(run.id, Tally()), coordinator.trouble(run.id))
+            presentation.run_model(
+                run, tallies.get(run.id, Tally()), coordinator.drivers.trouble(run.id)
+            )
             for run in runs
         ]
     )

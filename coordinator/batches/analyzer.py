@@ -27,7 +27,6 @@ from riffle.common.process.workers import SPAWN, initialize_worker
 from riffle.common.protocol.descriptor import BatchDescriptor, Context
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import OVERHEAD, open_each, open_histogram
-from riffle.coordinator.batches.keys import Keys
 from riffle.coordinator.batches.shuffler_client import Octets
 
 P = ParamSpec("P")
@@ -105,12 +104,18 @@ class Opening:
 
 
 class Analyzer:
-    """Opens batches with the keys they are sealed to."""
+    """Opens batches with the keys they are sealed to.
+
+    ``private_key`` returns the private half of a public key (hex), or None if it is not here.
+    """
 
     def __init__(
-        self, keys: Keys, workers: int, pool: Callable[[int], Executor] = OpenerPool
+        self,
+        private_key: Callable[[str], bytes | None],
+        workers: int,
+        pool: Callable[[int], Executor] = OpenerPool,
     ) -> None:
-        self._keys = keys
+        self._private_key = private_key
         self._workers = workers
         self._make_pool = pool
         self._pool = pool(workers)
@@ -149,7 +154,7 @@ class Analyzer:
                 keys mends that, so it must not cost the run.
         """
         descriptor = context.descriptor
-        private = self._keys.private(descriptor.analyzer_key)
+        private = self._private_key(descriptor.analyzer_key)
         if private is None:
             raise LocalError(
                 "unavailable",

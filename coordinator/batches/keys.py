@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -38,33 +37,6 @@ class KeyRecord:
 
 
 _RECORDS = TypeAdapter(tuple[KeyRecord, ...], config=ConfigDict(strict=True))
-
-
-class Keys(Protocol):
-    """The keys, as the analyzer needs them."""
-
-    def active(self) -> str:
-        """Returns the public key, hex, that new batches are sealed to."""
-        ...
-
-    def private(self, public: str) -> bytes | None:
-        """Returns the private half of a key that may open batches; None if it is not here."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class OneKey:
-    """`Keys` of one key pair that does not change, for programs that run once, as an audit."""
-
-    pair: KeyPair
-
-    def active(self) -> str:
-        """See `Keys`."""
-        return self.pair.public.hex()
-
-    def private(self, public: str) -> bytes | None:
-        """See `Keys`."""
-        return self.pair.private if public == self.active() else None
 
 
 class KeyRing:
@@ -109,7 +81,7 @@ class KeyRing:
         return read[1]
 
     def active(self) -> str:
-        """See `Keys`.
+        """Returns the public key, hex, that new batches are sealed to.
 
         Raises:
             LocalError: ``unavailable``: no key is active.
@@ -120,7 +92,7 @@ class KeyRing:
         raise LocalError("unavailable", f"no key in {self._folder} is active")
 
     def private(self, public: str) -> bytes | None:
-        """See `Keys`.
+        """Returns the private half of a key that may open batches; None if it is not here.
 
         Raises:
             LocalError: the storage key does not decrypt it.

@@ -15,7 +15,7 @@ not used.
 import math
 from dataclasses import dataclass
 
-from riffle.common.accounting import Account, LedgerEntry
+from riffle.common.accounting import LedgerEntry
 from riffle.common.mechanism.noise import Guarantee, honest_reports
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
@@ -82,24 +82,16 @@ def _allowed(descriptor: BatchDescriptor) -> int:
 
 
 def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool) -> Spend:
-    beta = descriptor.guarantee.beta
-    if descriptor.test_seed is not None:
+    n, beta = descriptor.n, descriptor.guarantee.beta
+    # Without the shuffle a user's privacy does not rest on the others' noise.
+    liars = dishonest if descriptor.trust == "shuffle" else 0
+    if descriptor.test_seed is not None or liars >= n:
         return Spend(math.inf, math.inf, beta, dishonest, within_promise)
-    if descriptor.trust == "shuffle" and dishonest >= descriptor.n:
-        return Spend(math.inf, math.inf, beta, dishonest, within_promise)
-    account = _account(descriptor, dishonest)
+    fraction = liars / n
+    # The quotient may be rounded down, which would count one dishonest report as honest.
+    while n - honest_reports(n, fraction) < liars:
+        fraction = math.nextafter(fraction, 1.0)
+    account = account_descriptor(descriptor, beta=beta, dishonest_fraction=fraction)
     return Spend(
         account.epsilon_lower, account.epsilon_upper, account.beta, dishonest, within_promise
-    )
-
-
-def _account(descriptor: BatchDescriptor, dishonest: int) -> Account:
-    # Without the shuffle a user's privacy does not rest on the others' noise.
-    fraction = dishonest / descriptor.n if descriptor.trust == "shuffle" else 0.0
-    dishonest = dishonest if descriptor.trust == "shuffle" else 0
-    # The quotient may be rounded down, which would count one dishonest report as honest.
-    while descriptor.n - honest_reports(descriptor.n, fraction) < dishonest:
-        fraction = math.nextafter(fraction, 1.0)
-    return account_descriptor(
-        descriptor, beta=descriptor.guarantee.beta, dishonest_fraction=fraction
     )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.accounting import CalibrationError
@@ -25,9 +24,9 @@ from riffle.common.process.plugins import (
 )
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.batches.counts import ValueEstimate, value_estimate
+from riffle.coordinator.batches.counts import value_estimate
 from riffle.coordinator.batches.issue import PlannedNoise
-from riffle.coordinator.learners.own import ExternalLearner
+from riffle.coordinator.learners.own import ExternalLearner, OwnLearner
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -35,7 +34,6 @@ from riffle.coordinator.learning.learner import (
     LearnerError,
     LearnerSummary,
     Problem,
-    StageResult,
 )
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
@@ -201,11 +199,7 @@ def pe(problem: Problem, preset: str, options: Options) -> Learner:
     On the services nodes add noise all the same: the run is as private as its batches, and the
     learner merely wrong about the noise.
     """
-    return SDPPE(replace(problem, noise=_no_noise), _constants(preset, options))
-
-
-def _no_noise(n: int, layer: int | None) -> float:
-    return 0.0
+    return SDPPE(replace(problem, noise=lambda n, layer: 0.0), _constants(preset, options))
 
 
 def _constants(preset: str, options: Options) -> Constants:
@@ -245,27 +239,22 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
     return {(n, 0) for stage in stages for n in stage.crude} | {(s.fine, None) for s in stages}
 
 
-class ManualLearner:
+class ManualLearner(OwnLearner):
     """A `Learner` whose deployments come from outside, one at a time, through `submit`.
 
     Its run is over when K episodes were executed, also for batches that were not counted. Its
-    answer is the mixture with the largest lower bound of its estimated value. Everything that the
-    outside learner may see is private already, so looking at it spends nothing.
+    answer is the likeliest policy of the mixture with the largest lower bound of its estimated
+    value. Everything that the outside learner may see is private already, so looking at it spends
+    nothing.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+        super().__init__(problem)
         self._pending: Deployment | None = None
-        self._best: tuple[Deployment, ValueEstimate] | None = None
-        self._used = 0
-        self._deployed = 0
+        self._lower_bound = -math.inf
 
     def submit(self, deployment: Deployment) -> None:
-        """Takes the next deployment.
-
-        Raises:
-            LearnerError: another one is under way.
-        """
+        """Takes the next deployment; raises LearnerError if another one is under way."""
         if self._pending is not None:
             raise LearnerError("a deployment is under way; wait until it is counted")
         self._pending = deployment
@@ -274,41 +263,22 @@ class ManualLearner:
         """Returns the deployment that was submitted and not yet observed."""
         return self._pending
 
-    def observe(self, counts: BatchCounts) -> StageResult | None:
+    def observe(self, counts: BatchCounts) -> None:
         """Takes the counts; manual mode has no stages."""
-        if self._pending is None:
-            raise LearnerError("no deployment is under way that these counts belong to")
-        estimate = value_estimate(counts, self._problem.delta)
-        if estimate is not None and estimate.value - estimate.radius > self._lower_bound():
-            self._best = (self._pending, estimate)
-        self._used += counts.n
-        self._deployed += 1
-        self._pending = None
-        return None
+        super().observe(counts)
+        deployment, self._pending = self._pending, None
+        estimate = value_estimate(counts, self.problem.delta)
+        if deployment is None or estimate is None:
+            return
+        lower_bound = estimate.value - estimate.radius
+        if lower_bound > self._lower_bound:
+            mixture, self._lower_bound = deployment.mixture, lower_bound
+            self.policy = mixture.policies[int(mixture.weights.argmax())]
+            self.value = estimate.value
 
     def summary(self) -> LearnerSummary:
-        """Returns the best mixture's likeliest policy, with the mixture's estimated value."""
-        sizes = self._problem.sizes
-        policy = np.zeros((sizes.H, sizes.X), dtype=np.int64)
-        value = 0.0
-        if self._best is not None:
-            deployment, estimate = self._best
-            policy = deployment.mixture.policies[int(deployment.mixture.weights.argmax())]
-            value = estimate.value
-        return LearnerSummary(
-            policy=policy,
-            value_estimate=value,
-            active=0,
-            stage=self._deployed,
-            episodes_used=self._used,
-            episodes_total=self._problem.K,
-            finished=self._used >= self._problem.K,
-        )
-
-    def _lower_bound(self) -> float:
-        if self._best is None:
-            return -np.inf
-        return self._best[1].value - self._best[1].radius
+        """Returns the answer so far; it is final once K episodes are observed."""
+        return replace(super().summary(), finished=self.left <= 0)
 
 
 def manual(problem: Problem, _: str, options: Options) -> Learner:

@@ -157,10 +157,6 @@ class Coordinator:
             await asyncio.wait(self._restarts)
         await self.drivers.close()
 
-    def trouble(self, run_id: str) -> str | None:
-        """Returns what keeps a run that is driven here from going on at the moment, if anything."""
-        return self.drivers.trouble(run_id)
-
     async def create(self, spec: RunSpec) -> str:
         """Creates a run with its first deployment and starts driving it; returns its id.
 

@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Literal
 
 from riffle.common.protocol.descriptor import Context, parse, sign_deposit
 from riffle.common.protocol.errors import LocalError, RemoteError
@@ -151,26 +150,18 @@ class BatchExchange:
         descriptor = context.descriptor
         size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
         try:
-            self.analyzer.check_key(context)
-        except LocalError:
-            # Messages that cannot be opened are not fetched again and again.
-            if await self._state(row.batch_id) in FULL:
-                raise
-            raise _lost(row) from None
-        try:
+            try:
+                self.analyzer.check_key(context)
+            except LocalError:
+                # Messages that cannot be opened are not fetched again and again.
+                if (await self.shuffler.status(row.batch_id, 0.0)).state in FULL:
+                    raise
+                raise _lost(row) from None
             return await self.shuffler.messages(row.batch_id, size)
         except RemoteError as error:
             if error.slug in ("late", "unknown-batch"):
                 raise _lost(row) from error
             raise
-
-    async def _state(self, batch_id: str) -> BatchState | Literal["unknown"]:
-        try:
-            return (await self.shuffler.status(batch_id, 0.0)).state
-        except RemoteError as error:
-            if error.slug != "unknown-batch":
-                raise
-            return "unknown"
 
     async def _abandon(self, row: DeploymentRecord) -> None:
         """Gives up a batch that is short; the shuffler keeps a full one."""

@@ -65,10 +65,8 @@ class RunLearner:
         rows = self.store.deployments(run.id)
         tries = sum(other.step == row.step for other in rows)
         if tries <= run.spec.reissues:
-            index, step = len(rows), row.step
-            return NextStep(
-                issue=self.issuer.issue(run.id, run.spec, row.deployment, index=index, step=step)
-            )
+            place = {"index": len(rows), "step": row.step}
+            return NextStep(issue=self.issuer.issue(run.id, run.spec, row.deployment, **place))
         failure = (
             f"deployment {row.index} (n={row.n}) {reason}, and so did every one of its {tries} "
             "tries; check that enough nodes serve users who have not reported yet"
@@ -78,15 +76,11 @@ class RunLearner:
     def _next_step(self, run: RunRecord, row: DeploymentRecord, learner: Learner) -> NextStep:
         deployment = learner.next_deployment()
         if deployment is None:
-            return NextStep(finished=run.spec.learner != MANUAL or self._used_up(run))
+            executed = sum(other.executed for other in self.store.deployments(run.id))
+            return NextStep(finished=run.spec.learner != MANUAL or executed >= run.spec.episodes)
         index, step = row.index + 1, row.step + 1
         issue = self.issuer.issue(run.id, run.spec, deployment, index=index, step=step)
         return NextStep(issue=issue)
-
-    def _used_up(self, run: RunRecord) -> bool:
-        """Tells whether K episodes were executed, which ends a manual run."""
-        rows = self.store.deployments(run.id)
-        return sum(row.executed for row in rows) >= run.spec.episodes
 
     def _current(self, run: RunRecord) -> Learner:
         """Returns the learner in its present state; manual deployments are always replayed."""

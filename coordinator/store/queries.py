@@ -110,11 +110,7 @@ class Queries:
         return [run_record(row) for row in self._rows(query)]
 
     def run(self, run_id: str) -> RunRecord:
-        """Returns one run.
-
-        Raises:
-            RemoteError: ``unknown-run``.
-        """
+        """Returns one run; raises RemoteError ``unknown-run``."""
         with self._engine.connect() as connection:
             return read_run(connection, run_id)
 
@@ -236,11 +232,7 @@ class Queries:
 
 
 def read_run(connection: Connection, run_id: str) -> RunRecord:
-    """Reads one run.
-
-    Raises:
-        RemoteError: ``unknown-run``.
-    """
+    """Reads one run; raises RemoteError ``unknown-run``."""
     # PostgreSQL refuses NUL in any parameter.
     row = None if "\0" in run_id else connection.execute(RUN, {"run_id": run_id}).one_or_none()
     if row is None:

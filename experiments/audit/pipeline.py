@@ -28,7 +28,6 @@ from riffle.common.protocol import hpke
 from riffle.common.protocol.hpke import open_each, open_histogram
 from riffle.common.protocol.messages import frame, split_frames
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import OneKey
 from riffle.experiments.audit.world import World
 from riffle.node_client.episode import slot_report
 from riffle.node_client.sealing import pack, seal_reports
@@ -54,7 +53,8 @@ def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
 
 def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
     """Runs batches as `views`, opened by `Analyzer.open` as in a coordinator, in a thread."""
-    analyzer = Analyzer(OneKey(world.analyzer), 1, pool=ThreadPoolExecutor)
+    keys = {world.analyzer.public.hex(): world.analyzer.private}
+    analyzer = Analyzer(keys.get, 1, pool=ThreadPoolExecutor)
     C = world.batch.layout.counters
     try:
         with asyncio.Runner() as runner:

@@ -14,9 +14,8 @@ from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
 from riffle.coordinator.app import create_app
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import OneKey
 from tests.coordinator.calls import Api, problem
-from tests.coordinator.world import RUN, SHUFFLER_ID, SMALL, TOKEN, settings
+from tests.coordinator.world import RUN, SHUFFLER_ID, SMALL, TOKEN, one_key, settings
 
 OK = {"store": "ok", "analyzer": "ok", "clock": "ok", "disk": "ok"}
 
@@ -85,7 +84,7 @@ def test_a_wrong_analyzer_key_waits_for_the_right_one(api: Api) -> None:
     right, api.shuffler.fills = api.analyzer, False
     api.call("POST", "", json=SMALL)
     api.until(lambda: "status" in api.shuffler.calls)
-    api.analyzer = lambda: Analyzer(OneKey(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
+    api.analyzer = lambda: Analyzer(one_key(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
     api.restart()
     api.shuffler.fills = True
     api.until(lambda: api.get(f"/{RUN}")["trouble"] is not None)

@@ -35,7 +35,7 @@ from riffle.common.protocol.hpke import KeyPair, seal_indices
 from riffle.common.protocol.messages import BatchState, BatchStatus, Conservation, MessageFlow
 from riffle.common.server.at_rest import FileCipher
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import KeyRing, OneKey
+from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.metrics import CoordinatorMetrics
@@ -233,8 +233,13 @@ class FakeShuffler(ShufflerClient):
 # -- the service --------------------------------------------------------------------------------
 
 
+def one_key(pair: KeyPair) -> Callable[[str], bytes | None]:
+    """Looks a private key up where there is one key pair."""
+    return {pair.public.hex(): pair.private}.get
+
+
 def analyzer() -> Analyzer:
-    return Analyzer(OneKey(ANALYZER), 1, ThreadPoolExecutor)
+    return Analyzer(one_key(ANALYZER), 1, ThreadPoolExecutor)
 
 
 def key_ring(directory: Path, clock: Callable[[], float] = time.time) -> KeyRing:

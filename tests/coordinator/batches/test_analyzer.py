@@ -14,11 +14,19 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
 from riffle.coordinator.batches.analyzer import Analyzer, Opening, chunks
 from riffle.coordinator.batches.issue import Party, issue
-from riffle.coordinator.batches.keys import OneKey
 from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import Deployment
 from tests.coordinator.learner import Tiny
-from tests.coordinator.world import ANALYZER, NOW, RUN, SHUFFLER_ID, analyzer, sealed_messages, spec
+from tests.coordinator.world import (
+    ANALYZER,
+    NOW,
+    RUN,
+    SHUFFLER_ID,
+    analyzer,
+    one_key,
+    sealed_messages,
+    spec,
+)
 
 
 def context(n: int = 20) -> tuple[Context, bytes]:
@@ -42,7 +50,7 @@ def test_worker_processes_count_as_one_would() -> None:
     d = batch.descriptor
     indices = np.resize(np.arange(d.layout.counters + 1), d.n * d.padding.messages)
     messages = seal_indices(ANALYZER.public, batch.message_info, indices, d.layout.width)
-    opening = opened(Analyzer(OneKey(ANALYZER), 2), batch, messages)
+    opening = opened(Analyzer(one_key(ANALYZER), 2), batch, messages)
     assert opening.failed == 0
     assert opening.histogram.tolist() == np.bincount(indices).tolist()
     assert opening.opened == indices.size
@@ -73,7 +81,7 @@ def test_another_key_is_told_before_anything_is_opened() -> None:
     batch, data = context()
     other = KeyPair.from_private(bytes(range(2, 34)))
     with pytest.raises(LocalError, match="analyzer key"):
-        opened(Analyzer(OneKey(other), 1), batch, sealed_messages(data))
+        opened(Analyzer(one_key(other), 1), batch, sealed_messages(data))
 
 
 class Dead(Executor):
@@ -92,7 +100,7 @@ def test_dead_workers_are_replaced() -> None:
 
     batch, data = context()
     with pytest.raises(LocalError, match="started again"):
-        opened(Analyzer(OneKey(ANALYZER), 3, pool), batch, sealed_messages(data))
+        opened(Analyzer(one_key(ANALYZER), 3, pool), batch, sealed_messages(data))
     assert pools == [3, 3]
 
 

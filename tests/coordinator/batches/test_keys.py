@@ -196,7 +196,7 @@ def test_faults_of_the_folder_are_reported(ring: KeyRing, tmp_path: Path, how: s
 def rotating(directory: Path, shuffler: FakeShuffler, act: Any) -> KeyRing:
     ring = key_ring(directory)
     given = parts(directory, shuffler)
-    play(replace(given, keys=ring, analyzer=Analyzer(ring, 1, ThreadPoolExecutor)), act)
+    play(replace(given, keys=ring, analyzer=Analyzer(ring.private, 1, ThreadPoolExecutor)), act)
     return ring
 
 
@@ -224,7 +224,7 @@ def test_a_rotation_amid_a_run_loses_nothing(tmp_path: Path) -> None:
     used = [row.descriptor.analyzer_key for row in rows]
     assert used == [old, ring.active()]
     assert (states(ring), file.exists()) == (["erased", "active"], False)
-    analyzer = Analyzer(ring, 1, ThreadPoolExecutor)
+    analyzer = Analyzer(ring.private, 1, ThreadPoolExecutor)
     with pytest.raises(LocalError, match=f"{key_id(ANALYZER.public)}, which is not here"):
         analyzer.check_key(parse(rows[0].data))
     analyzer.close()

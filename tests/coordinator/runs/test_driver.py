@@ -93,8 +93,8 @@ def test_a_shuffler_that_is_down_is_waited_for(
 
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec())
-        await until(lambda: coordinator.trouble(RUN) is not None)
-        troubles.append(coordinator.trouble(RUN))
+        await until(lambda: coordinator.drivers.trouble(RUN) is not None)
+        troubles.append(coordinator.drivers.trouble(RUN))
         await drivers_end()
 
     play(given, act)

@@ -14,7 +14,6 @@ from riffle.common.protocol.descriptor import batch_id
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import OneKey
 from riffle.coordinator.runs.coordinator import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read
@@ -24,6 +23,7 @@ from tests.coordinator.world import (
     Clock,
     FakeShuffler,
     drivers_end,
+    one_key,
     parts,
     play,
     run_to_end,
@@ -57,7 +57,7 @@ def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str,
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec(reissues=0))
         await until(lambda: shuffler.calls.count("deposit") == 2)
-        assert "clock" in (coordinator.trouble(RUN) or "")
+        assert "clock" in (coordinator.drivers.trouble(RUN) or "")
         shuffler.refusal = None
         await drivers_end()
 
@@ -187,7 +187,7 @@ def test_stopping_before_the_deposit_leaves_nothing(tmp_path: Path) -> None:
 
     async def act(coordinator: Coordinator) -> None:
         await coordinator.create(spec())
-        await until(lambda: coordinator.trouble(RUN) is not None)
+        await until(lambda: coordinator.drivers.trouble(RUN) is not None)
         given.shuffler.down = 0
         await coordinator.stop(RUN)
         await drivers_end()
@@ -337,10 +337,10 @@ def test_a_lost_batch_of_a_stopped_run_is_not_asked_for_again(tmp_path: Path, ho
 def test_a_lost_batch_is_noticed_with_another_analyzer_key_too(tmp_path: Path, how: str) -> None:
     shuffler = FakeShuffler()
     seal_first(tmp_path, shuffler, reissues=0)
-    other = Analyzer(OneKey(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
+    other = Analyzer(one_key(KeyPair.from_private(bytes(32))), 1, ThreadPoolExecutor)
 
     async def act(coordinator: Coordinator) -> None:
-        await until(lambda: coordinator.trouble(RUN) is not None)
+        await until(lambda: coordinator.drivers.trouble(RUN) is not None)
         lose(shuffler, how)
         await drivers_end()
 

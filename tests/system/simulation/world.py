@@ -252,7 +252,7 @@ class World:
             settings,
             shuffler=_CoordinatorsShuffler(client, httpx.Client()),
             registry=learners(),
-            analyzer=Analyzer(ring, 1, Inline),
+            analyzer=Analyzer(ring.private, 1, Inline),
             clock=self._time("coordinator"),
         )
 
