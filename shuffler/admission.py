@@ -204,11 +204,7 @@ class Admission:
         self._batches: AnswerCache[transitions.Batch] = AnswerCache(lambda: changes.version, clock)
 
     async def node(self, token: str) -> str:
-        """Returns the node id of a token.
-
-        Raises:
-            RemoteError: ``unauthorized``.
-        """
+        """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
         token_hash = hash_token(token)
         node = self._nodes.get(token_hash)
         if node is None:

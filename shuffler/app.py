@@ -320,11 +320,7 @@ async def _document(request: Request, model: type[D]) -> D:
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
-    """Serves until SIGTERM or SIGINT.
-
-    Raises:
-        LocalError: settings, store or port cannot be used.
-    """
+    """Serves until SIGTERM or SIGINT. Raises LocalError if settings, store or port are unusable."""
     preflight(settings)
     app = create_app(settings)
     with export_spans("shuffler"):

@@ -72,8 +72,7 @@ class Batches:
     ) -> tuple[SignedDescriptor, bool]:
         """Checks and countersigns a descriptor; the flag says whether the batch is new.
 
-        Raises:
-            RemoteError: see `accept_deposit`; ``descriptor-conflict`` for a second descriptor.
+        Raises RemoteError as `accept_deposit`, or ``descriptor-conflict`` for a second descriptor.
         """
         present = await self._store.read(transitions.signed_descriptor, batch_id)
         if present is not None:
@@ -106,11 +105,7 @@ class Batches:
         return signed, True
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
-        """Returns a batch's descriptor with both signatures, as nodes get it.
-
-        Raises:
-            RemoteError: ``unknown-batch``.
-        """
+        """Returns a descriptor as nodes get it, or raises RemoteError ``unknown-batch``."""
         signed = await self._store.read(transitions.signed_descriptor, batch_id)
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
@@ -131,8 +126,7 @@ class Batches:
     async def release(self, batch_id: str) -> Release:
         """Returns the permuted messages of a sealed batch, the same bytes until acknowledged.
 
-        Raises:
-            RemoteError: ``unknown-batch``, ``batch-not-ready``, ``late``.
+        Raises RemoteError ``unknown-batch``, ``batch-not-ready``, ``late``.
         """
         async with self._releasing:
             batch = await self._store.read(transitions.find, batch_id)
@@ -210,8 +204,7 @@ class Batches:
     async def give_up_lost(self) -> int:
         """Gives up every batch whose secret is lost; returns how many have theirs.
 
-        Raises:
-            LocalError: ``unavailable``: a secret is there and cannot be read.
+        Raises LocalError ``unavailable`` if a secret is there and cannot be read.
         """
         needed = await self._store.read(transitions.holding_secrets)
         for batch_id in sorted(needed):

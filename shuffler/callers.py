@@ -71,10 +71,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 @contextmanager
 def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
-    """Yields which of the named callers it is, the first that fits; refuses everyone else.
-
-    Raises: as `node_of`.
-    """
+    """Yields the first of the named callers that it is; refuses everyone else like `node_of`."""
     with _state(request, "authenticator", Authenticator).authenticate(token, *names) as name:
         yield name
 

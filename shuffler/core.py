@@ -66,7 +66,10 @@ class Shuffler:
             self._store, self._vault, settings, lambda: self.now, self.changes, self.metrics
         )
         self._statistics = BatchStatistics(self._store, show_fill=settings.show_fill)
-        self._open = VersionedCache(self._read_open, lambda: (self._store.writes, self.now))
+        self._open = VersionedCache(
+            lambda: self.batches.tidied(transitions.open_batches, self.now),
+            lambda: (self._store.writes, self.now),
+        )
         self._probed = VersionedCache(self._probe, lambda: self.now)
         self._listening: asyncio.Task[None] | None = None
 
@@ -110,9 +113,6 @@ class Shuffler:
             ),
         )
         return [batch for batch in listing.batches if batch.free_slots]
-
-    async def _read_open(self) -> transitions.OpenBatches:
-        return await self.batches.tidied(transitions.open_batches, self.now)
 
     async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> LeaseReply:
         """Leases slots to users of a node."""
@@ -202,11 +202,7 @@ class Shuffler:
         return await self._statistics.record(batch_id, self.now, whole=whole)
 
     async def ready(self) -> None:
-        """Returns if store and secrets can be written.
-
-        Raises:
-            LocalError: ``unavailable``, with the reason.
-        """
+        """Raises LocalError ``unavailable``, with the reason, unless store and vault work."""
         await self._probed.get()
 
     async def _probe(self) -> None:
@@ -226,8 +222,7 @@ class Shuffler:
 def preflight(settings: Settings) -> None:
     """Checks everything that would stop the service from starting, before its port is taken.
 
-    Raises:
-        LocalError: keys, tokens or store are missing, damaged or newer than this program.
+    Raises LocalError if keys, tokens or store are missing, damaged or newer than this program.
     """
     settings.demands()
     read_pins(settings.analyzer_keys_file)

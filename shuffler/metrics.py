@@ -147,11 +147,7 @@ def quantiles(buckets: Mapping[int, int]) -> Latencies | None:
 
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
-    """Returns a batch's whole record, for the shuffler's operator.
-
-    Raises:
-        RemoteError: ``unknown-batch``.
-    """
+    """Returns a batch's whole record, for the operator; raises RemoteError ``unknown-batch``."""
     batch = transitions.find(connection, batch_id)
     ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
     row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()
@@ -240,11 +236,7 @@ class BatchStatistics:
         return self._buffered.pop(batch_id, Counter())
 
     async def record(self, batch_id: str, now: int, *, whole: bool) -> Conservation:
-        """Returns a batch's record at ``now``: ``whole``, or as the coordinator may see it.
-
-        Raises:
-            RemoteError: ``unknown-batch``.
-        """
+        """Returns the `conservation` record at ``now``, or what the coordinator may see of it."""
         if buckets := self._buffered.pop(batch_id, None):
             await self._store.write(add_latencies, batch_id, buckets)
         record = await self._store.read(conservation, batch_id)

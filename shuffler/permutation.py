@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.shuffle import permutation
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
@@ -66,7 +65,9 @@ def shuffle(
         LocalError: the reports are not one for each of n slots. Only a damaged store can cause that
             for a sealed batch; nothing is released then.
     """
-    places = _places(n * L, key).reshape(n, L)
+    places = np.empty(n * L, dtype=np.int64)  # of each message: the inverse of the permutation
+    places[permutation(n * L, Keystream(key))] = np.arange(n * L)
+    places = places.reshape(n, L)
     permuted = np.empty(n * L, dtype=f"V{message_bytes}")
     missing = np.ones(n, dtype=np.bool_)
     for slots, reports in uploads:
@@ -81,11 +82,3 @@ def shuffle(
         )
     messages = permuted.view(np.uint8).reshape(n * L, message_bytes)
     return Release(messages, hashlib.sha256(messages.data).hexdigest())
-
-
-def _places(size: int, key: bytes) -> Ints:
-    """Returns the place of each message (size,): the inverse of the permutation."""
-    order = permutation(size, Keystream(key))
-    places = np.empty(size, dtype=np.int64)
-    places[order] = np.arange(size)
-    return places

@@ -100,11 +100,7 @@ outer seal, or None if the seal does not open under the batch's key."""
 def accept_deposit(
     data: bytes, signature: str | None, path_id: str, demands: Demands, now: int
 ) -> Context:
-    """Returns the descriptor's context if every rule above holds.
-
-    Raises:
-        RemoteError: the first rule that does not hold.
-    """
+    """Returns the descriptor's context; raises RemoteError at the first rule that does not hold."""
     if not signature:
         raise RemoteError("bad-signature", "the deposit carries no signature of the coordinator")
     verify_deposit(demands.coordinator_key, data, signature)

@@ -119,11 +119,7 @@ class Settings(ServerSettings):
         return RateLimit(self.node_requests, self.node_reports, self.node_requests_at_once)
 
     def demands(self) -> Demands:
-        """Returns the owner's demands on a batch.
-
-        Raises:
-            LocalError: a key is missing, or the test entry is open beyond this machine.
-        """
+        """Returns the demands on a batch; raises LocalError without a key, or by the test entry."""
         self.check_test_entry()
         return Demands(
             shuffler_id=self.shuffler_id,

@@ -216,17 +216,12 @@ def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guaran
         return Guarantee(0.0, 0.0)
     for event in events:
         check_batch(event.cells, event.counters, beta)
-    eta = sum(event.overflow for event in events)
+    cells: Counter[AnyMoves] = Counter()  # events of equal noise are composed as one
+    for event in events:
+        cells[moves_of(event.noise, event.honest, 1)] += event.cells
+    moves = [replace(each, cells=count) for each, count in cells.items()]
     return Guarantee(
-        bounds.epsilon(_merged(events), beta, "upper", eta),
+        bounds.epsilon(moves, beta, "upper", sum(event.overflow for event in events)),
         beta,
         min(event.dishonest_fraction for event in events),
     )
-
-
-def _merged(events: Sequence[BatchEvent]) -> list[AnyMoves]:
-    """Returns the moves of all events, those with equal noise taken together."""
-    cells: Counter[AnyMoves] = Counter()
-    for event in events:
-        cells[moves_of(event.noise, event.honest, 1)] += event.cells
-    return [replace(moves, cells=count) for moves, count in cells.items()]

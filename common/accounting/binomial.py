@@ -111,7 +111,8 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
     up_end = -1 if last == N else len(mass)
     up = Losses(mass[:up_end], -r[:up_end], float(mass[-1]) if last == N else 0.0, dropped, error)
     down_start = 1 if first == 0 else 0
-    r_before = np.concatenate(([_ratio(N, p, first)], r[:-1]))
+    before = math.inf if first == 0 else math.log((N - first + 1) * p / (first * (1.0 - p)))
+    r_before = np.concatenate(([before], r[:-1]))
     down = Losses(
         mass[down_start:],
         r_before[down_start:],
@@ -157,10 +158,6 @@ def trim(losses: Losses, budget: float) -> Losses:
         loss=losses.loss[start:stop],
         dropped=losses.dropped + cut,
     )
-
-
-def _ratio(N: int, p: float, y: int) -> float:
-    return math.inf if y == 0 else math.log((N - y + 1) * p / (y * (1.0 - p)))
 
 
 def _masses(r: FloatArray) -> tuple[FloatArray, float]:

@@ -144,7 +144,8 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
     are like a Gaussian's. Counters that are almost empty make the loss's tail heavier; then the
     lambda of the resulting epsilon replaces it.
     """
-    parts = _parts(moves, near)
+    budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
+    parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
     tilt = choose_tilt(parts, near)
     dots, upper = _with_curve(parts, tilt)
     for _ in range(RETRIES):
@@ -174,11 +175,6 @@ def _with_curve(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]
 
 def _most_bits(p: float) -> int:
     return math.floor(VARIANCE_CAP / (p * (1.0 - p)))
-
-
-def _parts(moves: Sequence[AnyMoves], near: float) -> list[Part]:
-    budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
-    return [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -149,37 +149,31 @@ def calibrate(
     """
     check_guarantee(epsilon, beta)
     check_batch(cells, counters, beta)
-    tau = _tau(calibration, epsilon, beta, sizes)
+    if calibration not in ("exact", "paper"):
+        raise ValueError(f"calibration must be 'exact' or 'paper', got {calibration!r}")
+    if calibration == "paper" and sizes is None:
+        raise ValueError("calibration 'paper' needs sizes: its tau depends on X, A and H")
+    tau = paper_tau(epsilon, beta, sizes) if calibration == "paper" and sizes else None
     request = _Request(n, dishonest_fraction, cells, counters, data_slots, epsilon, beta, tau)
     noise, padding = _plan(request)
     if max_messages is not None and padding.messages > max_messages:
         raise _too_long(request, padding, max_messages)
     if not _drawable(request, noise):
-        raise _too_slow(request, noise.bits * counters)
+        enough = -(-n * noise.bits * counters // MAX_DRAWS)
+        raise CalibrationError(
+            f"a report in a batch of n={n} takes {noise.bits * counters} noise bits, more than "
+            f"the {MAX_DRAWS} that a node draws; the bits fall like 1/n: make n at least about "
+            f"{enough}",
+            enough / n,
+        )
     return Calibration(noise, padding, _account_of(request, noise, padding))
 
 
-def _tau(calibration: str, epsilon: float, beta: float, sizes: Sizes | None) -> int | None:
-    if calibration == "exact":
-        return None
-    if calibration != "paper":
-        raise ValueError(f"calibration must be 'exact' or 'paper', got {calibration!r}")
-    if sizes is None:
-        raise ValueError("calibration 'paper' needs sizes: its tau depends on X, A and H")
-    return paper_tau(epsilon, beta, sizes)
-
-
 def _plan(request: _Request) -> tuple[Noise, Padding]:
-    honest = honest_reports(request.n, request.dishonest_fraction)
-    noise = paper_noise(request.n, request.tau) if request.tau else _exact(request, honest)
-    slots = fewest_slots(
-        request.n,
-        noise.bits * request.counters,
-        noise.p,
-        request.epsilon,
-        OVERFLOW_SHARE * request.beta,
-    )
-    return noise, Padding(request.data_slots, slots)
+    r, honest = request, honest_reports(request.n, request.dishonest_fraction)
+    noise = paper_noise(r.n, r.tau) if r.tau else _exact(r, honest)
+    trials, overflow = noise.bits * r.counters, OVERFLOW_SHARE * r.beta
+    return noise, Padding(r.data_slots, fewest_slots(r.n, trials, noise.p, r.epsilon, overflow))
 
 
 def _exact(request: _Request, honest: int) -> Noise:
@@ -240,15 +234,6 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
     )
 
 
-def _too_slow(request: _Request, draws: int) -> CalibrationError:
-    enough = -(-request.n * draws // MAX_DRAWS)
-    return CalibrationError(
-        f"a report in a batch of n={request.n} takes {draws} noise bits, more than the {MAX_DRAWS} "
-        f"that a node draws; the bits fall like 1/n: make n at least about {enough}",
-        enough / request.n,
-    )
-
-
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
 
@@ -274,8 +259,7 @@ def _fits(request: _Request, n: int, max_messages: int) -> bool:
 def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
     """Returns the papers' tau, rounded up: twice the expected 1-bits of a counter.
 
-    Raises:
-        CalibrationError: tau is above 2^53, more than a report could draw.
+    Raises CalibrationError if tau is above 2^53, more than a report could draw.
     """
     per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square is a double
     log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
@@ -298,8 +282,7 @@ def paper_noise(n: int, tau: int) -> Noise:
 def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
     """Returns the smallest f that makes a report (epsilon, beta)-DP against all its readers.
 
-    Raises:
-        CalibrationError: epsilon is too small.
+    Raises CalibrationError if epsilon is too small.
     """
     check_guarantee(epsilon, beta)
     return _fewest_flips(cells, epsilon, beta)
@@ -308,8 +291,7 @@ def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
 def calibrate_central(*, cells: int, counters: int, epsilon: float, beta: float) -> CentralNoise:
     """Returns the noise of least variance that makes all counters (epsilon, beta)-DP.
 
-    Raises:
-        CalibrationError: the noise needs more than MAX_DRAWS draws.
+    Raises CalibrationError if the noise needs more than MAX_DRAWS draws.
     """
     check_guarantee(epsilon, beta)
     candidates: list[CentralNoise] = []

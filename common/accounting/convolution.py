@@ -178,18 +178,14 @@ def choose_tilt(parts: Sequence[Part], delta: float) -> float:
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:
         return 0.0
-    most = _steepest(parts)
+    # Some loss is not zero, since the variance is positive.
+    most = LARGEST_EXPONENT / sum(count * float(np.abs(part.loss).max()) for part, count in parts)
     start = tilt = min(math.sqrt(2.0 * target / variance), most)
     for _ in range(4):
         K, mean, _ = cumulants(parts, tilt)
         exponent = max(tilt * mean - K, target / 16.0)
         tilt *= math.sqrt(target / exponent)
     return min(tilt, 16.0 * start, most)
-
-
-def _steepest(parts: Sequence[Part]) -> float:
-    """Returns the largest tilt. Some loss must not be zero."""
-    return LARGEST_EXPONENT / sum(count * float(np.abs(part.loss).max()) for part, count in parts)
 
 
 def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:

@@ -107,10 +107,8 @@ class CounterLayout:
     def encode(self, episode: Episode) -> Ints:
         """Returns the indices of an episode's increments, shape (at most ``data_slots``,).
 
-        In ``paper`` and ``lean`` a reward of 0 has no message of its own; padding hides it.
-
-        Raises:
-            ValueError: the episode does not have this layout's sizes.
+        In ``paper`` and ``lean`` a reward of 0 has no message of its own; padding hides it. Raises
+        ValueError if the episode does not have this layout's sizes.
         """
         self._check(episode)
         steps = np.arange(self.sizes.H) if self.layer is None else np.array([self.layer])

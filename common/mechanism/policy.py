@@ -22,8 +22,7 @@ Policies = npt.NDArray[np.int64]
 class Mixture:
     """Policies (M, H, X) with integer weights (M,) that sum to 2**32.
 
-    Raises:
-        ValueError: shapes differ, a weight is not positive, or the weights' sum is wrong.
+    Raises ValueError if shapes differ, a weight is not positive, or the weights' sum is wrong.
     """
 
     policies: Policies
@@ -48,8 +47,7 @@ class Mixture:
     def from_probabilities(cls, policies: npt.ArrayLike, probabilities: npt.ArrayLike) -> "Mixture":
         """Rounds probabilities to weights by largest remainder, and merges equal policies.
 
-        Raises:
-            ValueError: a probability is negative, or none is positive.
+        Raises ValueError if a probability is negative, or none is positive.
         """
         stacked = np.asarray(policies, dtype=np.int64)
         shares = np.asarray(probabilities, dtype=np.float64)

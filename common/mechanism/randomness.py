@@ -14,8 +14,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint32]
-
 
 class ByteSource(Protocol):
     """A source of uniformly random bytes, such as a keystream."""
@@ -56,11 +54,7 @@ Randomness = SystemRandomness | SeededRandomness
 
 
 def generator_for(seed: int, *key: str | int) -> np.random.Generator:
-    """Returns a simulation's NumPy generator, keyed by the purpose of the draws.
-
-    Raises:
-        ValueError: the seed is negative.
-    """
+    """Returns a generator keyed by the purpose of its draws. Raises ValueError if seed < 0."""
     if seed < 0:
         raise ValueError(f"a seed must not be negative, got {seed}")
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_spawn_key(key)))

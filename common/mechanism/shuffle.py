@@ -122,8 +122,7 @@ def _random_keys(size: int, randomness: ByteSource) -> npt.NDArray[np.uint64]:
 def count(layout: CounterLayout, messages: npt.NDArray[np.integer]) -> Ints:
     """The analyzer's half, first step: returns the messages of each counter (C,), without dummies.
 
-    Raises:
-        ValueError: a message is neither a counter nor the dummy.
+    Raises ValueError if a message is neither a counter nor the dummy.
     """
     if messages.size and (messages.min() < 0 or messages.max() > layout.dummy):
         raise ValueError(f"a message is outside 0..{layout.dummy}")

@@ -43,9 +43,7 @@ class RoleSettings(BaseSettings):
     def load(cls) -> Self:
         """Returns the settings from the environment and from the file that it names.
 
-        Raises:
-            LocalError: ``invalid-spec``, naming the variable that is missing or wrong, or the line
-                of the file.
+        Raises LocalError ``invalid-spec``, naming the variable or the file's line that is wrong.
         """
         prefix = cls.prefix()
         # Like all names here, this one is not case-sensitive.
@@ -62,11 +60,7 @@ class RoleSettings(BaseSettings):
 
 
 def file_bytes(variable: str, file: Path) -> bytes:
-    """Returns the content of the file that a variable names.
-
-    Raises:
-        LocalError: ``invalid-spec`` if the file cannot be read.
-    """
+    """Returns the file that a variable names, or raises LocalError ``invalid-spec``."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -77,9 +71,7 @@ def file_bytes(variable: str, file: Path) -> bytes:
 def hex32(variable: str, text: bytes) -> bytes:
     """Returns a key or a hash, 32 bytes, from hexadecimal text; blanks around it are ignored.
 
-    Raises:
-        LocalError: ``invalid-spec`` if the text is malformed; the message does not quote it,
-            because it may be secret.
+    Raises LocalError ``invalid-spec``. The message does not quote the text, which may be secret.
     """
     try:
         value = bytes.fromhex(text.decode("ascii").strip())

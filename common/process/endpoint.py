@@ -52,10 +52,9 @@ def is_loopback_url(url: str) -> bool:
 
 
 def check_url(name: str, url: str) -> str:
-    """Returns the URL of a peer if it is https, or http on this machine.
+    """Returns a peer's URL; raises ValueError unless it is https, or http on this machine.
 
-    Raises:
-        ValueError: it is neither. ``name`` is the setting, for the message.
+    ``name`` is the setting, for the message.
     """
     try:
         parts = urlsplit(url)
@@ -75,11 +74,7 @@ def split_urls(text: str) -> tuple[str, ...]:
 
 
 def check_urls(name: str, text: str) -> str:
-    """Returns a setting if `check_url` accepts each of its addresses.
-
-    Raises:
-        ValueError: it does not accept one. ``name`` is the setting, for the message.
-    """
+    """Returns the setting ``name`` if `check_url` accepts each address; else raises ValueError."""
     for url in split_urls(text):
         check_url(name, url)
     return text
@@ -88,11 +83,8 @@ def check_urls(name: str, text: str) -> str:
 def tls_files(host: str, certificate: Path | None, key: Path | None, prefix: str) -> Tls | None:
     """Returns the TLS files of a server on ``host``; None on loopback without TLS.
 
-    ``prefix`` is that of the service's environment variables, for the message.
-
-    Raises:
-        LocalError: ``invalid-spec`` if one of the two files is missing, or if both are and other
-            machines could connect.
+    ``prefix`` is that of the service's environment variables, for the message. Raises LocalError
+    ``invalid-spec`` if one file is missing, or if both are and other machines could connect.
     """
     if certificate is not None and key is not None:
         return Tls(certificate, key)
@@ -109,8 +101,7 @@ def tls_files(host: str, certificate: Path | None, key: Path | None, prefix: str
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
     """Returns httpx's ``verify``: trust in one private CA, or, without a file, in the usual ones.
 
-    Raises:
-        LocalError: ``unavailable`` if the file cannot be used.
+    Raises LocalError ``unavailable`` if the file cannot be used.
     """
     if ca_file is None:
         return True
@@ -121,10 +112,7 @@ def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
 
 
 def hash_token(token: str) -> str:
-    """Returns a token's SHA-256, hex, which is what a store keeps.
-
-    Tokens have 256 random bits, so the hash needs no salt.
-    """
+    """Returns a token's SHA-256, hex. Tokens have 256 random bits, so it needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

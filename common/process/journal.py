@@ -48,12 +48,11 @@ class Journal:
         self._log = logging.getLogger(f"riffle.{role}")
 
     def note(self, event: str, level: int = logging.INFO, **fields: Value) -> None:
-        """Logs one event.
-
-        Raises:
-            ValueError: a field is not on the allow-list; a bug, which the tests catch.
-        """
-        self._write(level, event, **fields)
+        """Logs one event. Raises ValueError if a field is not on the allow-list."""
+        unknown = sorted(fields.keys() - self.allowed - _ERROR_FIELDS)
+        if unknown:
+            raise ValueError(f"fields {unknown} may not be logged")
+        self._log.log(level, Event(event, MappingProxyType(fields)))
 
     def problem(
         self, event: str, error: RiffleError, level: int = logging.WARNING, **fields: Value
@@ -64,7 +63,7 @@ class Journal:
     def exception(self, event: str, error: BaseException, **fields: Value) -> None:
         """Logs an unexpected error: its type and its places in the code, never its text."""
         places = _places(error.__traceback__)
-        self._write(logging.ERROR, event, error=type(error).__name__, where=places, **fields)
+        self.note(event, logging.ERROR, error=type(error).__name__, where=places, **fields)
 
     def fatal(self, error: RiffleError) -> None:
         """Logs why the process ends. This error's sentence is in every role's log.
@@ -73,12 +72,6 @@ class Journal:
         """
         fields = {"problem": error.slug, "detail": error.detail}
         self._log.error(Event("ended", MappingProxyType(fields)))
-
-    def _write(self, level: int, event: str, **fields: Value) -> None:
-        unknown = sorted(fields.keys() - self.allowed - _ERROR_FIELDS)
-        if unknown:
-            raise ValueError(f"fields {unknown} may not be logged")
-        self._log.log(level, Event(event, MappingProxyType(fields)))
 
 
 def _places(trace: TracebackType | None) -> str:

@@ -35,9 +35,7 @@ def short_name(reference: str) -> str:
 def load_file(reference: str) -> Constructor:
     """Runs a file and returns the class or function that ``path/to/file.py:name`` names.
 
-    Raises:
-        LocalError: ``invalid-spec`` if there is no such file or name, or if running the file
-            failed; the detail names the line.
+    Raises LocalError ``invalid-spec`` if there is no such file or name, or naming a failing line.
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()
@@ -52,15 +50,17 @@ def load_file(reference: str) -> Constructor:
     except Exception as error:
         detail = f"{reference}: {describe_error(error, str(file))}"
         raise LocalError("invalid-spec", detail) from error
-    return _callable(reference, vars(module), name)
+    constructor = vars(module).get(name)
+    if not callable(constructor):
+        names = (key for key, value in vars(module).items() if callable(value))
+        own = [key for key in names if not key.startswith("_")]
+        hint = suggestion(name, own)
+        raise LocalError("invalid-spec", f"{reference}: there is no class or function {name}{hint}")
+    return constructor  # type: ignore[no-any-return]
 
 
 def load_entry_point(entry: EntryPoint) -> Constructor:
-    """Imports what another package offers.
-
-    Raises:
-        LocalError: ``invalid-spec`` if it cannot be imported.
-    """
+    """Imports what another package offers; raises LocalError ``invalid-spec`` if that fails."""
     try:
         constructor: Constructor = entry.load()
     except Exception as error:
@@ -116,12 +116,3 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     hint, listed = suggestion(name, names) or ";", ", ".join(names) or "none"
     return f"there is no {kind} {name!r}{hint} known are {listed}"
-
-
-def _callable(reference: str, names: dict[str, Any], name: str) -> Constructor:
-    constructor = names.get(name)
-    if not callable(constructor):
-        own = [key for key, value in names.items() if callable(value) and not key.startswith("_")]
-        hint = suggestion(name, own)
-        raise LocalError("invalid-spec", f"{reference}: there is no class or function {name}{hint}")
-    return constructor  # type: ignore[no-any-return]

@@ -38,8 +38,7 @@ _tracer: "Tracer | None" = None
 def export_spans(service: str) -> Iterator[None]:
     """Sends the spans of ``service`` to the environment's collector, if it names one.
 
-    Raises:
-        LocalError: ``invalid-spec`` if it names one and the extra is not installed.
+    Raises LocalError ``invalid-spec`` if it names one and the extra is not installed.
     """
     if not any(os.environ.get(name) for name in VARIABLES):
         yield
@@ -108,11 +107,7 @@ def in_span(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def set_attributes(current: "Span | None", **attributes: str | int) -> None:
-    """Sets attributes of a span; ``__`` in a name stands for a dot.
-
-    Raises:
-        ValueError: a name is not on the allow-list; a bug, which the tests catch.
-    """
+    """Sets attributes of a span, ``__`` for a dot. Raises ValueError for one not on the list."""
     named = {name.replace("__", "."): value for name, value in attributes.items()}
     if unknown := sorted(named.keys() - ALLOWED):
         raise ValueError(f"attributes {unknown} may not be traced")

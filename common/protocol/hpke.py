@@ -50,11 +50,7 @@ def seal(public_key: bytes, info: bytes, plaintext: bytes) -> bytes:
 
 
 def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
-    """Opens one ciphertext.
-
-    Raises:
-        OpenError: the ciphertext was made for another key or ``info``, or was changed.
-    """
+    """Opens a ciphertext; raises OpenError if it was changed, or is for another key or info."""
     try:
         return _SUITE.decrypt(ciphertext, X25519PrivateKey.from_private_bytes(private_key), info)
     except (InvalidTag, ValueError) as error:

@@ -78,11 +78,7 @@ class FileCipher:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Writes a file durably, whole or not at all, readable by its owner only.
-
-    Raises:
-        OSError: the file cannot be written; its previous content is unchanged.
-    """
+    """Writes an owner-only file durably and whole, or raises OSError and leaves the old one."""
     new = file.with_name(file.name + ".new")
     _write(new, data)
     new.replace(file)
@@ -90,11 +86,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 
 def create_file(file: Path, data: bytes) -> bool:
-    """Writes a file like `replace_file` unless it exists; returns whether it wrote it.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes a file like `replace_file` unless it exists; returns whether it wrote it."""
     # No other replica writes to this name at the same time.
     new = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
     _write(new, data)

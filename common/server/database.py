@@ -87,11 +87,7 @@ class Schema:
 
 
 def migrate(connection: Connection, schema: Schema) -> None:
-    """Migrates a store to ``schema.head``, if it is not there already.
-
-    Raises:
-        LocalError: ``unavailable`` if this program does not know the store's revision.
-    """
+    """Migrates a store to ``schema.head``; raises LocalError ``unavailable`` if it is unknown."""
     current = revision(connection)
     if current == schema.head:
         return

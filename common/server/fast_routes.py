@@ -35,7 +35,12 @@ class FastRoutes:
     def __init__(self, app: ASGIApp, router: APIRouter, endpoints: Collection[Endpoint]) -> None:
         self._app = app
         self._routes = [
-            (_path_pattern(route), route, _query_model(route))
+            # In the pattern, every parameter of the path is an id.
+            (
+                re.compile(re.sub(r"\{(\w+)\}", rf"(?P<\1>{HEX16})", route.path)),
+                route,
+                _query_model(route),
+            )
             for route in router.routes
             if isinstance(route, APIRoute) and route.endpoint in endpoints
         ]
@@ -82,8 +87,3 @@ def _query(scope: Scope, model: type[BaseModel] | None) -> dict[str, BaseModel]:
     if model is None:
         return {}
     return {"query": model.model_validate(dict(QueryParams(scope["query_string"])))}
-
-
-def _path_pattern(route: APIRoute) -> re.Pattern[str]:
-    """Returns a pattern of the route's path in which every parameter is an id."""
-    return re.compile(re.sub(r"\{(\w+)\}", rf"(?P<\1>{HEX16})", route.path))

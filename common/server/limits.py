@@ -99,11 +99,7 @@ class CallerLimits:
 
     @contextmanager
     def request(self, name: str, now: float) -> Iterator[None]:
-        """Counts a caller's request while the context lasts.
-
-        Raises:
-            LocalError: ``too-many-requests``.
-        """
+        """Counts a caller's request while it lasts, or raises LocalError ``too-many-requests``."""
         caller = self._caller(name)
         if caller.under_way >= self._limit.at_once:
             raise too_many_requests(f"{caller.under_way} requests of this caller are under way", 1)
@@ -116,11 +112,7 @@ class CallerLimits:
             caller.under_way -= 1
 
     def reports(self, name: str, count: int, now: float) -> None:
-        """Counts a caller's reports.
-
-        Raises:
-            LocalError: ``too-many-requests``; no report was looked at.
-        """
+        """Counts reports before they are looked at; raises LocalError ``too-many-requests``."""
         if wait := self._caller(name).reports.take(count, now):
             raise too_many_requests("too many reports a second", wait)
 
@@ -148,8 +140,7 @@ class FailedAttempts:
     def attempt(self, token: str) -> Iterator[None]:
         """Wraps the check of a token, which raises ``unauthorized`` if the token is not valid.
 
-        Raises:
-            LocalError: ``too-many-requests``; the token was not checked.
+        Raises LocalError ``too-many-requests`` without checking the token.
         """
         name = hash_token(token)
         known = name in self._known
@@ -180,9 +171,7 @@ class Authenticator:
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
         """Yields the first of the callers ``names`` that owns the token; the block is its request.
 
-        Raises:
-            RemoteError: ``unauthorized``; the token belongs to none of them.
-            LocalError: ``too-many-requests``.
+        Raises RemoteError ``unauthorized`` if it belongs to none, LocalError ``too-many-requests``.
         """
         with self._failures.attempt(token):
             name = self._owner(hash_token(token), names)

@@ -111,12 +111,10 @@ class MetricsMiddleware:
             scope[PROBLEM_KEY] = "internal"  # the handler of unexpected errors answers further out
             raise
         finally:
-            self._observe(scope, status, body_bytes, time.perf_counter() - start)
-
-    def _observe(self, scope: Scope, status: int, body_bytes: int, seconds: float) -> None:
-        self._metrics.observe(matched_route(scope) or ("none", "none"), status, seconds, body_bytes)
-        if (problem := scope.get(PROBLEM_KEY)) is not None:
-            self._metrics.problems.labels(problem).inc()
+            matched, seconds = matched_route(scope) or ("none", "none"), time.perf_counter() - start
+            self._metrics.observe(matched, status, seconds, body_bytes)
+            if (problem := scope.get(PROBLEM_KEY)) is not None:
+                self._metrics.problems.labels(problem).inc()
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:

@@ -130,27 +130,22 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
 async def read_body(request: Request, limit: int) -> bytes:
     """Returns the whole body.
 
-    Raises:
-        RemoteError: ``too-large`` as soon as the body exceeds ``limit`` bytes; ``too-slow`` after
-            BODY_SECONDS, in which case the caller should try again.
+    Raises RemoteError ``too-large`` as soon as the body exceeds ``limit`` bytes, and ``too-slow``
+    after BODY_SECONDS, in which case the caller should try again.
     """
+    chunks: list[bytes] = []
+    free = limit
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await _read(request, limit)
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                if (free := free - len(chunk)) < 0:
+                    break
     except TimeoutError as error:
-        raise RemoteError(
-            "too-slow", f"the body did not arrive within {BODY_SECONDS} seconds"
-        ) from error
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise RemoteError("too-large", f"the body may have at most {limit} bytes here")
-        chunks.append(chunk)
+        detail = f"the body did not arrive within {BODY_SECONDS} seconds"
+        raise RemoteError("too-slow", detail) from error
+    if free < 0:
+        raise RemoteError("too-large", f"the body may have at most {limit} bytes here")
     return b"".join(chunks)
 
 
@@ -159,11 +154,7 @@ _BEARER = Security(HTTPBearer(auto_error=False))
 
 
 def bearer_token(request: Request) -> str:
-    """Returns the request's bearer token.
-
-    Raises:
-        RemoteError: ``unauthorized`` if there is none.
-    """
+    """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one."""
     scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise RemoteError("unauthorized", "send the header 'Authorization: Bearer <token>'")
@@ -192,16 +183,10 @@ class _Protocol(HttpToolsProtocol):
     """
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle is not None:
-            self.cycle.body = _appendable(self.cycle.body)  # type: ignore[assignment]
+        if self.cycle is not None and not isinstance(waiting := self.cycle.body, bytearray):
+            # Empty `bytes` plus a piece is the piece itself, uncopied.
+            self.cycle.body = bytearray(waiting) if waiting else b""  # type: ignore[assignment]
         super().on_body(body)
-
-
-def _appendable(body: bytes | bytearray) -> bytes | bytearray:
-    """Returns what to add a piece to. Empty `bytes` plus a piece is the piece itself, uncopied."""
-    if not body:
-        return b""
-    return body if isinstance(body, bytearray) else bytearray(body)
 
 
 class _Server(uvicorn.Server):

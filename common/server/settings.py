@@ -30,11 +30,7 @@ class ServerSettings(RoleSettings):
     test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
 
     def tls(self) -> Tls | None:
-        """Returns the TLS files; None on loopback without TLS.
-
-        Raises:
-            LocalError: one of the two files is missing, or both are and the host is not loopback.
-        """
+        """Returns the TLS files; see `tls_files`."""
         return tls_files(self.host, self.tls_cert_file, self.tls_key_file, self.prefix())
 
     def file_cipher(self) -> FileCipher:

@@ -84,10 +84,9 @@ class Committer:
         self._thread.start()
 
     def submit(self, write: Callable[[Connection], T]) -> Future[T]:
-        """Queues a write; its future gets a result once the write is durable.
+        """Queues a write, or raises LocalError ``too-many-requests``.
 
-        Raises:
-            LocalError: ``too-many-requests``: too many writes are waiting.
+        The future gets its result once the write is durable.
         """
         job: Job[T] = Job(write)
         try:
@@ -134,7 +133,9 @@ class Committer:
     def _commit(self, group: Sequence[Job[object]]) -> None:
         try:
             if not self._commit_together(group):
-                self._commit_apart(group)
+                with self._engine.begin() as connection:
+                    for job in group:
+                        job.run_apart(connection)
         except Exception as error:
             for job in group:
                 job.future.set_exception(not_usable("written", error))
@@ -154,12 +155,6 @@ class Committer:
                     connection.rollback()
                     return False
         return True
-
-    def _commit_apart(self, group: Sequence[Job[object]]) -> None:
-        """Commits the jobs that succeed."""
-        with self._engine.begin() as connection:
-            for job in group:
-                job.run_apart(connection)
 
 
 class Store:
@@ -182,11 +177,7 @@ class Store:
     async def read(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns the result of a query, which is called with a connection and the arguments.
-
-        Raises:
-            LocalError: ``unavailable``: the store cannot be read.
-        """
+        """Returns ``query(connection, ...)``. Raises LocalError ``unavailable`` if that fails."""
 
         def run() -> T:
             with self.engine.connect() as connection:
@@ -201,11 +192,7 @@ class Store:
     async def write(
         self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns the result of a write, once the write is durable.
-
-        Raises:
-            LocalError: ``unavailable``, ``too-many-requests``; see `Committer.submit`.
-        """
+        """Returns a write's result once it is durable; raises LocalError as `read` and `submit`."""
 
         @wraps(write)
         def job(connection: Connection) -> T:

@@ -151,10 +151,6 @@ class LeaseGroup:
         """Returns the id of the lease of a slot."""
         return f"{slot:016x}{self.group_id}"
 
-    def lease_ids(self) -> list[str]:
-        """Returns the ids of all leases, in the order of their slots."""
-        return [self.lease_id(slot) for slot in self.slots]
-
     def user(self, index: int) -> str:
         """Returns the user of a lease."""
         return self.users[index * USER_BYTES : (index + 1) * USER_BYTES].hex()
@@ -174,10 +170,6 @@ class LeaseGroup:
         if state == "held" and now < self.expires_at:
             return "live"
         return "reported" if state == "reported" else "over"
-
-    def has_reported(self, index: int) -> bool:
-        """Returns whether a lease has reported."""
-        return self.states[index] == "reported"
 
     def all_live(self, now: int) -> bool:
         """Returns whether every lease without a report may report at ``now``."""

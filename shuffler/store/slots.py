@@ -83,8 +83,7 @@ def lease_slots(
 ) -> LeaseReply:
     """Gives each distinct user of ``wanted`` a slot, or the reason why the user gets none.
 
-    Raises:
-        RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
+    Raises RemoteError ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
     quota = users.lock_node(connection, node_id)
     batch = transitions.find(connection, batch_id, lock=True)
@@ -143,7 +142,7 @@ def _grant(
     group_id = secrets.token_hex(leases.ID_BYTES)
     group = LeaseGroup.new(group_id, batch.batch_id, node_id, expires_at, people, slots)
     connection.execute(_INSERT_LEASES, group.row())
-    ids = group.lease_ids()
+    ids = [group.lease_id(slot) for slot in slots]
     pairs = list(zip(people, ids, strict=True))
     users.set_newest_leases(connection, node_id, pairs, existing)
     next_slot = max(batch.next_slot, slots[-1] + 1)
@@ -184,11 +183,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Stores the accepted reports of ``frames``, encrypted by ``cipher``; counts the others.
-
-    Raises:
-        RemoteError: ``unauthorized`` for a revoked node, ``unknown-batch``.
-    """
+    """Stores accepted reports, encrypted by ``cipher``; counts others; raises as `lease_slots`."""
     users.lock_node(connection, node_id)
     batch = transitions.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]

@@ -170,10 +170,9 @@ def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor
 
 
 def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
-    """Returns a batch; ``lock`` keeps other writers from it until the transaction ends.
+    """Returns a batch, or raises RemoteError ``unknown-batch``.
 
-    Raises:
-        RemoteError: ``unknown-batch``.
+    ``lock`` keeps other writers from it until the transaction ends.
     """
     query = _FIND_LOCKED if lock else _FIND
     row = connection.execute(query, {"batch": batch_id}).one_or_none()
@@ -183,11 +182,7 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 
 
 def transition(connection: Connection, batch: Batch, event: Event) -> BatchState:
-    """Moves a locked batch by the table of `shuffler.states`; returns its new state.
-
-    Raises:
-        RemoteError: the table has no such transition.
-    """
+    """Moves a locked batch to the state `after` the event, which it returns; raises as `after`."""
     target = after(batch.state, event)
     if target != batch.state:
         notify(connection, batch.batch_id)
@@ -215,11 +210,7 @@ def stored_slots(connection: Connection, batch_id: str) -> list[int]:
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
-    """Gives a batch up while it is short.
-
-    Raises:
-        RemoteError: ``unknown-batch``, or ``wrong-state`` once it is complete.
-    """
+    """Gives a short batch up; raises RemoteError ``wrong-state`` once it is complete."""
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
@@ -261,8 +252,7 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages:
 def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
     """Records that the analyzer has the messages; from here on the batch will be erased.
 
-    Raises:
-        RemoteError: ``wrong-state`` if the digest is of other bytes, or by the table.
+    Raises RemoteError ``wrong-state`` if the digest is of other bytes, or by the table.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -308,11 +298,7 @@ def stored_reports(connection: Connection, batch_id: str) -> Generator[tuple[lis
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
-    """Returns the status for the operator; `shuffler.rules.for_coordinator` reduces it.
-
-    Raises:
-        RemoteError: ``unknown-batch``.
-    """
+    """Returns the operator's status (see `for_coordinator`); raises as `find` does."""
     batch = find(connection, batch_id)
     counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
     episodes = select(batches.c.episodes).where(batches.c.batch_id == batch_id)

@@ -63,7 +63,7 @@ class UserRecord:
         """Returns whether the user has reported, in any batch."""
         if self.group is None or self.index is None:
             return False
-        return self.group.has_reported(self.index)
+        return self.group.states[self.index] == "reported"
 
     def live(self, now: int) -> LeaseGroup | None:
         """Returns the group of the newest lease if that lease may report at ``now``."""
@@ -118,11 +118,7 @@ def enrol(connection: Connection, request: EnrolRequest) -> Enrolment:
 
 
 def revoke(connection: Connection, node_id: str) -> None:
-    """Refuses a node from now on; revoking twice is the same as once.
-
-    Raises:
-        RemoteError: ``not-found``.
-    """
+    """Refuses a node from now on, harmlessly if twice; raises RemoteError ``not-found``."""
     row = nodes.c.node_id == node_id
     if connection.execute(update(nodes).where(row).values(revoked=True)).rowcount == 0:
         raise RemoteError("not-found", "no node has this id")

@@ -93,11 +93,7 @@ class Vault:
         return secret if added else self.get(batch_id)
 
     def identity(self) -> int:
-        """Returns the number of this vault, drawn at the first call.
-
-        Raises:
-            LocalError: ``unavailable``: it cannot be read or written.
-        """
+        """Returns the vault's number, drawn at first; raises LocalError if it is not accessible."""
         path = self._directory.with_suffix(".id")
         try:
             if not path.exists():
