@@ -140,10 +140,8 @@ class ChangeSignal:
     ) -> T:
         """Returns what ``read`` returns once it is enough, after ``seconds``, or at `close`.
 
-        ``may_change_silently`` says whether an answer may change without a call of `notify`.
-
-        Raises:
-            LocalError: ``too-many-requests``: too many polls wait already.
+        ``may_change_silently`` says whether an answer may change without a call of `notify`. Raises
+        LocalError ``too-many-requests`` if too many polls wait already.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
@@ -216,10 +214,8 @@ class Admission:
     async def upload(self, token: str, batch_id: str) -> tuple[str, transitions.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
 
-        The batch's counts may be some uploads old; its keys and sizes never change.
-
-        Raises:
-            RemoteError: ``unauthorized``, ``unknown-batch``.
+        The batch's counts may be some uploads old; its keys and sizes never change. Raises
+        RemoteError ``unauthorized``, ``unknown-batch``.
         """
         token_hash = hash_token(token)
         cached_node, cached_batch = self._nodes.get(token_hash), self._batches.get(batch_id)

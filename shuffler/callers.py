@@ -58,9 +58,7 @@ def _state(request: Request, name: str, kind: type[T]) -> T:
 async def node_of(request: Request, token: str) -> AsyncIterator[str]:
     """Yields the caller's node id, within its limits while the request lasts.
 
-    Raises:
-        RemoteError: ``unauthorized``.
-        LocalError: ``too-many-requests``.
+    Raises RemoteError ``unauthorized`` and LocalError ``too-many-requests``.
     """
     core = shuffler_of(request)
     with failed_attempts_of(request).attempt(token):

@@ -132,11 +132,8 @@ class Shuffler:
     ) -> UploadReply:
         """Stores reports; those answered ``accepted`` are durable.
 
-        ``began`` is the time of the request by the event loop's clock.
-
-        Raises:
-            RemoteError: ``wrong-size`` when the body is not whole frames.
-            LocalError: ``too-many-requests``.
+        ``began`` is the time of the request by the event loop's clock. Raises RemoteError
+        ``wrong-size`` when the body is not whole frames, and LocalError ``too-many-requests``.
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:

@@ -59,15 +59,11 @@ def shuffle(
     """Permutes the n * L messages of n reports.
 
     Each of ``uploads`` is k slots and the k reports on them, end to end, in any order. ``key`` is
-    the permutation's key of 32 bytes.
-
-    Raises:
-        LocalError: the reports are not one for each of n slots. Only a damaged store can cause that
-            for a sealed batch; nothing is released then.
+    the permutation's key of 32 bytes. Raises LocalError if the reports are not one for each of n
+    slots. Only a damaged store can cause that for a sealed batch; nothing is released then.
     """
-    places = np.empty(n * L, dtype=np.int64)  # of each message: the inverse of the permutation
-    places[permutation(n * L, Keystream(key))] = np.arange(n * L)
-    places = places.reshape(n, L)
+    places = np.empty((n, L), dtype=np.int64)  # of each message: the inverse of the permutation
+    places.reshape(-1)[permutation(n * L, Keystream(key))] = np.arange(n * L)
     permuted = np.empty(n * L, dtype=f"V{message_bytes}")
     missing = np.ones(n, dtype=np.bool_)
     for slots, reports in uploads:

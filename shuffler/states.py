@@ -78,9 +78,8 @@ LEASE_TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 def after(state: BatchState, event: Event) -> BatchState:
     """Returns the state of a batch after ``event``.
 
-    Raises:
-        RemoteError: the table has no such transition: ``batch-not-ready`` while the batch fills,
-            ``late`` for handing over a batch that is over, ``wrong-state`` otherwise.
+    Without such a transition, raises RemoteError: ``batch-not-ready`` while the batch fills,
+    ``late`` for handing over a batch that is over, ``wrong-state`` otherwise.
     """
     target = TRANSITIONS.get((state, event))
     if target is not None:
@@ -93,11 +92,9 @@ def after(state: BatchState, event: Event) -> BatchState:
 
 
 def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
-    """Returns the state of a lease after ``event``.
+    """Returns the state of a lease after ``event``; raises LocalError without such a transition.
 
-    Raises:
-        LocalError: the table has no such transition. The shuffler's own code causes these events,
-            so nothing a node sends leads here.
+    The shuffler's own code causes these events, so nothing a node sends leads to the error.
     """
     target = LEASE_TRANSITIONS.get((state, event))
     if target is None:

@@ -137,10 +137,7 @@ def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds.
 
     Epsilon is infinity if the noise is too small, or the slots too few, for any epsilon at this
-    beta.
-
-    Raises:
-        ValueError: n, the dishonest fraction, the cells, the counters or beta are impossible.
+    beta. Raises ValueError if n, the dishonest fraction, cells, counters or beta are impossible.
     """
     _ = event.honest  # checks n and the dishonest fraction
     check_batch(event.cells, event.counters, beta)

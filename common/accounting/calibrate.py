@@ -142,10 +142,8 @@ def calibrate(
     noise, whatever its exact guarantee (`account.epsilon_upper`) is; it needs `sizes`. Replacing
     one user moves at most `cells` of the `counters` up by one and `cells` down.
 
-    Raises:
-        ValueError: an argument is impossible.
-        CalibrationError: a report would need more than `max_messages` messages or MAX_DRAWS noise
-            bits, or epsilon is too small to be accounted for.
+    Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
+    noise bits, or epsilon is too small to be accounted for; ValueError for impossible arguments.
     """
     check_guarantee(epsilon, beta)
     check_batch(cells, counters, beta)

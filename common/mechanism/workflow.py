@@ -74,9 +74,8 @@ def count(
         A histogram (C + 1,), and the number of messages not counted. The histogram's last entry is
         the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
 
-    Raises:
-        ValueError: a message of ``shuffle`` names no counter. For strangers' messages use
-            `common.protocol.hpke.open_histogram`.
+    Raises ValueError if a message of ``shuffle`` names no counter. For strangers' messages use
+    `common.protocol.hpke.open_histogram`.
     """
     if trust == "local":
         return local.count(layout, symbols)

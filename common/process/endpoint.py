@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -116,69 +117,72 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-class _Replicas:
-    """The order in which to try addresses: in turn if ``spread``, else the first usable one."""
+TransportT = TypeVar("TransportT")
 
-    def __init__(self, urls: Sequence[str], *, spread: bool, clock: Callable[[], float]) -> None:
+
+class _Replicas(Generic[TransportT]):
+    """The replicas of one service: tried in turn if ``spread``, else the first usable one.
+
+    ``transport`` carries each try.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        transport: TransportT,
+        *,
+        spread: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
         self._urls = [httpx.URL(url) for url in urls]
         self._avoid_until = [0.0] * len(urls)
         self._pause = [PAUSE_SECONDS] * len(urls)
         self._turns = count() if spread else None
         self._clock = clock
 
-    def order(self) -> list[int]:
+    def _order(self) -> list[int]:
         """Returns all addresses, those to be avoided last."""
         first = 0 if self._turns is None else next(self._turns)
         turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
         return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())
 
-    def avoid(self, number: int) -> None:
+    def _avoid(self, number: int) -> None:
         """Avoids an address for a while. Requests that fail together count once."""
         now = self._clock()
         if self._avoid_until[number] <= now:
             self._avoid_until[number] = now + self._pause[number]
             self._pause[number] = min(2 * self._pause[number], LONGEST_PAUSE_SECONDS)
 
-    def observe(self, number: int, response: httpx.Response) -> httpx.Response:
+    def _observe(self, number: int, response: httpx.Response) -> httpx.Response:
         """Returns the response after noting from its status whether to avoid the replica."""
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.avoid(number)
+            self._avoid(number)
         else:
             self._pause[number] = PAUSE_SECONDS
         return response
 
-    def requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
+    def _requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
         """Yields the request for each address in order."""
-        for number in self.order():
+        for number in self._order():
             url = self._urls[number]
             request.url = request.url.copy_with(scheme=url.scheme, host=url.host, port=url.port)
             request.headers["Host"] = url.netloc.decode("ascii")
             yield number, request
 
 
-class AsyncFailover(httpx.AsyncBaseTransport):
-    """A transport over the replicas of one service; ``transport`` carries each try."""
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        transport: httpx.AsyncBaseTransport,
-        *,
-        spread: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._replicas = _Replicas(urls, spread=spread, clock=clock)
-        self._transport = transport
+class AsyncFailover(_Replicas[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport):
+    """A transport over the replicas of one service."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.AsyncBaseTransport`."""
         failure: httpx.TransportError | None = None
-        for number, each in self._replicas.requests(request):
+        for number, each in self._requests(request):
             try:
                 response = await self._transport.handle_async_request(each)
-                return self._replicas.observe(number, response)
+                return self._observe(number, response)
             except httpx.TransportError as error:
-                self._replicas.avoid(number)
+                self._avoid(number)
                 failure = error
         assert failure is not None  # noqa: S101 -- there is at least one address
         raise failure
@@ -188,27 +192,17 @@ class AsyncFailover(httpx.AsyncBaseTransport):
         await self._transport.aclose()
 
 
-class Failover(httpx.BaseTransport):
-    """`AsyncFailover` for blocking clients. It tries the first usable address."""
-
-    def __init__(
-        self,
-        urls: Sequence[str],
-        transport: httpx.BaseTransport,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._replicas = _Replicas(urls, spread=False, clock=clock)
-        self._transport = transport
+class Failover(_Replicas[httpx.BaseTransport], httpx.BaseTransport):
+    """`AsyncFailover` for blocking clients."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.BaseTransport`."""
         failure: httpx.TransportError | None = None
-        for number, each in self._replicas.requests(request):
+        for number, each in self._requests(request):
             try:
-                return self._replicas.observe(number, self._transport.handle_request(each))
+                return self._observe(number, self._transport.handle_request(each))
             except httpx.TransportError as error:
-                self._replicas.avoid(number)
+                self._avoid(number)
                 failure = error
         assert failure is not None  # noqa: S101 -- there is at least one address
         raise failure

@@ -78,8 +78,7 @@ def seal_indices(
 ) -> bytes:
     """Seals indices (N * per_message,), each as ``width`` big-endian bytes.
 
-    Returns:
-        N sealed messages end to end, of 48 + per_message * width bytes each.
+    Returns N sealed messages end to end, of 48 + per_message * width bytes each.
     """
     key = X25519PublicKey.from_public_bytes(public_key)
     encrypt, size = _SUITE.encrypt, width * per_message
@@ -91,15 +90,11 @@ def seal_indices(
 def open_histogram(
     private_key: bytes, info: bytes, sealed: bytes | memoryview, width: int, counters: int
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Opens N concatenated messages and counts them.
+    """Opens N concatenated messages; raises ValueError if they are not whole.
 
-    Returns:
-        The messages of each index (counters + 1,), dummies last, and the number of messages that
-        did not open or named no counter. The two sum to N. The result does not show which message
-        failed, and must not.
-
-    Raises:
-        ValueError: the length is not a whole number of messages.
+    Returns the messages of each index (counters + 1,), dummies last, and the number of messages
+    that did not open or named no counter. The two sum to N. The result does not show which message
+    failed, and must not.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

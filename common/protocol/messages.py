@@ -192,10 +192,8 @@ def frame(lease: str, sealed_report: bytes) -> bytes:
 def split_frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memoryview]]:
     """Returns the lease ids and the sealed reports of all frames, in their order.
 
-    The reports are views of ``body``, which saves copying megabytes.
-
-    Raises:
-        RemoteError: ``wrong-size`` if the body is empty or not a whole number of frames.
+    The reports are views of ``body``, which saves copying megabytes. Raises RemoteError
+    ``wrong-size`` if the body is empty or not a whole number of frames.
     """
     size = LEASE_BYTES + report_bytes
     if not body or len(body) % size:

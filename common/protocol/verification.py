@@ -51,15 +51,10 @@ def account_descriptor(
 
 
 def check_guarantee(descriptor: BatchDescriptor, required: Guarantee) -> Account:
-    """Refuses a descriptor that gives less than ``required``.
+    """Refuses a descriptor that gives less than ``required``, or less than it promises itself.
 
-    Returns:
-        The recomputed account at the required beta and dishonest fraction. Its upper bound of
-        epsilon is at most the required one.
-
-    Raises:
-        RemoteError: ``weak-guarantee``, with both numbers; also when the descriptor promises more
-            than its noise gives.
+    Returns the recomputed account at the required beta and dishonest fraction. Its upper bound of
+    epsilon is at most the required one. Raises RemoteError ``weak-guarantee``, with both numbers.
     """
     result = account_descriptor(
         descriptor, beta=required.beta, dishonest_fraction=required.dishonest_fraction
@@ -88,11 +83,7 @@ def read_pins(file: Path | None) -> frozenset[str] | None:
     """Returns the public keys that an owner pinned in a file, or None without a file: no pins.
 
     The file has one key of 64 hex digits on a line; ``#`` begins a comment. It is read anew at each
-    call.
-
-    Raises:
-        LocalError: ``invalid-spec`` if the file cannot be read, holds no key, or has a line that is
-            not a key.
+    call. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is no key.
     """
     if file is None:
         return None

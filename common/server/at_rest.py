@@ -47,9 +47,8 @@ class FileCipher:
     def open(self, data: bytes, name: str) -> bytes:
         """Returns the data of a file.
 
-        Raises:
-            LocalError: ``invalid-spec`` if the file is encrypted and there is no key, if it is in
-                clear and there is one (nobody may slip in a key in clear), or if the key is wrong.
+        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if it is in
+        clear and there is one (nobody may slip in a key in clear), or if the key is wrong.
         """
         if is_sealed(data) != self.encrypts:
             fault = (

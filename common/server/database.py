@@ -145,9 +145,8 @@ def is_shared(engine: Engine) -> bool:
 def open_database(url: str, schema: Schema) -> Engine:
     """Returns an engine of the database at ``url``, after creating or migrating its tables.
 
-    Raises:
-        LocalError: ``unavailable`` if the database is damaged, of another version, or out of reach;
-            ``invalid-spec`` if the URL is malformed or its driver is not installed.
+    Raises LocalError ``unavailable`` if the database is damaged, of another version, or out of
+    reach; ``invalid-spec`` if the URL is malformed or its driver is not installed.
     """
     engine = _connectable(url)
     try:

@@ -183,10 +183,16 @@ class _Protocol(HttpToolsProtocol):
     """
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle is not None and not isinstance(waiting := self.cycle.body, bytearray):
-            # Empty `bytes` plus a piece is the piece itself, uncopied.
-            self.cycle.body = bytearray(waiting) if waiting else b""  # type: ignore[assignment]
+        if self.cycle is not None:
+            self.cycle.body = _appendable(self.cycle.body)  # type: ignore[assignment]
         super().on_body(body)
+
+
+def _appendable(body: bytes | bytearray) -> bytes | bytearray:
+    """Returns what to add a piece to. Empty `bytes` plus a piece is the piece itself, uncopied."""
+    if not body:
+        return b""
+    return body if isinstance(body, bytearray) else bytearray(body)
 
 
 class _Server(uvicorn.Server):
@@ -233,10 +239,8 @@ def serve(
     drain begins: it must end requests that wait for changes (long polls, streams). The others have
     GRACE_SECONDS to finish.
 
-    Raises:
-        LocalError: ``unavailable`` if the port is in use; ``invalid-spec`` if the address is not
-            loopback and there is no TLS, or if the TLS files cannot be used.
-        Exception: what the app raises when it cannot start.
+    Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if the address is not
+    loopback and there is no TLS, or if the TLS files cannot be used; the app's error at its start.
     """
     if tls is None and not is_loopback(host):
         raise LocalError(

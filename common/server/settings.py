@@ -36,9 +36,8 @@ class ServerSettings(RoleSettings):
     def file_cipher(self) -> FileCipher:
         """Returns the cipher of the private keys on this service's disk.
 
-        Raises:
-            LocalError: ``invalid-spec`` if the storage key is given twice, if it is malformed, or
-                if there is none off loopback: only a demonstration may keep private keys in clear.
+        Raises LocalError ``invalid-spec`` if the storage key is given twice or malformed, or if
+        there is none off loopback: only a demonstration may keep private keys in clear.
         """
         variable = f"{self.prefix()}STORAGE_KEY"
         if self.storage_key is not None and self.storage_key_file is not None:

@@ -236,9 +236,8 @@ def end_due(connection: Connection, now: int, retention: int) -> None:
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
     """Records, before a byte leaves, which bytes are handed over; they never change after.
 
-    Raises:
-        RemoteError: the batch is not sealed, or is over.
-        LocalError: the recomputed bytes are not those handed over before.
+    Raises RemoteError if the batch is not sealed, or is over; LocalError if the recomputed bytes
+    are not those handed over before.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 not in (None, sha256):
@@ -352,11 +351,9 @@ def add_to(connection: Connection, column: Column[int], amount: int, **key: obje
 
 
 def bind_to_vault(connection: Connection, identity: int) -> None:
-    """Records which vault has this store's secrets, or checks that it is the recorded one.
+    """Records which vault has this store's secrets, or raises LocalError ``unavailable``.
 
-    Raises:
-        LocalError: ``unavailable``: it is another vault. Every batch would seem to have lost its
-            secret, and would be given up.
+    Under another vault every batch would seem to have lost its secret, and would be given up.
     """
     bound = connection.scalar(select(meta.c.value).where(meta.c.key == "vault"))
     if bound is None:

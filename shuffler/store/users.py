@@ -126,12 +126,9 @@ def revoke(connection: Connection, node_id: str) -> None:
 
 
 def authenticate(connection: Connection, token: str) -> str:
-    """Returns the node id of a token.
+    """Returns a token's node id; raises RemoteError ``unauthorized`` if unknown or revoked.
 
     The token is looked up by its hash, so timing tells at most something about hashes.
-
-    Raises:
-        RemoteError: ``unauthorized``: the token is unknown, or its node is revoked.
     """
     node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:
@@ -142,10 +139,7 @@ def authenticate(connection: Connection, token: str) -> str:
 def lock_node(connection: Connection, node_id: str) -> int:
     """Locks a node's row; returns how many more distinct users the node may name.
 
-    The lock makes every later write see an earlier revocation.
-
-    Raises:
-        RemoteError: ``unauthorized``.
+    The lock makes every later write see an earlier revocation, and raise ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked:

@@ -80,10 +80,7 @@ class Vault:
 
         So a replica that comes late and whose transaction fails cannot replace a secret in use. A
         secret that a crash left, before anyone knew of its batch, is used by the next deposit.
-
-        Raises:
-            SecretLostError: the secret that is there is damaged.
-            LocalError: ``unavailable``: it cannot be written.
+        Raises as `get`, and LocalError ``unavailable`` if the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
@@ -103,12 +100,10 @@ class Vault:
             raise LocalError("unavailable", f"cannot use {path}: {error}") from error
 
     def get(self, batch_id: str) -> BatchSecret:
-        """Returns the secret of a batch.
+        """Returns the secret of a batch; raises SecretLostError if it is missing or damaged.
 
-        Raises:
-            SecretLostError: it is missing or damaged.
-            LocalError: ``unavailable``: it cannot be read now, or does not open with this storage
-                key; a later try may succeed.
+        Raises LocalError ``unavailable`` if it cannot be read now, or does not open with this
+        storage key; a later try may succeed.
         """
         try:
             data = self._path(batch_id).read_bytes()
@@ -171,9 +166,7 @@ class ReportCipher:
         """Returns the reports on these slots, end to end.
 
         A report that a store of the first schema version holds is still under its outer seal.
-
-        Raises:
-            LocalError: they are damaged, or not of these slots.
+        Raises LocalError if the reports are damaged, or not of these slots.
         """
         try:
             if not is_sealed(stored) and len(slots) == 1 and len(stored) > SEAL_OVERHEAD:
