@@ -182,12 +182,11 @@ class AnswerCache(Generic[T]):
     def get(self, key: str) -> T | None:
         """Returns the answer if it still holds."""
         entry = self._entries.get(key)
-        if entry is None:
-            return None
-        answer, version, time_read = entry
-        if version == self._version() and self._clock() < time_read + CACHE_SECONDS:
-            return answer
-        del self._entries[key]
+        if entry is not None:
+            answer, version, time_read = entry
+            if version == self._version() and self._clock() < time_read + CACHE_SECONDS:
+                return answer
+            del self._entries[key]
         return None
 
 

@@ -32,12 +32,12 @@ from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.admission import IDLE_RECHECK_SECONDS, Admission, Budget, ChangeSignal
 from riffle.shuffler.batches import Batches
-from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, add_latencies, note
+from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, note
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store import slots, transitions, users
 from riffle.shuffler.store.committer import Store
-from riffle.shuffler.store.schema import not_usable, open_store
+from riffle.shuffler.store.schema import dropped, latencies, not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
 
 Clock = Callable[[], float]
@@ -139,16 +139,16 @@ class Shuffler:
         try:
             leases, sealed = split_frames(body, batch.report_bytes)
         except RemoteError as error:
-            await self._store.write(transitions.count_dropped, batch_id, {error.slug: 1})
+            await self._store.write(transitions.add_counts, dropped, batch_id, {error.slug: 1})
             self.metrics.frames.labels(error.slug).inc()
             raise
         self.callers.reports(node_id, len(leases), clock())
         opened, cipher = await self._open_reports(batch, leases, sealed)
         del body, sealed  # 2 MB; the opened reports take as much
-        latencies = self._statistics.take_due(batch_id, clock())
+        earlier = self._statistics.take_due(batch_id, clock())
 
         def write(connection: Connection) -> slots.UploadSummary:
-            add_latencies(connection, batch_id, latencies)
+            transitions.add_counts(connection, latencies, batch_id, earlier)
             return slots.store_reports(connection, batch_id, node_id, opened, cipher, self.now)
 
         summary = await self._store.write(write)

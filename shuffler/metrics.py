@@ -194,14 +194,6 @@ def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
     )
 
 
-def add_latencies(connection: Connection, batch_id: str, buckets: Mapping[int, int]) -> None:
-    """Adds uploads to a batch's histogram of latencies."""
-    for index, uploads in buckets.items():
-        transitions.add_to(
-            connection, latencies.c.uploads, uploads, batch_id=batch_id, bucket=index
-        )
-
-
 class BatchStatistics:
     """Reads conservation records, and buffers the latencies of uploads.
 
@@ -238,7 +230,7 @@ class BatchStatistics:
     async def record(self, batch_id: str, now: int, *, whole: bool) -> Conservation:
         """Returns the `conservation` record at ``now``, or what the coordinator may see of it."""
         if buckets := self._buffered.pop(batch_id, None):
-            await self._store.write(add_latencies, batch_id, buckets)
+            await self._store.write(transitions.add_counts, latencies, batch_id, buckets)
         record = await self._store.read(conservation, batch_id)
         return record if whole else self._coarsen(record, now)
 

@@ -202,7 +202,9 @@ class Composition:
 def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
     """Composes all parts on the grid of this bound."""
     moves = sum(count for _, count in parts)
-    M = _length(moves, bound)
+    power = 1 << (moves - 1).bit_length()
+    down = min(DOWN_PER_MOVE * power, DOWN_MOST) if bound == "lower" else 0
+    M = max(DOTS, down, 8 * power)
     spread = max(float(np.ptp(part.loss)) for part, _ in parts)
     span = max(window.high - window.low, spread / 4.0, 1e-6 * (1.0 + abs(window.low)))
     delta = span / (M - 2 * moves - 4)
@@ -210,12 +212,6 @@ def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
     gridded = [(to_grid(part, delta), count) for part, count in parts]
     first = math.floor(window.low / delta) - moves - 1
     return Composition(parts, window, gridded, convolve(gridded, window.tilt, first, M), first)
-
-
-def _length(moves: int, bound: Bound) -> int:
-    power = 1 << (moves - 1).bit_length()
-    down = min(DOWN_PER_MOVE * power, DOWN_MOST) if bound == "lower" else 0
-    return max(DOTS, down, 8 * power)
 
 
 def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:

@@ -218,7 +218,9 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
     spectrum: ComplexArray = np.ones(M // 2 + 1, dtype=np.complex128)
     error: FloatArray = np.zeros(M // 2 + 1)
     for part, count in parts:
-        spectrum, error = _times(spectrum, error, _tilted(part, tilt, M), count)
+        weight, _ = tilted(part.mass, tilt * part.loss)
+        folded = binned(part.index % M, weight / weight.sum(), M)
+        spectrum, error = _times(spectrum, error, folded, count)
     mass = np.roll(fft.irfft(spectrum, M), -(first % M))
     back = _transform_error(M) * math.sqrt(2.0 * float(np.sum(np.abs(spectrum) ** 2)) / M)
     return Convolved(
@@ -229,12 +231,6 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
         # Half of the spectrum is kept; the inverse averages over all of it.
         error=2.0 * float(error.sum()) / M + back,
     )
-
-
-def _tilted(part: GridLosses, tilt: float, M: int) -> FloatArray:
-    """Returns mass exp(tilt loss), folded onto M cells and normalised to one."""
-    weight, _ = tilted(part.mass, tilt * part.loss)
-    return binned(part.index % M, weight / weight.sum(), M)
 
 
 def _times(

@@ -8,6 +8,7 @@ neighbouring losses. So its inverse is exact: find the two neighbours, then solv
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,12 +70,9 @@ class Curve:
         The total is convex in t, so on ascending losses this is false, then true, and bisection
         finds it. The last loss always counts, since no finite loss is beyond it.
         """
-        low, high = int(np.searchsorted(self.loss, self.start, side="right")), len(self.loss) - 1
-        while low < high:
-            middle = (low + high) // 2
-            past = self._is_past(middle, delta, overflow)
-            low, high = (low, middle) if past else (middle + 1, high)
-        return low
+        first = int(np.searchsorted(self.loss, self.start, side="right"))
+        indices = range(first, len(self.loss) - 1)
+        return first + bisect_left(indices, True, key=lambda i: self._is_past(i, delta, overflow))
 
     def _is_past(self, i: int, delta: float, overflow: float) -> bool:
         epsilon = float(self.loss[i])

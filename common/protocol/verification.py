@@ -43,22 +43,13 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
     )
 
 
-def account_descriptor(
-    descriptor: BatchDescriptor, *, beta: float, dishonest_fraction: float
-) -> Account:
-    """Returns the guarantee of a batch at a given beta and dishonest fraction, with bounds."""
-    return account(batch_event(descriptor, dishonest_fraction), beta)
-
-
 def check_guarantee(descriptor: BatchDescriptor, required: Guarantee) -> Account:
     """Refuses a descriptor that gives less than ``required``, or less than it promises itself.
 
     Returns the recomputed account at the required beta and dishonest fraction. Its upper bound of
     epsilon is at most the required one. Raises RemoteError ``weak-guarantee``, with both numbers.
     """
-    result = account_descriptor(
-        descriptor, beta=required.beta, dishonest_fraction=required.dishonest_fraction
-    )
+    result = account(batch_event(descriptor, required.dishonest_fraction), required.beta)
     if not result.epsilon_upper <= required.epsilon:
         raise RemoteError(
             "weak-guarantee",
@@ -67,9 +58,7 @@ def check_guarantee(descriptor: BatchDescriptor, required: Guarantee) -> Account
             f"{required.epsilon:g} is accepted here",
         )
     promise = descriptor.to_guarantee()
-    actual = account_descriptor(
-        descriptor, beta=promise.beta, dishonest_fraction=promise.dishonest_fraction
-    )
+    actual = account(batch_event(descriptor, promise.dishonest_fraction), promise.beta)
     if not actual.epsilon_upper <= promise.epsilon:
         raise RemoteError(
             "weak-guarantee",

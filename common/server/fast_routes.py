@@ -69,10 +69,14 @@ class FastRoutes:
             if scope["method"] in (route.methods or ()) and (
                 match := pattern.fullmatch(scope["path"])
             ):
-                try:
-                    return route, match.groupdict() | _query(scope, model)
-                except ValidationError:
-                    return None
+                arguments: dict[str, Any] = match.groupdict()
+                if model is not None:
+                    values = dict(QueryParams(scope["query_string"]))
+                    try:
+                        arguments["query"] = model.model_validate(values)
+                    except ValidationError:
+                        return None
+                return route, arguments
         return None
 
 
@@ -80,10 +84,3 @@ def _query_model(route: APIRoute) -> type[BaseModel] | None:
     """Returns the model of the route function's ``query`` parameter, if it has one."""
     query = inspect.signature(route.endpoint).parameters.get("query")
     return None if query is None else cast("type[BaseModel]", get_args(query.annotation)[0])
-
-
-def _query(scope: Scope, model: type[BaseModel] | None) -> dict[str, BaseModel]:
-    """Returns the request's query as an argument of the route's function."""
-    if model is None:
-        return {}
-    return {"query": model.model_validate(dict(QueryParams(scope["query_string"])))}

@@ -12,6 +12,7 @@ a guesser cannot keep out a known caller.
 import hmac
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class TokenBucket:
         self._tokens = min(self.burst, self._tokens + amount)
 
 
+def _bucket(rate: float) -> TokenBucket:
+    return TokenBucket(rate, BURST_SECONDS * rate)
+
+
 @dataclass(frozen=True, slots=True)
 class RateLimit:
     """The limit of one caller: requests and reports a second, and requests at once."""
@@ -95,12 +100,14 @@ class CallerLimits:
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
-        self._callers: dict[str, _CallerState] = {}
+        self._callers = defaultdict[str, _CallerState](
+            lambda: _CallerState(_bucket(limit.requests), _bucket(limit.reports))
+        )
 
     @contextmanager
     def request(self, name: str, now: float) -> Iterator[None]:
         """Counts a caller's request while it lasts, or raises LocalError ``too-many-requests``."""
-        caller = self._caller(name)
+        caller = self._callers[name]
         if caller.under_way >= self._limit.at_once:
             raise too_many_requests(f"{caller.under_way} requests of this caller are under way", 1)
         if wait := caller.requests.take(1, now):
@@ -113,17 +120,8 @@ class CallerLimits:
 
     def reports(self, name: str, count: int, now: float) -> None:
         """Counts reports before they are looked at; raises LocalError ``too-many-requests``."""
-        if wait := self._caller(name).reports.take(count, now):
+        if wait := self._callers[name].reports.take(count, now):
             raise too_many_requests("too many reports a second", wait)
-
-    def _caller(self, name: str) -> _CallerState:
-        limit = self._limit
-        if name not in self._callers:
-            self._callers[name] = _CallerState(
-                TokenBucket(limit.requests, BURST_SECONDS * limit.requests),
-                TokenBucket(limit.reports, BURST_SECONDS * limit.reports),
-            )
-        return self._callers[name]
 
 
 class FailedAttempts:
@@ -132,7 +130,7 @@ class FailedAttempts:
     def __init__(
         self, rate: float = FAILURES_PER_SECOND, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bucket = TokenBucket(rate, BURST_SECONDS * rate)
+        self._bucket = _bucket(rate)
         self._known: set[str] = set()  # hashes of valid tokens only, so their number is bounded
         self._clock = clock
 

@@ -15,11 +15,11 @@ not used.
 import math
 from dataclasses import dataclass
 
-from riffle.common.accounting import LedgerEntry
+from riffle.common.accounting import LedgerEntry, account
 from riffle.common.mechanism.noise import Guarantee, honest_reports
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import account_descriptor, batch_event
+from riffle.common.protocol.verification import batch_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,5 @@ def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool)
     # The quotient may be rounded down, which would count one dishonest report as honest.
     while n - honest_reports(n, fraction) < liars:
         fraction = math.nextafter(fraction, 1.0)
-    account = account_descriptor(descriptor, beta=beta, dishonest_fraction=fraction)
-    return Spend(
-        account.epsilon_lower, account.epsilon_upper, account.beta, dishonest, within_promise
-    )
+    spent = account(batch_event(descriptor, fraction), beta)
+    return Spend(spent.epsilon_lower, spent.epsilon_upper, spent.beta, dishonest, within_promise)

@@ -105,17 +105,9 @@ class LeaseGroup:
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "LeaseGroup":
         """Returns the group of a row that has the values of `_COLUMNS`."""
-        group_id, batch_id, node_id, expires_at, slots, states, users, digests = row
-        return cls(
-            group_id,
-            batch_id,
-            node_id,
-            expires_at,
-            read_slots(slots),
-            [_STATES[letter] for letter in states],
-            bytearray(users),
-            bytearray(digests),
-        )
+        group_id, batch_id, node_id, expires_at, slots, letters, users, digests = row
+        states, packed = [_STATES[c] for c in letters], (bytearray(users), bytearray(digests))
+        return cls(group_id, batch_id, node_id, expires_at, read_slots(slots), states, *packed)
 
     @classmethod
     def new(

@@ -42,7 +42,7 @@ from riffle.shuffler.rules import (
 )
 from riffle.shuffler.store import leases, transitions, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
-from riffle.shuffler.store.schema import batches, lease_groups, reports
+from riffle.shuffler.store.schema import batches, dropped, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 
@@ -207,7 +207,7 @@ def store_reports(
         _write(connection, batch, groups, accepted, cipher)
     counts = Counter[str](outcomes)
     refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
-    transitions.count_dropped(connection, batch_id, refused)
+    transitions.add_counts(connection, dropped, batch_id, refused)
     sealed = _seal_if_full(connection, batch, len(accepted))
     return UploadSummary(
         UploadReply(results=tuple(map(UploadResult, ids, outcomes))), counts, sealed

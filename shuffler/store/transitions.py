@@ -5,14 +5,14 @@ everything before it changes anything, and repeats harmlessly: a retry after a l
 work done.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
-    Column,
     Connection,
     Select,
+    Table,
     and_,
     bindparam,
     case,
@@ -336,18 +336,19 @@ def anything_due(connection: Connection, now: int, retention: int) -> bool:
     return connection.scalar(_DUE, {"now": now, "retire_before": now - retention}) is not None
 
 
-def count_dropped(connection: Connection, batch_id: str, problems: dict[str, int]) -> None:
-    """Adds refused frames to the counts by reason."""
-    for problem, frames in problems.items():
-        add_to(connection, dropped.c.frames, frames, batch_id=batch_id, problem=problem)
-
-
-def add_to(connection: Connection, column: Column[int], amount: int, **key: object) -> None:
-    """Adds to a count in the row with this primary key, which may not exist yet."""
-    row = and_(*(column.table.c[name] == value for name, value in key.items()))
-    grown = update(column.table).where(row).values({column: column + amount})
-    if connection.execute(grown).rowcount == 0:
-        connection.execute(insert(column.table).values({column.name: amount, **key}))
+def add_counts(
+    connection: Connection,
+    table: Table,
+    batch_id: str,
+    counts: Mapping[str, int] | Mapping[int, int],
+) -> None:
+    """Adds to a batch's counts in a table of batch, key and count; a row may not exist yet."""
+    _, key, column = table.c
+    for name, amount in counts.items():
+        row = (table.c.batch_id == batch_id) & (key == name)
+        grown = update(table).where(row).values({column: column + amount})
+        if connection.execute(grown).rowcount == 0:
+            connection.execute(insert(table).values((batch_id, name, amount)))
 
 
 def bind_to_vault(connection: Connection, identity: int) -> None:

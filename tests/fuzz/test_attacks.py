@@ -11,9 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
+from riffle.common.accounting import account
 from riffle.common.protocol.descriptor import batch_id, serialize, sign_deposit
 from riffle.common.protocol.hpke import KeyPair, seal, seal_indices
-from riffle.common.protocol.verification import account_descriptor
+from riffle.common.protocol.verification import batch_event
 from riffle.common.server import service
 from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SIGNING
@@ -87,8 +88,8 @@ def test_silent_reports_are_those_that_the_guarantee_was_made_for(live: Network)
     spend = live.settled(batch)["spend"]
     assert (spend["failed"], spend["dishonest_reports"]) == (0, 2)
     d = batch.context.descriptor
-    at_gamma = account_descriptor(d, beta=d.guarantee.beta, dishonest_fraction=GAMMA)
-    half = account_descriptor(d, beta=d.guarantee.beta, dishonest_fraction=0.5)
+    at_gamma = account(batch_event(d, GAMMA), d.guarantee.beta)
+    half = account(batch_event(d, 0.5), d.guarantee.beta)
     assert spend["epsilon_upper"] == pytest.approx(at_gamma.epsilon_upper)
     assert at_gamma.epsilon_upper <= EPSILON < half.epsilon_lower
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from riffle.common.accounting import calibrate
+from riffle.common.accounting import account, calibrate
 from riffle.common.mechanism.noise import Guarantee
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import account_descriptor, check_guarantee
+from riffle.common.protocol.verification import batch_event, check_guarantee
 from tests.common.descriptors import descriptor
 
 N, BETA = 200, 1e-5
@@ -79,5 +79,5 @@ def test_slots_too_few_for_the_noise_are_refused() -> None:
 
 def test_noise_for_dishonest_reports_is_needed_and_enough() -> None:
     batch = calibrated(1.0, fraction=0.2)
-    assert account_descriptor(batch, beta=BETA, dishonest_fraction=0.2).epsilon_upper <= 1.0
-    assert account_descriptor(batch, beta=BETA, dishonest_fraction=0.0).epsilon_upper < 0.95
+    assert account(batch_event(batch, 0.2), BETA).epsilon_upper <= 1.0
+    assert account(batch_event(batch, 0.0), BETA).epsilon_upper < 0.95
