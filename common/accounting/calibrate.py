@@ -238,20 +238,19 @@ def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     A report's length falls with n, except for jumps of about a slot where n saves a whole bit a
     user. The answer works, and no smaller n that bisection tried does.
     """
+
+    def fits(n: int) -> bool:
+        return _plan(replace(request, n=n))[1].messages <= max_messages
+
     low, high = request.n, 2 * request.n
-    while not _fits(request, high, max_messages):
+    while not fits(high):
         if high > LARGEST_BATCH:
             return None
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        fits = _fits(request, middle, max_messages)
-        low, high = (low, middle) if fits else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _fits(request: _Request, n: int, max_messages: int) -> bool:
-    return _plan(replace(request, n=n))[1].messages <= max_messages
 
 
 def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:

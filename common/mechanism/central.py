@@ -45,9 +45,8 @@ def encode(layout: CounterLayout, episode: Episode | None) -> Ints:
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, int]:
     """The analyzer's half, first step: counts the reports (N, data_slots).
 
-    Returns:
-        The raw counts and, last, the number of reports counted, shape (C + 1,); and the number of
-        reports not counted, because they name a counter that does not exist.
+    Returns the raw counts and, last, the number of reports counted, shape (C + 1,); and the number
+    of reports not counted, because they name a counter that does not exist.
     """
     valid = reports[(reports <= layout.dummy).all(axis=1)]
     sums = np.bincount(valid.ravel(), minlength=layout.counters + 1)[: layout.counters]
@@ -100,7 +99,6 @@ def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
 
 
 def _count_ones(bits: int, randomness: Randomness) -> int:
-    """Returns the number of ones among random bits."""
     total = 0
     while bits > 0:
         size = min(BYTES_AT_ONCE, -(-bits // 8))

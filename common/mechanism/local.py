@@ -52,9 +52,8 @@ def encode(
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, int]:
     """The analyzer's half, first step: counts the reports (N, bytes).
 
-    Returns:
-        The 1-bits of each counter and, last, the number of reports counted, shape (C + 1,); and the
-        number of reports not counted, because they have a bit past the last counter.
+    Returns the 1-bits of each counter and, last, the number of reports counted, shape (C + 1,); and
+    the number of reports not counted, because they have a bit past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)

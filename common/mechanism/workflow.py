@@ -70,9 +70,8 @@ def count(
 ) -> tuple[Ints, int]:
     """The analyzer's half, first step: counts symbols of shape (messages, count).
 
-    Returns:
-        A histogram (C + 1,), and the number of messages not counted. The histogram's last entry is
-        the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
+    Returns a histogram (C + 1,), and the number of messages not counted. The histogram's last entry
+    is the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
 
     Raises ValueError if a message of ``shuffle`` names no counter. For strangers' messages use
     `common.protocol.hpke.open_histogram`.

@@ -42,7 +42,7 @@ class FileCipher:
         if self._key is None:
             return data
         nonce = os.urandom(NONCE_BYTES)
-        return MAGIC + nonce + self._cipher(name).encrypt(nonce, data, MAGIC + name.encode())
+        return MAGIC + nonce + _cipher(self._key, name).encrypt(nonce, data, MAGIC + name.encode())
 
     def open(self, data: bytes, name: str) -> bytes:
         """Returns the data of a file.
@@ -61,7 +61,7 @@ class FileCipher:
             return data
         nonce, sealed = data[len(MAGIC) :][:NONCE_BYTES], data[len(MAGIC) + NONCE_BYTES :]
         try:
-            return self._cipher(name).decrypt(nonce, sealed, MAGIC + name.encode())
+            return _cipher(self._key, name).decrypt(nonce, sealed, MAGIC + name.encode())
         except (InvalidTag, ValueError) as error:
             raise LocalError(
                 "invalid-spec",
@@ -69,11 +69,10 @@ class FileCipher:
                 "file is damaged or was made for something else",
             ) from error
 
-    def _cipher(self, name: str) -> AESGCM:
-        if self._key is None:
-            raise LocalError("internal", "there is no storage key")
-        derive = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=LABEL + name.encode())
-        return AESGCM(derive.derive(self._key))
+
+def _cipher(key: bytes, name: str) -> AESGCM:
+    derive = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=LABEL + name.encode())
+    return AESGCM(derive.derive(key))
 
 
 def replace_file(file: Path, data: bytes) -> None:

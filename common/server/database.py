@@ -115,7 +115,6 @@ def revision(connection: Connection) -> str | None:
 
 
 def _option(path: Path) -> str:
-    """Returns a path as Alembic's configuration takes it."""
     return str(path).replace("%", "%%")
 
 

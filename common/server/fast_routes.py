@@ -81,6 +81,5 @@ class FastRoutes:
 
 
 def _query_model(route: APIRoute) -> type[BaseModel] | None:
-    """Returns the model of the route function's ``query`` parameter, if it has one."""
     query = inspect.signature(route.endpoint).parameters.get("query")
     return None if query is None else cast("type[BaseModel]", get_args(query.annotation)[0])

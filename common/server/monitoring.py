@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -43,8 +44,9 @@ class RequestMetrics:
     """Metrics of one app's requests: count, seconds and bytes by route, problems by slug."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "riffle_requests", "requests answered", ("method", "route", "status"), registry=registry
+        counter = partial(Counter, registry=registry)
+        self.requests = counter(
+            "riffle_requests", "requests answered", ("method", "route", "status")
         )
         self.seconds = Histogram(
             "riffle_request_seconds",
@@ -53,12 +55,8 @@ class RequestMetrics:
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.received = Counter(
-            "riffle_request_bytes", "bytes of bodies received", ("route",), registry=registry
-        )
-        self.problems = Counter(
-            "riffle_problems", "problem documents answered", ("problem",), registry=registry
-        )
+        self.received = counter("riffle_request_bytes", "bytes of bodies received", ("route",))
+        self.problems = counter("riffle_problems", "problem documents answered", ("problem",))
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
 
     def observe(

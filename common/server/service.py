@@ -290,7 +290,6 @@ class _DateHeader:
 
 @lru_cache(maxsize=1)
 def _date(seconds: int) -> bytes:
-    """Returns seconds since 1970 in the format of the header."""
     return formatdate(seconds, usegmt=True).encode()
 
 

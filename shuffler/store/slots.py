@@ -152,7 +152,6 @@ def _grant(
 
 
 def _supersede(connection: Connection, people: Iterable[UserRecord]) -> None:
-    """Bars the present leases of users who get a newer one."""
     changed = {}
     for record in people:
         if record.group is not None and record.index is not None:

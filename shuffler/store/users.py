@@ -61,9 +61,8 @@ class UserRecord:
     @property
     def reported(self) -> bool:
         """Returns whether the user has reported, in any batch."""
-        if self.group is None or self.index is None:
-            return False
-        return self.group.states[self.index] == "reported"
+        group, index = self.group, self.index
+        return group is not None and index is not None and group.states[index] == "reported"
 
     def live(self, now: int) -> LeaseGroup | None:
         """Returns the group of the newest lease if that lease may report at ``now``."""
