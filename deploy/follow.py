@@ -13,7 +13,7 @@ from riffle.coordinator.specs import MANUAL, TrueValue, TrueValueSpec
 from riffle.deploy.operator import Answer, Operator
 from riffle.deploy.output import RunError, bar, line, progress, time_left
 from riffle.deploy.presets import Preset
-from riffle.deploy.report import FinishedRun, GrowingTables, mixture_of, write
+from riffle.deploy.report import FinishedRun, mixture_of, write, write_settled_rows
 from riffle.experiments.regret import mixture_value, optimal_value
 from riffle.node_client.environments.registry import make
 from riffle.node_client.environments.tabular import Modelled, TabularMDP
@@ -31,8 +31,7 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
     """Creates the preset's run, follows it to its end, writes its files; returns the summary.
 
-    Raises:
-        RunError: The run failed or was stopped; the message says why.
+    Raises RunError if the run failed or was stopped; the message says why.
     """
     run = operator.create_run(preset.spec)
     by_hand = preset.spec.learner == MANUAL
@@ -53,8 +52,7 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
 def stop_unfinished(operator: Operator) -> None:
     """Stops the runs that an interrupted command left in the folder of a network just started.
 
-    Raises:
-        RemoteError: A run cannot be stopped, for another reason than that it ended meanwhile.
+    Raises RemoteError if a run cannot be stopped, unless it ended meanwhile.
     """
     for run in operator.runs():
         if run["state"] == "running":
@@ -104,12 +102,12 @@ def follow(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Shows counted episodes and the stage in a bar, and appends to the CSV files, to the end.
+    """Follows a run to its end: a bar shows its progress, CSV files hold its settled rows.
 
     Off a terminal it prints a line for every settled batch and finished stage. A run ``by_hand``
     waits for a person, so no remaining time is shown. ``watch`` is called with every event.
     """
-    tables, began = GrowingTables(folder, operator, run_id), time.monotonic()
+    began = time.monotonic()
     with bar("{task.completed:.0f}/{task.total:.0f} episodes", eta=not by_hand) as shown:
         task = shown.add_task("run", total=episodes)
         for event in operator.events(run_id):
@@ -124,7 +122,7 @@ def follow(
                 what = kind.replace("_", f" {data['index']} ")
                 rest = "" if by_hand else time_left(time.monotonic() - began, counted, episodes)
                 line(f"{what}: {counted} of {episodes} episodes{rest}")
-                tables.grow()
+                write_settled_rows(folder, operator, run_id)
             if kind == "stage_finished":
                 active = data.get("active_after")
                 policies = "" if active is None else f", active policies: {active}"
@@ -134,10 +132,8 @@ def follow(
 def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, Any]]:
     """Runs the preset under every trust model in turn; returns one row for each.
 
-    Every run leaves its own files in ``folder/<trust>``.
-
-    Raises:
-        RunError: A run failed or was stopped.
+    Every run leaves its own files in ``folder/<trust>``. Raises RunError if one failed or was
+    stopped.
     """
     return [_run_under(trust, operator, preset, folder / trust) for trust in TRUST_MODELS]
 

@@ -60,11 +60,8 @@ class Operator:
         """Returns the operator of a network, with the token in the folder of its secrets.
 
         Without ``url`` the address is the one in the folder (`riffle up` writes it), or this
-        machine's.
-
-        Raises:
-            LocalError: ``unavailable``: there is no such token.
-            ValueError: The address is not one, or is neither TLS nor this machine.
+        machine's. Raises LocalError ``unavailable`` if there is no such token, and ValueError if
+        the address is not one, or is neither TLS nor this machine.
         """
         token, file = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
         base = url or (file.read_text() if file.exists() else COORDINATOR_URL)
@@ -91,8 +88,7 @@ class Operator:
     def find(self, text: str) -> Answer:
         """Returns the run with this name, this id, or an id that begins like this.
 
-        Raises:
-            LocalError: ``unknown-run``: there is none, or there are several.
+        Raises LocalError ``unknown-run`` if there is none, or there are several.
         """
         runs = self.runs()
         matches = [run for run in runs if run["name"] == text or run["id"].startswith(text)]
@@ -141,10 +137,8 @@ class Operator:
     def newest(self, run_id: str, known: int | None = None, wait: float = 0.0) -> Answer | None:
         """Returns the newest deployment, or None if it is still number ``known``.
 
-        The coordinator waits for a newer one, ``wait`` seconds, at most 30.
-
-        Raises:
-            RemoteError: ``unknown-deployment``: there is none yet.
+        The coordinator waits for a newer one, ``wait`` seconds, at most 30. Raises RemoteError
+        ``unknown-deployment`` if there is none yet.
         """
         headers = {} if known is None else {"If-None-Match": f'"{known}"'}
         path = f"/v1/runs/{run_id}/deployment"

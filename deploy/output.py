@@ -270,10 +270,6 @@ def exit_code(error: RiffleError) -> Exit:
 
 
 def fail(message: str, code: Exit) -> NoReturn:
-    """Writes one line on stderr and ends the command.
-
-    Raises:
-        typer.Exit: Always, with ``code``.
-    """
+    """Writes one line on stderr and ends the command: raises typer.Exit with ``code``."""
     sys.stderr.write(f"riffle: {' '.join(message.split())}\n")
     raise typer.Exit(code)

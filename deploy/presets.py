@@ -63,11 +63,7 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """Returns the preset of this name.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Returns the preset of this name. Raises ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
     return PRESETS[name]
@@ -88,9 +84,8 @@ def customize(
     environment's, ``constants`` the learner's; of ``changes``, which are fields of the spec, None
     changes nothing. A learner or environment may be in a file, as ``path/file.py:name``.
 
-    Raises:
-        ValueError: A value is out of range; the message names the field.
-        LocalError: ``invalid-spec``: the environment does not exist or refuses a parameter.
+    Raises ValueError if a value is out of range (the message names the field), and LocalError
+    ``invalid-spec`` if the environment does not exist or refuses a parameter.
     """
     environment_id, own_parameters = _environment(environment, base)
     chosen_parameters = own_parameters | dict(parameters)

@@ -7,7 +7,6 @@ The regret is exact pseudo-regret over what was deployed. It needs the environme
 only the owner of a simulated environment can compute it; the coordinator never knows it.
 """
 
-import csv
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
-from riffle.common.process.tables import columns_of, csv_text, flatten
+from riffle.common.process.tables import csv_text, flatten
 from riffle.coordinator.api.models import STAGE_COLUMNS
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
@@ -61,35 +60,16 @@ def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[s
     aside.replace(file)
 
 
-class GrowingTables:
-    """The tables of a run as files, to which settled rows are appended.
+def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
+    """Writes the tables of a run that goes on, up to their first row that has not settled.
 
     Values that come later, such as an acknowledgement, are in the files written at the end.
     """
-
-    def __init__(self, folder: Path, operator: Operator, run_id: str) -> None:
-        self._folder, self._operator, self._run_id = folder, operator, run_id
-        self._written = dict.fromkeys(TABLES, 0)
-        self._columns: dict[Table, list[str]] = {}
-
-    def grow(self) -> None:
-        """Appends the rows that have settled since the last call."""
-        for table in TABLES:
-            rows = rows_of(self._operator, self._run_id, table)
-            settled = list(takewhile(lambda row: row.get("settled_at", 0) is not None, rows))
-            self._append(table, settled[self._written[table] :])
-            self._written[table] = len(settled)
-
-    def _append(self, table: Table, rows: list[Answer]) -> None:
-        if not rows:
-            return
-        first = table not in self._columns
-        columns = self._columns.setdefault(table, columns_of(rows))
-        with (self._folder / f"{table}.csv").open("w" if first else "a") as stream:
-            writer = csv.DictWriter(stream, columns, extrasaction="ignore", lineterminator="\n")
-            if first:
-                writer.writeheader()
-            writer.writerows(rows)
+    for table in TABLES:
+        rows = rows_of(operator, run_id, table)
+        settled = list(takewhile(lambda row: row.get("settled_at", 0) is not None, rows))
+        if settled:
+            replace_csv(folder / f"{table}.csv", settled)
 
 
 @dataclass(frozen=True, slots=True)

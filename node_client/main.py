@@ -23,8 +23,7 @@ WORKERS_A_CHUNK = 8
 def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> Totals:
     """Serves until a signal, then delivers what is on its way; returns the counts of reports.
 
-    Raises:
-        LocalError: a setting, file or credential is not usable; the detail names it.
+    Raises LocalError if a setting, file or credential is not usable; the detail names it.
     """
     with export_spans("node"):
         return asyncio.run(_run_until_signal(settings, on_start))

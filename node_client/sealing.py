@@ -66,8 +66,7 @@ def pack(messages: Ints) -> bytes:
 def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
     """Seals every message to the analyzer, then every report to the batch key.
 
-    Returns:
-        The sealed reports end to end, each L messages and 48 bytes.
+    Returns the sealed reports end to end, each L messages and 48 bytes.
     """
     symbols = keys.symbols
     reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages * symbols.count)
@@ -100,8 +99,7 @@ class SealingPool:
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
         """Returns the sealed reports of symbols (reports, L count), end to end.
 
-        Raises:
-            LocalError: ``unavailable``: workers keep dying, most likely for lack of memory.
+        Raises LocalError ``unavailable`` if workers keep dying, most likely for lack of memory.
         """
         step = whole_reports(TASK_MESSAGES, keys.messages)
         parts = (pack(messages[start : start + step]) for start in range(0, len(messages), step))

@@ -107,10 +107,9 @@ class ShufflerApi:
     ) -> messages.UploadReply:
         """Sends frames, the same bytes again and again, until the shuffler has decided on each.
 
-        Raises:
-            RemoteError: a final problem of the whole body; ``late`` after ``deadline`` (seconds
-                since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key that reports
-                are sealed to, is not the batch's.
+        Raises RemoteError for a final problem of the whole body: ``late`` after ``deadline``
+        (seconds since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key that reports
+        are sealed to, is not the batch's.
         """
         path = f"/v1/batches/{batch_id}/reports"
         request = self._request("POST", path, token, content=body, kind=messages.OCTETS)

@@ -75,8 +75,7 @@ def accept(
 ) -> AcceptedBatch:
     """Checks a descriptor against the owner's demands at ``now`` (seconds since 1970, UTC).
 
-    Raises:
-        RemoteError: the first rule of the module's list that is broken.
+    Raises RemoteError for the first rule of the module's list that is broken.
     """
     data, batch_key = signed.descriptor.encode(), bytes.fromhex(signed.batch_key)
     context = parse(data)

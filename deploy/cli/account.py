@@ -119,8 +119,7 @@ def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, 
 def dyadic(text: str) -> tuple[int, int]:
     """Returns numerator and log2 of the denominator of a probability such as 1/256 or 0.5.
 
-    Raises:
-        ValueError: It is not an integer over a power of two up to 2**32.
+    Raises ValueError if it is not an integer over a power of two up to 2**32.
     """
     try:
         fraction = Fraction(text)

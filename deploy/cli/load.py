@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.progress import TaskID
-from rich.table import Table
 
 from riffle.deploy.cli.options import Force, Out, is_given
 from riffle.deploy.cli.runs import results
 from riffle.deploy.load.benchmark import disturbance, missed_bars, run_benchmark
-from riffle.deploy.load.generator import Arrivals, Sample
+from riffle.deploy.load.generator import Arrivals
 from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, loopback_target, run
 from riffle.deploy.load.summary import write_summary
 from riffle.deploy.network.processes import interrupt_on_termination
@@ -24,11 +20,9 @@ from riffle.deploy.output import (
     Exit,
     Format,
     Output,
-    bar,
     dotted_rows,
     emit,
     fail,
-    line,
     one_line_errors,
     progress,
     table,
@@ -102,7 +96,7 @@ def load_command(
             if network is None
             else Target(network, shuffler_url, coordinator_url)
         )
-        summary = _run_live(config, target)
+        summary = run(config, target)
         write_summary(out, summary)
     emit(summary, output, lambda: table(("quantity", "value"), _rows(summary), f"written to {out}"))
     if summary["interrupted"]:
@@ -110,51 +104,10 @@ def load_command(
     raise typer.Exit(Exit.DONE if summary["verdict"]["limit"] == "none" else Exit.NO)
 
 
-def _run_live(config: LoadConfig, target: Target) -> dict[str, Any]:
-    """Loads the target with a live table on a terminal; returns its summary."""
-    screen = LiveScreen()
-    with Live(
-        get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True
-    ):
-        return run(config, target, screen)
-
-
-class LiveScreen:
-    """The newest sample as a table, above a bar of the present phase."""
-
-    def __init__(self) -> None:
-        self._bar = bar("")
-        self._table: Table | str = ""
-        self._task: TaskID | None = None
-
-    def phase(self, text: str, total: float | None) -> None:
-        """Begins a bar."""
-        line(text)
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(text, total=total)
-
-    def advance(self) -> None:
-        """Advances the bar by a step."""
-        if self._task is not None:
-            self._bar.advance(self._task)
-
-    def show(self, now: Sample, before: Sample) -> None:
-        """Replaces the table."""
-        self._table = _snapshot(now, before)
-        if self._task is not None:
-            self._bar.update(self._task, completed=now.at)
-
-    def picture(self) -> Group:
-        """Returns what the terminal shows now."""
-        return Group(self._table, self._bar.get_renderable())
-
-
 def cores(text: str | None) -> frozenset[int]:
     """Returns the processors of a list such as 0,1; empty for all.
 
-    Raises:
-        ValueError: It is no such list, or this process may not use one of them.
+    Raises ValueError if it is no such list, or this process may not use one of them.
     """
     if text is None:
         return frozenset()
@@ -166,25 +119,6 @@ def cores(text: str | None) -> frozenset[int]:
     if not listed <= allowed:
         raise ValueError(f"processors {text!r}: this machine has {sorted(allowed)}")
     return listed
-
-
-def _snapshot(now: Sample, before: Sample) -> Table:
-    """Returns the live table: rates since the sample before."""
-    seconds = max(now.at - before.at, 1e-9)
-    grid = Table("at", "due/s", "accepted/s", "rejected/s", "messages/s", "p99 ms", "open")
-    rates = [
-        (later - earlier) / seconds
-        for later, earlier in (
-            (now.tally.started, before.tally.started),
-            (now.tally.accepted, before.tally.accepted),
-            (now.tally.rejected.total(), before.tally.rejected.total()),
-            (now.tally.messages, before.tally.messages),
-        )
-    ]
-    p99 = now.tally.due.quantile(0.99) * 1e3
-    cells = [f"{now.at:.0f} s", *(f"{rate:.1f}" for rate in rates), f"{p99:.0f}"]
-    grid.add_row(*cells, str(now.tally.open))
-    return grid
 
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:

@@ -101,8 +101,7 @@ class RunOptions:
     def apply(self, **changes: float | str | None) -> "Preset":
         """Returns the preset with these options and further ``changes`` of its spec.
 
-        Raises:
-            ValueError, LocalError: As `deploy.presets.customize`; or a text is not NAME=VALUE.
+        Raises as `deploy.presets.customize`, or ValueError if a text is not NAME=VALUE.
         """
         from riffle.deploy.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
 
@@ -196,11 +195,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def read_pairs(texts: list[str] | None) -> dict[str, Any]:
-    """Returns NAME=VALUE texts as a dictionary, values read as bool, int, float or text.
-
-    Raises:
-        ValueError: A text has no ``=``.
-    """
+    """Reads NAME=VALUE texts, values as bool, int, float or text. Raises ValueError without =."""
     pairs: dict[str, Any] = {}
     for text in texts or []:
         name, separator, value = text.partition("=")

@@ -14,6 +14,7 @@ the coordinator only computes the batch's noise and an estimate of its value.
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -189,14 +190,12 @@ def disturbance(document: dict[str, Any]) -> str | None:
 
 def batch_for(spec: RunSpec, messages: int) -> int:
     """Returns the smallest n with n L >= ``messages`` (n L grows with n, but for rounding)."""
-    low, high = LEAST_EPISODES, max(LEAST_EPISODES + 1, messages)
-    while low < high:
-        n = (low + high) // 2
-        if n * calibrated(spec, n, None).padding.messages < messages:
-            low = n + 1
-        else:
-            high = n
-    return low
+    most = max(LEAST_EPISODES + 1, messages)
+
+    def total(n: int) -> int:
+        return n * calibrated(spec, n, None).padding.messages
+
+    return bisect_left(range(most), messages, LEAST_EPISODES, most, key=total)
 
 
 def measure_primitive(width: int, cores: int) -> Primitive:

@@ -7,25 +7,16 @@ while, which a load test is there to show.
 A generator's nodes are enrolled many at a time, and revoked when it ends.
 """
 
-import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, TypeVar
-
-import httpx
+from typing import Any, Self
 
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.common.protocol.messages import EnrolRequest
 from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
-from riffle.deploy.network.secrets import (
-    SHUFFLER_TOKEN_FILE,
-    async_operator_client,
-    operator_token,
-    parse_enrolment,
-    refusal,
-)
+from riffle.deploy.network.secrets import enrol_node, revoke_node, shuffler_operator
 from riffle.deploy.operator import LAST_EVENTS, Operator
 from riffle.node_client.settings import Credential
 
@@ -36,9 +27,6 @@ SETTLE_PAUSE_SECONDS = 0.5
 ENDLESS = 1 << 40
 """Episodes of a run that never ends by itself, and users that a node may have."""
 CONCURRENT_REQUESTS = 16
-
-A = TypeVar("A")
-T = TypeVar("T")
 
 
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
@@ -154,47 +142,16 @@ def enrol_nodes(
     answer.
     """
 
-    async def enrol_one(client: httpx.AsyncClient, number: int) -> Credential:
-        request = EnrolRequest(name=f"load-{number + 1}", users=ENDLESS)
-        answer = await client.post("/v1/nodes", content=request.model_dump_json())
-        enrolment = parse_enrolment(answer)
+    def enrol(number: int) -> Credential:
+        enrolment = enrol_node(client, f"load-{number + 1}", ENDLESS)
         on_node()
         return Credential(node_id=enrolment.node_id, token=enrolment.token)
 
-    return _for_each(secrets, url, range(count), enrol_one)
+    with shuffler_operator(secrets, url) as client, ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+        return list(pool.map(enrol, range(count)))
 
 
 def revoke_nodes(secrets: Path, url: str, nodes: list[Credential]) -> None:
     """Revokes these nodes' credentials. Raises as `enrol_nodes` does."""
-
-    async def revoke_one(client: httpx.AsyncClient, node: Credential) -> None:
-        answer = await client.delete(f"/v1/nodes/{node.node_id}")
-        if answer.is_error:
-            raise refusal(answer, "the shuffler")
-
-    _for_each(secrets, url, nodes, revoke_one)
-
-
-def _for_each(
-    secrets: Path,
-    url: str,
-    arguments: Iterable[A],
-    request: Callable[[httpx.AsyncClient, A], Awaitable[T]],
-) -> list[T]:
-    """Sends a request for each argument as the shuffler's operator, some at a time."""
-    token = operator_token(secrets, SHUFFLER_TOKEN_FILE)
-
-    async def send_all() -> list[T]:
-        free = asyncio.Semaphore(CONCURRENT_REQUESTS)
-        async with async_operator_client(secrets, url, token) as client:
-
-            async def send(argument: A) -> T:
-                async with free:
-                    return await request(client, argument)
-
-            return list(await asyncio.gather(*map(send, arguments)))
-
-    try:
-        return asyncio.run(send_all())
-    except httpx.HTTPError as error:
-        raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
+    with shuffler_operator(secrets, url) as client, ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+        list(pool.map(lambda node: revoke_node(client, node.node_id), nodes))

@@ -208,8 +208,9 @@ class Generator:
         for member in self.processes:
             member.pipe.send(begin)
         pause, stopped = max(1.0, seconds / MOST_SAMPLES), False
+        deadline = begin + seconds + GRACE_SECONDS
         with record_signals() as signals:
-            while len(self._done) < len(self.processes) and not self._overdue(begin, seconds):
+            while len(self._done) < len(self.processes) and time.monotonic() <= deadline:
                 if signals and not stopped:
                     stopped = True
                     self._stop()
@@ -227,9 +228,6 @@ class Generator:
             if member.process.is_alive():
                 member.process.kill()
                 member.process.join()
-
-    def _overdue(self, begin: float, seconds: float) -> bool:
-        return time.monotonic() > begin + seconds + GRACE_SECONDS
 
     def _receive(self, pause: float, signals: list[int]) -> None:
         """Receives messages of the processes for ``pause`` seconds, or until another signal."""

@@ -5,19 +5,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from rich.console import Group
+from rich.live import Live
+from rich.progress import TaskID
+from rich.table import Table
 
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_unfinished
 from riffle.deploy.load.feed import Feeder, enrol_nodes, manual_spec, revoke_nodes
 from riffle.deploy.load.generator import Arrivals, Assignment, Generator, Sample, schedule
-from riffle.deploy.load.summary import summarize
+from riffle.deploy.load.summary import rates, summarize
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
 from riffle.deploy.operator import Operator
+from riffle.deploy.output import bar, line, progress
 from riffle.deploy.presets import preset
 from riffle.node_client.settings import Credential, Settings
 
@@ -109,30 +114,54 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
         network.check_alive()
 
 
-class Screen(Protocol):
-    """A display of a load test's progress."""
+class LiveScreen:
+    """The newest sample as a table, above a bar of the present phase."""
+
+    def __init__(self) -> None:
+        self._bar = bar("")
+        self._table: Table | str = ""
+        self._task: TaskID | None = None
 
     def phase(self, text: str, total: float | None) -> None:
-        """Begins a phase of ``total`` steps, if that is known."""
+        """Begins a bar of ``total`` steps, if that is known."""
+        line(text)
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(text, total=total)
 
     def advance(self) -> None:
-        """Completes a step."""
+        """Advances the bar by a step."""
+        if self._task is not None:
+            self._bar.advance(self._task)
 
     def show(self, now: Sample, before: Sample) -> None:
-        """Shows a new sample of the load, with the one before it."""
+        """Replaces the table by the rates since the sample before."""
+        row, names = rates(now, before), ("due", "accepted", "rejected", "messages")
+        cells = [f"{now.at:.0f} s", *(f"{row[f'{name}_a_second']:.1f}" for name in names)]
+        p99 = f"{now.tally.due.quantile(0.99) * 1e3:.0f}"
+        self._table = Table("at", *(f"{name}/s" for name in names), "p99 ms", "open")
+        self._table.add_row(*cells, p99, str(now.tally.open))
+        if self._task is not None:
+            self._bar.update(self._task, completed=now.at)
+
+    def picture(self) -> Group:
+        """Returns what the terminal shows now."""
+        return Group(self._table, self._bar.get_renderable())
 
 
-def run(config: LoadConfig, target: Target, screen: Screen) -> dict[str, Any]:
-    """Loads the target and returns the summary; an interrupt ends the load, not the summary.
+def run(config: LoadConfig, target: Target) -> dict[str, Any]:
+    """Loads the target, with a live table on a terminal, and returns the summary.
 
-    Raises:
-        LocalError: the target does not answer, or a process of the generator does not start.
-        RemoteError: the target refuses its operator.
+    An interrupt ends the load, not the summary. Raises LocalError if the target does not answer or
+    a process of the generator does not start, and RemoteError if the target refuses its operator.
     """
-    spec = manual_spec(preset("paper").spec)
-    screen.phase(f"enrolling {config.nodes} nodes", config.nodes)
-    credentials = enrol_nodes(target.secrets, target.shuffler_url, config.nodes, screen.advance)
-    with ExitStack() as stack:
+    spec, screen = manual_spec(preset("paper").spec), LiveScreen()
+    live = Live(
+        get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True
+    )
+    with live, ExitStack() as stack:
+        screen.phase(f"enrolling {config.nodes} nodes", config.nodes)
+        credentials = enrol_nodes(target.secrets, target.shuffler_url, config.nodes, screen.advance)
         if not target.pids:  # a loopback target ends with the load
             stack.callback(revoke_nodes, target.secrets, target.shuffler_url, credentials)
         feeder = stack.enter_context(Feeder(target.operator, spec, config.reports_a_batch))

@@ -155,7 +155,7 @@ def summarize(
         "memory": {name: _memory(samples, name) for name in used},
         "evidence": asdict(evidence),
         "batches": batches,
-        "series": [_row(now, before) for before, now in pairwise(samples)],
+        "series": [rates(now, before) for before, now in pairwise(samples)],
     }
 
 
@@ -222,7 +222,7 @@ def _memory(samples: Sequence[Sample], name: str) -> dict[str, float]:
     }
 
 
-def _row(now: Sample, before: Sample) -> dict[str, float]:
+def rates(now: Sample, before: Sample) -> dict[str, float]:
     """Returns rates and use between two samples."""
     seconds = max(now.at - before.at, 1e-9)
     fresh = {

@@ -184,16 +184,9 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     )
 
 
-def async_operator_client(folder: Path, url: str, token: str) -> httpx.AsyncClient:
-    """Opens a client as `operator_client` does, for many requests at a time."""
-    urls, verify = _addresses(url), endpoint.server_verification(folder / "operator" / "ca.pem")
-    transport = endpoint.AsyncFailover(
-        urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
-    )
-    headers = {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(
-        base_url=urls[0], headers=headers, timeout=REQUEST_SECONDS, transport=transport
-    )
+def shuffler_operator(folder: Path, url: str) -> httpx.Client:
+    """Opens the HTTP client of the shuffler's operator. Raises as `operator_client` does."""
+    return operator_client(folder, url, operator_token(folder, SHUFFLER_TOKEN_FILE))
 
 
 def _addresses(url: str) -> tuple[str, ...]:
@@ -229,41 +222,48 @@ def enrol(
 ) -> None:
     """Enrols nodes, each for at most ``users`` users, until the network has ``nodes`` credentials.
 
-    Calls ``on_node`` after each.
-
-    Raises:
-        RemoteError: the shuffler refuses.
-        LocalError: ``unavailable``: it does not answer; ``invalid-spec``: the credentials file is
-            damaged.
+    Calls ``on_node`` after each. Raises as `enrol_node` does, and LocalError ``invalid-spec`` if
+    the credentials file is damaged.
     """
     file = folder / "nodes" / "credentials.json"
     credentials = _read_credentials(file) if file.exists() else []
-    token = operator_token(folder, SHUFFLER_TOKEN_FILE)
-    with operator_client(folder, shuffler_url, token) as client:
+    with shuffler_operator(folder, shuffler_url) as client:
         for number in range(len(credentials), nodes):
-            request = EnrolRequest(name=f"node-{number + 1}", users=users)
-            try:
-                answer = client.post("/v1/nodes", content=request.model_dump_json())
-            except httpx.HTTPError as error:
-                detail = f"the shuffler does not answer: {error}"
-                raise LocalError("unavailable", detail) from error
-            credentials.append(parse_enrolment(answer))
+            credentials.append(enrol_node(client, f"node-{number + 1}", users))
             # After each one: a token is shown once, and an interrupted enrolment must not lose it.
             _replace(file, json.dumps([each.model_dump() for each in credentials], indent=1))
             on_node()
 
 
-def parse_enrolment(answer: httpx.Response) -> Enrolment:
-    """Returns the credential in the shuffler's answer to an enrolment.
+def enrol_node(client: httpx.Client, name: str, users: int) -> Enrolment:
+    """Enrols a node at the shuffler, for at most ``users`` users.
 
-    Raises RemoteError if the shuffler refuses, or ``malformed`` if its answer is not an enrolment.
+    Raises RemoteError if the shuffler refuses, or ``malformed`` if its answer is not an enrolment;
+    LocalError ``unavailable`` if it does not answer.
     """
-    if answer.is_error:
-        raise refusal(answer, "the shuffler")
+    request = EnrolRequest(name=name, users=users)
+    answer = _request(client, "POST", "/v1/nodes", request.model_dump_json())
     try:
         return Enrolment.model_validate_json(answer.content)
     except ValidationError:  # without its cause, which may show the token
         raise RemoteError("malformed", "the shuffler's answer is no enrolment") from None
+
+
+def revoke_node(client: httpx.Client, node_id: str) -> None:
+    """Revokes a node's credential. Raises as `enrol_node` does."""
+    _request(client, "DELETE", f"/v1/nodes/{node_id}")
+
+
+def _request(
+    client: httpx.Client, method: str, path: str, content: str | None = None
+) -> httpx.Response:
+    try:
+        answer = client.request(method, path, content=content)
+    except httpx.HTTPError as error:
+        raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
+    if answer.is_error:
+        raise refusal(answer, "the shuffler")
+    return answer
 
 
 def _read_credentials(file: Path) -> list[Enrolment]:

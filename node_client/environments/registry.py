@@ -49,10 +49,9 @@ _SIZES = frozenset({"states", "actions", "horizon"})
 def make(name: str, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
-    Raises:
-        LocalError: ``invalid-spec``: an unknown id or parameter (the detail names the nearest that
-            exists), a value out of range, sizes that this environment does not have, or a mistake
-            in an external environment (the detail names the line).
+    Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the nearest
+    that exists), a value out of range, sizes that this environment does not have, or a mistake in
+    an external environment (the detail names the line).
     """
     given = {key: value for key, value in values.items() if value is not None}
     builder = _builder(

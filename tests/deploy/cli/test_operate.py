@@ -17,7 +17,7 @@ from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import follow
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
-from riffle.deploy.report import GrowingTables, replace_csv, rows_of
+from riffle.deploy.report import replace_csv, rows_of, write_settled_rows
 from tests.coordinator.world import RUN, SMALL, FakeShuffler
 from tests.deploy.cli.calls import riffle as call
 from tests.deploy.live import live_coordinator
@@ -273,9 +273,8 @@ def test_conservation_accounts_for_every_message(
 def test_growing_files_become_the_final_files(network: Path, tmp_path: Path) -> None:
     with Operator.of(network) as operator:
         source = Partial(operator)
-        growing = GrowingTables(tmp_path, cast("Operator", source), RUN)
         for source.shown in (0, 1, 1, 2):
-            growing.grow()
+            write_settled_rows(tmp_path, cast("Operator", source), RUN)
             lines = [file.read_text().count("\n") for file in sorted(tmp_path.iterdir())]
             assert lines[:2] == [source.shown + 1] * 2 if source.shown else not lines
         for table in ("deployments", "stages", "ledger"):

@@ -25,10 +25,10 @@ from riffle.deploy.network.secrets import (
     SHUFFLER_ID,
     TOKEN_FILE,
     enrol,
+    enrol_node,
     init_network,
     operator_client,
     operator_token,
-    parse_enrolment,
 )
 from riffle.deploy.operator import Operator
 from tests.asking import taken_up
@@ -194,8 +194,12 @@ def test_damaged_secrets_are_named(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_no_enrolment_is_reported_without_its_token() -> None:
-    with pytest.raises(RemoteError, match="no enrolment") as caught:
-        parse_enrolment(httpx.Response(201, json={"token": "SECRET"}))
+    answer = httpx.MockTransport(lambda _: httpx.Response(201, json={"token": "SECRET"}))
+    with (
+        httpx.Client(base_url="http://shuffler", transport=answer) as client,
+        pytest.raises(RemoteError, match="no enrolment") as caught,
+    ):
+        enrol_node(client, "node-1", 1)
     assert "SECRET" not in str(caught.value)
 
 

@@ -1,6 +1,6 @@
 """A sample for Locust. Its users are nodes: they check, lease, run, seal and upload.
 
-    RIFFLE_NODE_...=... locust -f deploy/locustfile.py --headless -u 50 -r 10 -t 60s
+    RIFFLE_NODE_...=... locust -f examples/locustfile.py --headless -u 50 -r 10 -t 60s
 
 It has the settings of a node process (docs/settings.md) and uses the credentials in turn. User ids
 are random, so use it only with a network that serves nobody. A batch must be open. Each of Locust's

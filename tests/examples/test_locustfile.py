@@ -26,7 +26,7 @@ def test_shuffler_accepts_the_reports_of_locust_s_users(tmp_path: Path) -> None:
         enrol(network.secrets, network.shuffler_url, 3, 1_000)
         target = Target(network.secrets, network.shuffler_url, network.coordinator_url)
         with Feeder(target.operator, manual_spec(chosen.spec), 1_000):
-            words = ["-f", "deploy/locustfile.py", "--csv", str(tmp_path / "locust")]
+            words = ["-f", "examples/locustfile.py", "--csv", str(tmp_path / "locust")]
             words += ["--headless", "-u", "5", "-r", "5", "-t", "10s", "--only-summary"]
             done = subprocess.run(
                 [sys.executable, "-m", "locust", *words],
