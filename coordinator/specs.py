@@ -149,8 +149,7 @@ class ManualDeployment(Document):
     def mixture(self, sizes: Sizes) -> Mixture:
         """Returns the mixture to deploy.
 
-        Raises:
-            RemoteError: ``invalid-spec``: shapes, actions or probabilities are wrong.
+        Raises RemoteError ``invalid-spec`` if shapes, actions or probabilities are wrong.
         """
         try:
             mixture = self._mixture()
@@ -193,8 +192,7 @@ DocumentType = TypeVar("DocumentType", bound=Document)
 def read_document(kind: type[DocumentType], body: bytes) -> DocumentType:
     """Parses a request's body strictly.
 
-    Raises:
-        RemoteError: ``malformed`` if it is not JSON, otherwise ``invalid-spec`` with the field.
+    Raises RemoteError ``malformed`` if it is not JSON, otherwise ``invalid-spec`` with the field.
     """
     try:
         return kind.model_validate_json(body)

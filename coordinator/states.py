@@ -95,8 +95,7 @@ Event = TypeVar("Event", bound=str)
 def after(table: Mapping[tuple[State, Event], State], state: State, event: Event) -> State:
     """Returns the state after ``event``.
 
-    Raises:
-        LocalError: ``wrong-state``: the table has no such transition.
+    Raises LocalError ``wrong-state`` if the table has no such transition.
     """
     target = table.get((state, event))
     if target is None:

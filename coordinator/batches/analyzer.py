@@ -172,25 +172,17 @@ class Analyzer:
         self, private: bytes, context: Context, messages: Octets
     ) -> list[tuple[Ints, int]]:
         descriptor, view = context.descriptor, memoryview(messages)
+        trust, layout = descriptor.trust, descriptor.layout
+        work = partial(open_messages, private, context.message_info, trust, layout)
         # Limited, so that chunks of other runs fit between those of a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
         async def open_chunk(span: slice) -> tuple[Ints, int]:
             async with room:
-                return await loop.run_in_executor(
-                    self._pool,
-                    open_messages,
-                    private,
-                    context.message_info,
-                    descriptor.trust,
-                    descriptor.layout,
-                    view[span],
-                )
+                return await loop.run_in_executor(self._pool, work, view[span])
 
-        size = descriptor.message_bytes
-        return list(
-            await asyncio.gather(*map(open_chunk, chunks(len(messages), size, self._workers)))
-        )
+        spans = chunks(len(messages), descriptor.message_bytes, self._workers)
+        return list(await asyncio.gather(*map(open_chunk, spans)))
 
 
 def open_messages(

@@ -27,8 +27,7 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     The last step of the analyzer in `common.mechanism.workflow`: drops the dummies, subtracts the
     noise's mean, and sums families that were not sent (`coordinator.learning.learner`).
 
-    Raises:
-        ValueError: the histogram does not have one entry more than the batch has counters.
+    Raises ValueError if the histogram does not have one entry more than the batch has counters.
     """
     layout, noise, n = descriptor.layout, descriptor.to_noise(), descriptor.n
     if histogram.shape != (layout.counters + 1,):

@@ -66,8 +66,7 @@ class KeyRing:
     def records(self) -> tuple[KeyRecord, ...]:
         """Returns all keys that ever existed, oldest first.
 
-        Raises:
-            LocalError: ``unavailable``: the folder cannot be read, or holds no keys.
+        Raises LocalError ``unavailable`` if the folder cannot be read, or holds no keys.
         """
         try:
             status = self._file.stat()
@@ -83,8 +82,7 @@ class KeyRing:
     def active(self) -> str:
         """Returns the public key, hex, that new batches are sealed to.
 
-        Raises:
-            LocalError: ``unavailable``: no key is active.
+        Raises LocalError ``unavailable`` if no key is active.
         """
         for record in self.records():
             if record.state == "active":
@@ -94,8 +92,7 @@ class KeyRing:
     def private(self, public: str) -> bytes | None:
         """Returns the private half of a key that may open batches; None if it is not here.
 
-        Raises:
-            LocalError: the storage key does not decrypt it.
+        Raises LocalError if the storage key does not decrypt it.
         """
         records = {record.public: record for record in self.records()}
         record = records.get(public)

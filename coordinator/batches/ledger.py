@@ -55,8 +55,7 @@ def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
     A seeded batch of the test entry passes: its users are synthetic, and the ledger says epsilon =
     infinity.
 
-    Raises:
-        LocalError: ``budget-exceeded``.
+    Raises LocalError ``budget-exceeded``.
     """
     if seeded:
         return

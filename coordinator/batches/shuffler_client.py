@@ -200,7 +200,6 @@ def _unreachable(error: httpx.RequestError) -> LocalError:
 
 
 def _refusal(response: httpx.Response) -> RiffleError:
-    """Returns the error that a refusal means to the coordinator."""
     document = problem_document(response.content)
     detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
     status, slug = response.status_code, problem_slug(document)

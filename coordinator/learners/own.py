@@ -83,8 +83,7 @@ class OwnLearner(ABC):
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Checks counts and their episodes: call it first, then learn from them.
 
-        Raises:
-            LearnerError: they are not those of the present deployment.
+        Raises LearnerError if they are not those of the present deployment.
         """
         present = self.next_deployment()
         if present is None or (present.n, present.layer) != (counts.n, counts.layout.layer):
@@ -117,8 +116,7 @@ class OwnLearner(ABC):
 
         ``probabilities`` (M,) are uniform by default. ``layer``: count this step only.
 
-        Raises:
-            LearnerError: n is not in 1..left, or these are not policies of this problem.
+        Raises LearnerError if n is not in 1..left, or these are not policies of this problem.
         """
         if not 1 <= n <= self.left:
             raise LearnerError(f"cannot deploy {n} episodes; {self.left} of K are left")
@@ -153,8 +151,7 @@ def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
     hardly visited does not look like a reward. Rows of P may then sum to less than one; the rest
     leads nowhere.
 
-    Raises:
-        LearnerError: the batch counted one layer only, without rewards.
+    Raises LearnerError if the batch counted one layer only, without rewards.
     """
     if counts.rewards is None:
         raise LearnerError("a model needs counts of all layers: deploy with layer=None")

@@ -56,8 +56,7 @@ LEAST_GROWTH = 1.1
 class Registry:
     """The learners that this coordinator can run; ``files`` maps name to ``path/file.py:Class``.
 
-    Raises:
-        LocalError: ``invalid-spec``: a file cannot be used, or has a built-in learner's name.
+    Raises LocalError ``invalid-spec`` if a file cannot be used, or has a built-in learner's name.
     """
 
     def __init__(
@@ -135,8 +134,7 @@ def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learne
 def _check_and_make(kind: type[SDPPE], problem: Problem, constants: Constants) -> Learner:
     """Returns a learner whose batches are all large enough. An operator sets K, not a batch's n.
 
-    Raises:
-        RemoteError: ``batch-too-small``, naming a K that is large enough, if one was found.
+    Raises RemoteError ``batch-too-small``, naming a K that is large enough, if one was found.
     """
     try:
         learner = kind(problem, constants)
@@ -188,7 +186,6 @@ def _missing_factor(error: RemoteError) -> float | None:
 
 
 def _two_digits(number: float) -> int:
-    """Rounds a number up to two digits."""
     digit: int = 10 ** max(len(str(math.ceil(number))) - 2, 0)
     return math.ceil(number / digit) * digit
 

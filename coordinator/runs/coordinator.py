@@ -213,8 +213,7 @@ class Coordinator:
     async def deploy(self, run_id: str, wanted: ManualDeployment) -> DeploymentRecord:
         """Issues a manual deployment.
 
-        Raises:
-            RemoteError: ``unknown-run``, ``invalid-spec``, ``batch-too-small``, ``wrong-state``.
+        Raises RemoteError ``unknown-run``, ``invalid-spec``, ``batch-too-small``, ``wrong-state``.
         """
         row = await in_thread(self._issue_manual, run_id, wanted)
         self.signals.fire(run_id)
@@ -240,8 +239,7 @@ class Coordinator:
     ) -> DeploymentRecord | None:
         """Waits until the newest deployment's index is not ``known``, for at most ``seconds``.
 
-        Raises:
-            RemoteError: ``unknown-run``.
+        Raises RemoteError ``unknown-run``.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)

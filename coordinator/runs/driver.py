@@ -226,7 +226,6 @@ class Driver:
         self.metrics.observe(timings)
 
     async def _abandon(self, row: DeploymentRecord, episodes: int, step: NextStep) -> None:
-        """Records that the batch will not be counted, and what follows."""
         abandon, now = self.store.abandon, self.clock()
         await self._commit(self._end_batch, abandon, self.lease, row.index, episodes, step, now)
 

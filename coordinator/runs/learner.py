@@ -96,8 +96,7 @@ def replay(
 ) -> None:
     """Shows a fresh learner all counted batches of its run, then checks what is under way.
 
-    Raises:
-        LocalError: ``wrong-state``: the learner would have deployed something else.
+    Raises LocalError ``wrong-state`` if the learner would have deployed something else.
     """
     for row in rows:
         if row.state == "counted":

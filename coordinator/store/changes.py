@@ -55,8 +55,7 @@ def end_run(
 ) -> None:
     """Ends a run, with the event of its end.
 
-    Raises:
-        LocalError: ``wrong-state``: the run is over.
+    Raises LocalError ``wrong-state`` if the run is over.
     """
     state = after(RUN, read_run(connection, run_id).state, event)
     row = {"state": state, "message": message, "ended_at": now}
@@ -141,8 +140,7 @@ def move_deployment(
 ) -> DeploymentRecord:
     """Changes a deployment's state by its table, and other columns; returns it as it was before.
 
-    Raises:
-        LocalError: ``wrong-state``: the event is not possible in its state.
+    Raises LocalError ``wrong-state`` if the event is not possible in its state.
     """
     row = read_deployment(connection, run_id, index)
     state = after(DEPLOYMENT, row.state, event)

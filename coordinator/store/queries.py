@@ -17,7 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.database import is_shared, writer
+from riffle.common.server.database import is_shared, open_database, writer
 from riffle.coordinator.learning.true_values import TrueRow
 from riffle.coordinator.metrics import Census
 from riffle.coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
@@ -90,7 +90,7 @@ class Queries:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = schema.open_store(url)
+        self._engine = open_database(url, schema.SCHEMA)
         self.shared = is_shared(self._engine)
         self._writer = writer(self._engine)
 
@@ -182,8 +182,7 @@ class Queries:
     ) -> tuple[RunRecord, list[DeploymentRecord], list[LedgerRecord]]:
         """Returns a run, its deployments and then its spends.
 
-        Raises:
-            RemoteError: ``unknown-run``.
+        Raises RemoteError ``unknown-run``.
         """
         return self.run(run_id), self.deployments(run_id), self.ledger(run_id)
 

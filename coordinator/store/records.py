@@ -212,8 +212,7 @@ def pack(histogram: Ints) -> bytes:
 def unpack(data: bytes) -> Ints:
     """Reads the histogram that `pack` wrote.
 
-    Raises:
-        LocalError: ``unavailable``: the store is damaged.
+    Raises LocalError ``unavailable`` if the store is damaged.
     """
     if len(data) % HISTOGRAM_ITEM_BYTES:
         raise LocalError(

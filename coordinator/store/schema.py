@@ -10,7 +10,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Engine,
     Float,
     ForeignKeyConstraint,
     Integer,
@@ -21,7 +20,7 @@ from sqlalchemy import (
     Text,
 )
 
-from riffle.common.server.database import Schema, meta_table, open_database
+from riffle.common.server.database import Schema, meta_table
 
 SCHEMA = Schema(Path(__file__).with_name("migrations"), "coordinator_1")
 
@@ -144,8 +143,3 @@ events = Table(
     Column("data", Text, nullable=False),
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
 )
-
-
-def open_store(url: str) -> Engine:
-    """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
-    return open_database(url, SCHEMA)

@@ -116,8 +116,7 @@ class Store(Queries):
     def stop(self, run_id: str, now: float) -> None:
         """Stops a run, whoever drives it; its batches are settled afterwards.
 
-        Raises:
-            LocalError: ``wrong-state``: the run is over.
+        Raises LocalError ``wrong-state`` if the run is over.
         """
         with self._writer.begin() as connection:
             changes.end_run(connection, run_id, "stop", now)
@@ -241,8 +240,7 @@ class Store(Queries):
     def fail(self, lease: RunLease, message: str, now: float) -> None:
         """Fails a run; its batches are settled afterwards.
 
-        Raises:
-            LocalError: ``wrong-state``: the run is over.
+        Raises LocalError ``wrong-state`` if the run is over.
         """
         with self._driving(lease) as connection:
             changes.end_run(connection, lease.run_id, "fail", now, message)
@@ -253,8 +251,7 @@ class Store(Queries):
     def _driving(self, lease: RunLease) -> Iterator[Connection]:
         """Opens a transaction of a run's driver, whose lease then stays good until the commit.
 
-        Raises:
-            LeaseLostError: another replica drives the run.
+        Raises LeaseLostError if another replica drives the run.
         """
         with self._writer.begin() as connection:
             self._check_fence(connection, lease)
