@@ -17,7 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.database import is_shared, open_database, writer
+from riffle.common.server.database import is_shared, writer
 from riffle.coordinator.learning.true_values import TrueRow
 from riffle.coordinator.metrics import Census
 from riffle.coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
@@ -90,7 +90,7 @@ class Queries:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = open_database(url, schema.SCHEMA)
+        self._engine = schema.open_store(url)
         self.shared = is_shared(self._engine)
         self._writer = writer(self._engine)
 

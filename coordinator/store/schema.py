@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Engine,
     Float,
     ForeignKeyConstraint,
     Integer,
@@ -20,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-from riffle.common.server.database import Schema, meta_table
+from riffle.common.server.database import Schema, meta_table, open_database
 
 SCHEMA = Schema(Path(__file__).with_name("migrations"), "coordinator_1")
 
@@ -143,3 +144,8 @@ events = Table(
     Column("data", Text, nullable=False),
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
 )
+
+
+def open_store(url: str) -> Engine:
+    """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
+    return open_database(url, SCHEMA)
