@@ -48,7 +48,7 @@ def serving(app: FastAPI) -> Iterator[str]:
                 time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            if hasattr(app.state, "shuffler"):
+            if not hasattr(app.state, "coordinator"):
                 release_polls(app)
             else:
                 release_waiting(app)
