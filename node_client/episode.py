@@ -108,7 +108,8 @@ def run_episode(
 ) -> Episode:
     """Runs a policy (H, X) for one user.
 
-    Raises EpisodeError if the environment failed, without a cause, which could hold data.
+    Raises EpisodeError if the environment failed. The error has no cause attached, because a
+    cause could hold data.
     """
     try:
         return play(environment, policy, reward_range, randomness)

@@ -97,7 +97,7 @@ class SealingPool:
 
     @in_span("seal")
     async def seal(self, keys: SealKeys, messages: Ints) -> bytes:
-        """Returns the sealed reports of symbols (reports, L count), end to end.
+        """Returns the sealed reports of symbols (reports, L count), concatenated.
 
         Raises LocalError ``unavailable`` if workers keep dying, most likely for lack of memory.
         """

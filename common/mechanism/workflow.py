@@ -42,7 +42,7 @@ class Symbols:
         return self.count * self.width
 
     def read(self, plaintexts: bytes) -> Ints:
-        """Returns the symbols (messages, count) of plaintexts end to end."""
+        """Returns the symbols (messages, count) of concatenated plaintexts."""
         digits = np.frombuffer(plaintexts, dtype=np.uint8).reshape(-1, self.count, self.width)
         places = 256 ** np.arange(self.width - 1, -1, -1, dtype=np.int64)
         return np.asarray(digits @ places, dtype=np.int64)

@@ -16,7 +16,8 @@ NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages", "uplo
 
 
 def csv_text(rows: Sequence[Row], default_columns: Sequence[str] = ()) -> str:
-    """Returns rows as CSV with a column for every name; the default columns if there is no row."""
+    """Returns rows as CSV, with a column for every name in them, or with the default columns if
+    there are no rows."""
     plain = [flatten(row) for row in rows]
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, columns_of(plain) or default_columns, lineterminator="\n")

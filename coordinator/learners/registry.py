@@ -222,7 +222,7 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
 
 
 def sdp_pe_in(learner: Learner) -> SDPPE | None:
-    """Returns the learner as SDP-PE if it is one, also as an external learner that extends it."""
+    """Returns the learner as SDP-PE if it is SDP-PE or an external learner that extends SDP-PE."""
     inner = learner.learner if isinstance(learner, ExternalLearner) else learner
     return inner if isinstance(inner, SDPPE) else None
 
