@@ -23,9 +23,8 @@ from riffle.common.mechanism.randomness import word
 from riffle.common.mechanism.workflow import count
 from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.coordinator.api.models import Counts
 from riffle.coordinator.batches.analyzer import add_noise
-from riffle.coordinator.batches.counts import private_counts
+from riffle.coordinator.batches.counts import counts_document, private_counts
 from riffle.coordinator.batches.issue import Party, issue
 from riffle.coordinator.learners.registry import Registry, refusal
 from riffle.coordinator.learning.learner import (
@@ -270,7 +269,7 @@ def run_seed(
                 "batch_id": batch.descriptor.batch_id,
                 "n": batch.descriptor.n,
                 "layer": batch.descriptor.layer,
-                "counts": Counts.model_validate(batch.counts).model_dump(),
+                "counts": counts_document(batch.counts),
             }
             for batch in run.batches
         ],

@@ -17,6 +17,12 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("common", "coordinator", "deploy", "experiments", "node_client", "shuffler")
 
 
+def users_environment() -> dict[str, str]:
+    """Returns the environment without what tests, and commands called within them, set in it."""
+    ours = ("RIFFLE_", "PYTHONSAFEPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what git tracks."""
@@ -86,11 +92,10 @@ POOL = ("simulate", "--episodes", "400", "--env", "Bandit-v0", "--seeds", "2", "
 def test_command_runs_where_the_user_has_folders_of_the_same_names(
     installed: Path, home: Path, command: tuple[str, ...]
 ) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RIFFLE_")}
     words = [str(installed / "riffle"), *command, "--format", "json"]
     for path in ("", str(home / "also")):
         done = subprocess.run(
-            words, cwd=home, env=environment | {"PYTHONPATH": path}, capture_output=True,
+            words, cwd=home, env=users_environment() | {"PYTHONPATH": path}, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -101,7 +106,7 @@ def test_command_runs_where_the_user_has_folders_of_the_same_names(
 def test_bare_name_is_refused_with_the_name_to_import(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import {name}"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=users_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stderr.endswith(f"ImportError: import riffle.{name} instead of {name}\n")
 
