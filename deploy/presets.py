@@ -120,8 +120,9 @@ def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Pa
         return base.spec.environment, dict(base.environment)
     if not is_file_reference(reference):
         return reference, {}
-    folder, _, name = _absolute(reference).rpartition("/")
-    return name, {"folder": folder}
+    path, _, name = reference.rpartition(":")
+    file = Path(path)
+    return f"{file.name}:{name}", {"folder": str(file.parent.resolve())}
 
 
 def _absolute(reference: str) -> str:

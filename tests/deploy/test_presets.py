@@ -1,0 +1,28 @@
+"""Presets: an environment in a file is its name and, as a parameter, its folder."""
+
+from pathlib import Path
+
+import pytest
+
+from riffle.deploy import presets
+from riffle.node_client.environments.registry import make
+
+ENVIRONMENT = Path(__file__).parents[2] / "examples" / "own_environment.py"
+
+
+def test_an_environment_s_file_may_be_in_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "make", lambda *_, **__: make("RiverSwim-v0"))
+    assert environment_of("/env.py:make") == ("env.py:make", {"folder": "/"})
+
+
+def test_an_environment_s_id_is_the_name_given_not_a_link_s_target(tmp_path: Path) -> None:
+    (tmp_path / "env.py").symlink_to(ENVIRONMENT)
+    expected = ("env.py:make", {"folder": str(tmp_path.resolve())})
+    assert environment_of(f"{tmp_path}/env.py:make") == expected
+
+
+def environment_of(reference: str) -> tuple[str, dict[str, object]]:
+    """Returns the id and the parameters of a preset with this environment."""
+    base = presets.preset("demo")
+    chosen = presets.customize(base, "sdp-pe", reference, parameters={}, constants={}, changes={})
+    return chosen.spec.environment, dict(chosen.environment)
