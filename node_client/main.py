@@ -11,7 +11,7 @@ from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
-from riffle.node_client.shuffler_client import ShufflerApi, open_client
+from riffle.node_client.shuffler_client import ShufflerClient, open_client
 from riffle.node_client.users import Users
 
 # Chunks on their way. All workers seal the same chunk, in 16 tasks or more. Meanwhile one chunk
@@ -42,7 +42,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
                 pipeline = Pipeline(
                     environment=environment,
                     seal=pool.seal,
-                    api=ShufflerApi(client),
+                    shuffler=ShufflerClient(client),
                     users=users,
                     totals=totals,
                     capacity=asyncio.Semaphore(chunks),

@@ -31,7 +31,7 @@ from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential
-from riffle.node_client.shuffler_client import ShufflerApi
+from riffle.node_client.shuffler_client import ShufflerClient
 from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
@@ -131,7 +131,7 @@ class Pipeline:
 
     environment: Environment
     seal: Seal
-    api: ShufflerApi
+    shuffler: ShufflerClient
     users: Users
     totals: Totals
     capacity: asyncio.Semaphore
@@ -258,7 +258,7 @@ class Pipeline:
             frame(lease, sealed[i * size : (i + 1) * size]) for i, lease in enumerate(leases)
         )
         batch_key = key_id(job.keys.batch_key)
-        return await self.api.upload(
+        return await self.shuffler.upload(
             credential.token, job.batch_id, leases, body, deadline, batch_key
         )
 

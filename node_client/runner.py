@@ -100,7 +100,7 @@ class Runner:
         """Polls once and leases slots; returns whether any user was asked."""
         node = self._next_node()
         try:
-            reply = await self.pipeline.api.open_batches(node.credential.token, POLL_SECONDS)
+            reply = await self.pipeline.shuffler.open_batches(node.credential.token, POLL_SECONDS)
         except RiffleError as error:
             self._log_failure(node, error)
             return False
@@ -135,7 +135,7 @@ class Runner:
 
     async def _check(self, node: NodeState, batch_id: str) -> Job:
         try:
-            signed = await self.pipeline.api.descriptor(node.credential.token, batch_id)
+            signed = await self.pipeline.shuffler.descriptor(node.credential.token, batch_id)
         except RemoteError as error:  # not the descriptor's fault: ask again at the next poll
             raise LocalError(error.slug, error.detail) from error
         demands = replace(self.demands, analyzer_keys=await asyncio.to_thread(self.pins))
@@ -175,7 +175,7 @@ class Runner:
             node.out_of_users = True
             return None
         try:
-            reply = await self.pipeline.api.lease(node.credential.token, job.batch_id, users)
+            reply = await self.pipeline.shuffler.lease(node.credential.token, job.batch_id, users)
         except RiffleError as error:
             self._log_failure(node, error)
             return None if node.revoked else 0

@@ -66,10 +66,10 @@ class Backoff:
 
 
 @dataclass(slots=True)
-class ShufflerApi:
-    """Calls of nodes to their shuffler; the token names the node. Close the client after use."""
+class ShufflerClient:
+    """Calls of nodes to their shuffler; the token names the node. Close ``http`` after use."""
 
-    client: httpx.AsyncClient
+    http: httpx.AsyncClient
     backoff: Backoff = field(default_factory=Backoff)
 
     async def open_batches(self, token: str, wait: int) -> messages.OpenBatches:
@@ -134,7 +134,7 @@ class ShufflerApi:
         if kind is not None:
             headers["Content-Type"] = kind
         timeout = httpx.Timeout(30.0, connect=5.0, read=30.0 + patience, pool=None)
-        return self.client.build_request(
+        return self.http.build_request(
             method, path, content=content, headers=headers, timeout=timeout
         )
 
@@ -170,7 +170,7 @@ class ShufflerApi:
     async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
         body = bytearray()
         try:
-            response = await self.client.send(request, stream=True)
+            response = await self.http.send(request, stream=True)
             try:
                 async for part in response.aiter_bytes():
                     body += part

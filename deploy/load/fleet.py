@@ -24,7 +24,7 @@ from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Job, Seal
 from riffle.node_client.settings import Credential
-from riffle.node_client.shuffler_client import ShufflerApi
+from riffle.node_client.shuffler_client import ShufflerClient
 from riffle.node_client.trust import Demands, accept
 
 POLL_SECONDS = 20
@@ -44,7 +44,7 @@ class LoadNode:
     """One node: its token, its client, and the batch that it checked last."""
 
     token: str = field(repr=False)
-    api: ShufflerApi
+    shuffler: ShufflerClient
     job: Job | None = None
     checking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -81,7 +81,7 @@ def load_nodes(
     for credential in credentials:
         transport = CountingTransport(httpx.AsyncHTTPTransport(verify=verify, limits=limits), tally)
         client = httpx.AsyncClient(base_url=url, transport=transport, trust_env=False)
-        nodes.append(LoadNode(credential.token, ShufflerApi(client)))
+        nodes.append(LoadNode(credential.token, ShufflerClient(client)))
     return nodes
 
 
@@ -133,7 +133,7 @@ class Fleet:
     async def close(self) -> None:
         """Closes all connections."""
         for node in self.nodes:
-            await node.api.client.aclose()
+            await node.shuffler.http.aclose()
 
     async def _serve(self, node: LoadNode, due: float) -> None:
         self.tally.stages["lag"].record(time.monotonic() - due)
@@ -167,7 +167,7 @@ class Fleet:
         body, deadline = frame(lease.lease, sealed), job.batch.descriptor.expires_at
         batch_key, start = key_id(job.keys.batch_key), time.monotonic()
         with self._stage("upload"):
-            reply = await node.api.upload(
+            reply = await node.shuffler.upload(
                 node.token, job.batch_id, [lease.lease], body, deadline, batch_key
             )
         outcome = reply.results[0].outcome
@@ -180,16 +180,16 @@ class Fleet:
         """Returns the oldest batch with room, which the node fetches and checks once."""
         async with node.checking:
             while node.job is None:
-                reply = await node.api.open_batches(node.token, POLL_SECONDS)
+                reply = await node.shuffler.open_batches(node.token, POLL_SECONDS)
                 for batch in reply.batches[:1]:
-                    signed = await node.api.descriptor(node.token, batch.batch_id)
+                    signed = await node.shuffler.descriptor(node.token, batch.batch_id)
                     accepted = accept(signed, batch.batch_id, self.demands, time.time())
                     node.job = Job.of(accepted)
             return node.job
 
     async def _lease(self, node: LoadNode, job: Job) -> Lease | None:
         """Leases a slot for a new user; returns None if the batch has no room any more."""
-        reply = await node.api.lease(node.token, job.batch_id, [secrets.token_hex(16)])
+        reply = await node.shuffler.lease(node.token, job.batch_id, [secrets.token_hex(16)])
         if reply.leases:
             return reply.leases[0]
         if node.job is job:

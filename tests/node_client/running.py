@@ -12,7 +12,7 @@ from riffle.node_client.pipeline import EpisodeTiming, Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.node_client.settings import Credential
-from riffle.node_client.shuffler_client import Backoff, ShufflerApi
+from riffle.node_client.shuffler_client import Backoff, ShufflerClient
 from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
@@ -63,11 +63,11 @@ async def serve(
     """Run nodes until every batch is full, or ``until`` holds."""
     totals, stop, users = Totals(), asyncio.Event(), users or Users(state, people)
     demands = world.demands(**changes)
-    api = ShufflerApi(fake.client(), QUICK)
+    client = ShufflerClient(fake.client(), QUICK)
     pipeline = Pipeline(
         environment=environment or make("RiverSwim-v0", states=4, horizon=2),
         seal=seal,
-        api=api,
+        shuffler=client,
         users=users,
         totals=totals,
         capacity=asyncio.Semaphore(3),
@@ -98,5 +98,5 @@ async def serve(
     finally:
         watcher.cancel()
         users.close()
-        await api.client.aclose()
+        await client.http.aclose()
     return totals, runner

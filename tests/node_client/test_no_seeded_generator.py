@@ -50,7 +50,7 @@ def test_a_seeded_job_past_trust_stops_in_the_pipeline() -> None:
     pipeline = Pipeline(
         environment=make("RiverSwim-v0", states=4, horizon=2),
         seal=never,
-        api=object(),  # type: ignore[arg-type]
+        shuffler=object(),  # type: ignore[arg-type]
         users=NoUsers(),  # type: ignore[arg-type]
         totals=Totals(),
         capacity=asyncio.Semaphore(1),

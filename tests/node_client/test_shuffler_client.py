@@ -11,7 +11,12 @@ import pytest
 
 from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, is_temporary
 from riffle.common.protocol.messages import UploadReply
-from riffle.node_client.shuffler_client import MAX_ANSWER_BYTES, Backoff, ShufflerApi, open_client
+from riffle.node_client.shuffler_client import (
+    MAX_ANSWER_BYTES,
+    Backoff,
+    ShufflerClient,
+    open_client,
+)
 
 BATCH, LEASE, USER = "ab" * 16, "cd" * 16, "ef" * 16
 DONE = {"results": [{"lease": LEASE, "outcome": "accepted"}]}
@@ -43,14 +48,14 @@ class Script:
         self.slept.append(seconds)
         self.now += seconds
 
-    def run(self, call: Callable[[ShufflerApi], Any]) -> Any:
+    def run(self, call: Callable[[ShufflerClient], Any]) -> Any:
         async def go() -> Any:
             transport = httpx.MockTransport(self.handle)
             async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
                 backoff = Backoff(
                     base=1, cap=8, attempts=3, share=lambda: 1.0, sleep=self.sleep, clock=self.clock
                 )
-                return await call(ShufflerApi(client, backoff))
+                return await call(ShufflerClient(client, backoff))
 
         return asyncio.run(go())
 
@@ -58,7 +63,9 @@ class Script:
         return self.now
 
     def upload(self, deadline: float = 1e9) -> UploadReply:
-        reply = self.run(lambda api: api.upload("t", BATCH, [LEASE], b"frame", deadline, "ab" * 16))
+        reply = self.run(
+            lambda shuffler: shuffler.upload("t", BATCH, [LEASE], b"frame", deadline, "ab" * 16)
+        )
         assert isinstance(reply, UploadReply)
         return reply
 
@@ -136,14 +143,14 @@ def test_an_upload_is_late_when_its_batch_is_over() -> None:
 def test_other_calls_give_up_after_some_attempts() -> None:
     script = Script(*[httpx.ConnectError("no")] * 3)
     with pytest.raises(LocalError, match="ConnectError") as caught:
-        script.run(lambda api: api.open_batches("t", 5))
+        script.run(lambda shuffler: shuffler.open_batches("t", 5))
     assert caught.value.slug == "unavailable"
     assert len(script.requests) == 3
 
 
 def test_requests_follow_the_protocol() -> None:
     script = Script(httpx.Response(200, json={"batches": []}))
-    script.run(lambda api: api.open_batches("secret", 5))
+    script.run(lambda shuffler: shuffler.open_batches("secret", 5))
     request = script.requests[0]
     assert str(request.url) == "http://s/v1/batches?wait=5&accepting=1"
     assert request.headers["Authorization"] == "Bearer secret"
@@ -165,7 +172,7 @@ def test_requests_follow_the_protocol() -> None:
 def test_a_lease_reply_must_answer_for_every_user_once(reply: dict[str, Any]) -> None:
     script = Script(*[httpx.Response(200, json=reply)] * 3)
     with pytest.raises(LocalError, match="answer"):
-        script.run(lambda api: api.lease("t", BATCH, [USER]))
+        script.run(lambda shuffler: shuffler.lease("t", BATCH, [USER]))
 
 
 def test_back_off_grows_to_its_cap_and_stays_finite() -> None:

@@ -38,7 +38,7 @@ from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import pack, seal_reports
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.node_client.shuffler_client import Backoff
-from riffle.node_client.shuffler_client import ShufflerApi as NodesShuffler
+from riffle.node_client.shuffler_client import ShufflerClient as NodesShuffler
 from riffle.node_client.users import Users
 from riffle.shuffler import app as shuffler_app
 from riffle.shuffler.core import Shuffler
@@ -264,11 +264,11 @@ class World:
         environment, now = settings.make_environment(), self._time("node")
         users = Users(settings.state_dir, settings.users())
         backoff = Backoff(share=self.draws.random, clock=now)
-        api = NodesShuffler(self.network.client("shuffler"), backoff)
+        client = NodesShuffler(self.network.client("shuffler"), backoff)
         pipeline = Pipeline(
             environment=environment,
             seal=_seal,
-            api=api,
+            shuffler=client,
             users=users,
             totals=Totals(),
             capacity=asyncio.Semaphore(4),
