@@ -17,14 +17,14 @@ from riffle.common.accounting import (
     Calibration,
     CalibrationName,
     account,
-    bounds,
+    composition,
     calibrate,
     gaussian_variance,
 )
 from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.parameters import Noise, Padding
 
 SIZES = Sizes(X=4, A=2, H=6)
 BETA = 1e-5
@@ -92,7 +92,7 @@ def calibration_seconds(families: Families, layer: int | None, n: int, epsilon: 
 
 
 def forget() -> None:
-    for cached in (bounds.sharpest, needed_bits, binomial_losses):
+    for cached in (composition.sharpest, needed_bits, binomial_losses):
         cached.cache_clear()
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.noise import BatchNoise
+from riffle.common.mechanism.parameters import BatchNoise
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.mechanism.workflow import debias

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import (
     MAX_ACTIONS,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from riffle.common.mechanism.noise import Trust
+from riffle.common.mechanism.parameters import Trust
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import MANUAL, TrueValue, TrueValueSpec
 from riffle.deploy.operator import Answer, Operator

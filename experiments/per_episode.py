@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.noise import Padding
+from riffle.common.mechanism.parameters import Padding
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault

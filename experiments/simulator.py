@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from riffle.common.mechanism.counters import CounterLayout, Families
-from riffle.common.mechanism.noise import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
+from riffle.common.mechanism.parameters import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.mechanism.workflow import debias
@@ -141,7 +141,7 @@ def simulate(
         layout = CounterLayout(mdp.sizes, families, deployment.layer)
         mechanism = calibrate(layout, deployment.n)
         generator = generator_for(seed, "batch", len(deployments))
-        counts = private_counts(mdp, deployment, layout, mechanism.noise, generator)
+        counts = private_counts(mdp, deployment, layout, mechanism.parameters, generator)
         stage = learner.observe(counts)
         stages.extend([stage] if stage is not None else [])
         messages += deployment.n * mechanism.padding.messages

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
-from riffle.common.mechanism.noise import BatchNoise, Padding
+from riffle.common.mechanism.parameters import BatchNoise, Padding
 from riffle.common.mechanism.policy import Mixture, Policies
 from riffle.common.mechanism.randomness import (
     Randomness,

@@ -12,7 +12,7 @@ from typing import Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex_file
 from riffle.common.process.endpoint import check_urls, is_loopback_url, split_urls
 from riffle.common.process.journal import Journal

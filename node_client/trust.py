@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from riffle.common.accounting import Account
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,

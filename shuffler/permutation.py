@@ -2,7 +2,7 @@
 
 The permutation sorts 128-bit keys from an AES-256-CTR keystream, whose 32-byte key came from the
 system's CSPRNG at the batch's deposit. So it is uniform up to the advantage against the cipher and
-the probability of a tie (`common.mechanism.shuffle.permutation`). Reports enter in the order of
+the probability of a tie (`common.mechanism.shuffle_model.permutation`). Reports enter in the order of
 their slots, so the same secret and the same reports give the same bytes after a crash, and permuted
 bytes need never be stored. The order in which reports arrived does not enter anywhere.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from riffle.common.mechanism.shuffle import permutation
+from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
 

@@ -23,7 +23,7 @@ from fractions import Fraction
 from math import floor
 from typing import Literal
 
-from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.protocol.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.messages import BatchState, BatchStatus, Lease

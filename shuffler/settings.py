@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.process.configuration import hex32, hex_file
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError

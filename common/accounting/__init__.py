@@ -4,7 +4,7 @@ Here belongs what follows from noise, padding and n alone: no clock, randomness,
 `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
 guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 
-Read in this order: `binomial` (one counter's losses, and what padding costs), `bounds` (all
+Read in this order: `binomial` (one counter's losses, and what padding costs), `composition` (all
 counters, both directions, rigorous bounds), `account`, `calibrate`.
 """
 

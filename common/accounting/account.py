@@ -6,7 +6,7 @@ Every role runs `account` on the descriptor that it is shown, and trusts nobody 
 populations are neighbours if one user's report is replaced by another and all n reports stay:
 "replace one user". The number of users is public.
 
-**One batch.** beta pays for the composition of the counters' losses (`bounds`) and for noise that
+**One batch.** beta pays for the composition of the counters' losses (`composition`) and for noise that
 finds no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
 together stay within beta. Only the noise of honest reports counts; a dishonest report is
 independent of the user's data whatever it contains. Local and central batches (`Flips`; `Laplace`,
@@ -36,10 +36,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-from riffle.common.accounting import bounds
+from riffle.common.accounting import composition
 from riffle.common.accounting.binomial import charge, overflow_probability
-from riffle.common.accounting.bounds import AnyMoves, Moves, Steps
-from riffle.common.mechanism.noise import (
+from riffle.common.accounting.composition import AnyMoves, Moves, Steps
+from riffle.common.mechanism.parameters import (
     BatchNoise,
     FairBits,
     Flips,
@@ -173,9 +173,9 @@ def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
 def _account(event: BatchEvent, beta: float) -> Account:
     noise, n, eta = event.noise, event.n, event.overflow
     moves = [event.moves()]
-    upper = bounds.epsilon(moves, beta, "upper", eta)
-    lower = bounds.epsilon(moves, beta, "lower", eta)
-    estimate = bounds.epsilon(moves, beta, "estimate")
+    upper = composition.epsilon(moves, beta, "upper", eta)
+    lower = composition.epsilon(moves, beta, "lower", eta)
+    estimate = composition.epsilon(moves, beta, "estimate")
     from_user = isinstance(noise, Noise | Flips)
     return Account(
         epsilon_lower=min(lower, upper),
@@ -218,7 +218,7 @@ def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guaran
         cells[moves_of(event.noise, event.honest, 1)] += event.cells
     moves = [replace(each, cells=count) for each, count in cells.items()]
     return Guarantee(
-        bounds.epsilon(moves, beta, "upper", sum(event.overflow for event in events)),
+        composition.epsilon(moves, beta, "upper", sum(event.overflow for event in events)),
         beta,
         min(event.dishonest_fraction for event in events),
     )

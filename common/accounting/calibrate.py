@@ -41,10 +41,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, Literal, TypeVar
 
-from riffle.common.accounting import bounds
+from riffle.common.accounting import composition
 from riffle.common.accounting.account import Account, BatchEvent, account, check_batch, moves_of
 from riffle.common.accounting.binomial import LARGEST_EPSILON, fewest_slots
-from riffle.common.accounting.bounds import Steps
+from riffle.common.accounting.composition import Steps
 from riffle.common.accounting.least_noise import (
     COARSE,
     FINE,
@@ -55,7 +55,7 @@ from riffle.common.accounting.least_noise import (
     smallest,
 )
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.noise import (
+from riffle.common.mechanism.parameters import (
     MAX_BITS,
     MAX_DRAWS,
     MAX_P_LOG2,
@@ -312,8 +312,8 @@ def _fewest_flips(cells: int, epsilon: float, beta: float) -> Flips:
     least = _least_ratio(cells, epsilon, beta)
     # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
-    # For beta below `bounds.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
-    while bounds.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
+    # For beta below `composition.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
+    while composition.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
         flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
     return flips
 
@@ -325,7 +325,7 @@ def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
     The search is over the scale b = x / UNIT, q = exp(-1 / b): epsilon is nearly a power of b.
     """
     scale = smallest(
-        lambda x: bounds.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),
+        lambda x: composition.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),
         epsilon * (1.0 - MARGIN),
         math.ceil(min(2 * cells / epsilon, LARGEST_SCALE) * UNIT),
         LARGEST_SCALE * UNIT,

@@ -18,8 +18,8 @@ from functools import lru_cache
 
 from scipy import optimize, special
 
-from riffle.common.accounting.bounds import VARIANCE_CAP, Moves, epsilon
-from riffle.common.mechanism.noise import MAX_P_LOG2
+from riffle.common.accounting.composition import VARIANCE_CAP, Moves, epsilon
+from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
 """Searches end at a bracket of one unit, or of 2^-FINE (bits) or 2^-COARSE (p) of the answer."""

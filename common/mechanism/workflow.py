@@ -1,10 +1,10 @@
 """The differences between the three workflows of `000`, Fig. 2: what a message is and counts.
 
 - ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index;
-  noise comes from all users together (`common.mechanism.shuffle`).
-- ``local`` trusts nobody. A report is one message of C flipped bits (`common.mechanism.local`).
+  noise comes from all users together (`common.mechanism.shuffle_model`).
+- ``local`` trusts nobody. A report is one message of C flipped bits (`common.mechanism.local_model`).
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
-  noise to their counts (`common.mechanism.central`).
+  noise to their counts (`common.mechanism.central_model`).
 
 Descriptor, leases, seals, permutation, counts and ledger are the same for all three.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from riffle.common.mechanism import central, local, shuffle
+from riffle.common.mechanism import central_model, local_model, shuffle_model
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
-from riffle.common.mechanism.noise import BatchNoise, Flips, Noise, Padding, Trust
+from riffle.common.mechanism.parameters import BatchNoise, Flips, Noise, Padding, Trust
 from riffle.common.mechanism.randomness import Randomness
 
 
@@ -32,7 +32,7 @@ class Symbols:
         """Returns the format of a message under a trust model."""
         return {
             "shuffle": cls(1, layout.width),
-            "local": cls(local.report_bytes(layout.counters), 1),
+            "local": cls(local_model.report_bytes(layout.counters), 1),
             "central": cls(layout.data_slots, layout.width),
         }[trust]
 
@@ -58,11 +58,11 @@ def encode(
     """The user's half: returns the symbols (L * count,) of one report, message by message."""
     match noise:
         case Noise():
-            return shuffle.encode(layout, noise, padding, episode, randomness)
+            return shuffle_model.encode(layout, noise, padding, episode, randomness)
         case Flips():
-            return local.encode(layout, noise, episode, randomness)
+            return local_model.encode(layout, noise, episode, randomness)
         case _:
-            return central.encode(layout, episode)
+            return central_model.encode(layout, episode)
 
 
 def count(
@@ -77,10 +77,10 @@ def count(
     `common.protocol.hpke.open_histogram`.
     """
     if trust == "local":
-        return local.count(layout, symbols)
+        return local_model.count(layout, symbols)
     if trust == "central":
-        return central.count(layout, symbols)
-    counts = shuffle.count(layout, symbols.ravel())
+        return central_model.count(layout, symbols)
+    counts = shuffle_model.count(layout, symbols.ravel())
     return np.append(counts, symbols.size - counts.sum()), 0
 
 
@@ -89,8 +89,8 @@ def debias(noise: BatchNoise, n: int, histogram: Ints) -> npt.NDArray[np.float64
     sums, last = histogram[:-1], int(histogram[-1])
     match noise:
         case Noise():
-            return shuffle.debias(sums, n, noise)
+            return shuffle_model.debias(sums, n, noise)
         case Flips():
-            return local.debias(sums, last, noise)
+            return local_model.debias(sums, last, noise)
         case _:
-            return central.debias(sums, noise)
+            return central_model.debias(sums, noise)

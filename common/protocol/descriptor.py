@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.noise import (
+from riffle.common.mechanism.parameters import (
     MAX_DRAWS,
     BatchNoise,
     FairBits,

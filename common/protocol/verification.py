@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from riffle.common.accounting import Account, BatchEvent, account
-from riffle.common.mechanism.noise import Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 

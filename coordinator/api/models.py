@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from riffle.common.mechanism.noise import Trust
+from riffle.common.mechanism.parameters import Trust
 from riffle.common.protocol.descriptor import NoiseKind
 from riffle.common.protocol.messages import Conservation
 from riffle.coordinator.batches.counts import ValueEstimate

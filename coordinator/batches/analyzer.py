@@ -17,9 +17,9 @@ from typing import ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from riffle.common.mechanism import central
+from riffle.common.mechanism import central_model
 from riffle.common.mechanism.counters import CounterLayout, Ints
-from riffle.common.mechanism.noise import CentralNoise, Trust
+from riffle.common.mechanism.parameters import CentralNoise, Trust
 from riffle.common.mechanism.randomness import Randomness, SeededRandomness, SystemRandomness
 from riffle.common.mechanism.workflow import Symbols, count
 from riffle.common.process.tracing import in_span
@@ -211,7 +211,7 @@ def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
     if descriptor.test_seed is not None:
         key = (descriptor.run_id, descriptor.batch_id, "analyzer")
         randomness = SeededRandomness.keyed(descriptor.test_seed, *key)
-    return central.add_noise(histogram, noise, randomness)
+    return central_model.add_noise(histogram, noise, randomness)
 
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:

@@ -21,7 +21,7 @@ from riffle.common.accounting import (
     calibrate_local,
 )
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.noise import BatchNoise, Padding
+from riffle.common.mechanism.parameters import BatchNoise, Padding
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from riffle.common.accounting import LedgerEntry, account
-from riffle.common.mechanism.noise import Guarantee, honest_reports
+from riffle.common.mechanism.parameters import Guarantee, honest_reports
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import batch_event

@@ -83,7 +83,7 @@ class BatchCounts:
     each array. With `lean` and `joint` families visits are sums over x' (and r) of what was sent,
     so visits and transitions are exactly consistent and their noise is shared. `term` is the size
     of one term of the noise in Bernstein's bound, the same everywhere
-    (`common.mechanism.noise.BatchNoise`).
+    (`common.mechanism.parameters.BatchNoise`).
     """
 
     layout: CounterLayout

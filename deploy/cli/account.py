@@ -9,7 +9,7 @@ import typer
 
 from riffle.common.accounting import Account, BatchEvent, account, calibrate, gaussian_variance
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.deploy.output import Format, Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from riffle.common.mechanism.noise import Trust
+from riffle.common.mechanism.parameters import Trust
 
 if TYPE_CHECKING:
     from riffle.deploy.presets import Preset

@@ -19,7 +19,7 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from riffle.common.mechanism.noise import Trust
+from riffle.common.mechanism.parameters import Trust
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import replace_file
 from riffle.deploy.network import processes, secrets

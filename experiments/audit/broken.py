@@ -29,9 +29,9 @@ from scipy import special, stats
 
 from riffle.common.accounting.calibrate import paper_noise, paper_tau
 from riffle.common.mechanism.counters import Ints
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import generator_for
-from riffle.common.mechanism.shuffle import count
+from riffle.common.mechanism.shuffle_model import count
 from riffle.experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
 from riffle.experiments.audit.evidence import FloatArray, Scores
 from riffle.experiments.audit.pipeline import reports

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints, Sizes
-from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.mechanism.randomness import Randomness
-from riffle.common.mechanism.shuffle import noise_messages
+from riffle.common.mechanism.shuffle_model import draw_noise
 from riffle.common.protocol.messages import frame
 from riffle.experiments.audit.evidence import FloatArray
 from riffle.experiments.audit.world import (
@@ -114,10 +114,10 @@ def unpadded(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """Encodes as `common.mechanism.shuffle.encode` without its last step: no dummies."""
+    """Encodes as `common.mechanism.shuffle_model.encode` without its last step: no dummies."""
     del padding
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
-    return np.concatenate([data, noise_messages(layout.counters, noise, randomness)])
+    return np.concatenate([data, draw_noise(layout.counters, noise, randomness)])
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from riffle.common.accounting import Account, calibrate
 from riffle.common.accounting.binomial import fewest_slots
 from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Ints, Sizes
-from riffle.common.mechanism.noise import Guarantee, Noise, Padding
+from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
 from riffle.common.mechanism.policy import TOTAL_WEIGHT
 from riffle.common.mechanism.randomness import Randomness
 from riffle.common.protocol.descriptor import (

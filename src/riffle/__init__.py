@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from riffle.common.accounting import BatchEvent as BatchEvent
     from riffle.common.accounting import account as account
     from riffle.common.accounting import calibrate as calibrate
-    from riffle.common.mechanism.noise import Noise as Noise
-    from riffle.common.mechanism.noise import Padding as Padding
+    from riffle.common.mechanism.parameters import Noise as Noise
+    from riffle.common.mechanism.parameters import Padding as Padding
     from riffle.common.mechanism.policy import Mixture as Mixture
     from riffle.coordinator.learners.own import OwnLearner as OwnLearner
     from riffle.coordinator.learners.own import estimate as estimate
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "riffle.common.accounting": "BatchEvent account calibrate",
-    "riffle.common.mechanism.noise": "Noise Padding",
+    "riffle.common.mechanism.parameters": "Noise Padding",
     "riffle.common.mechanism.policy": "Mixture",
     "riffle.coordinator.learning.learner": (
         "BatchCounts Deployment Learner LearnerSummary Problem StageResult"

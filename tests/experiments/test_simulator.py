@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from riffle.common.mechanism import central, local
+from riffle.common.mechanism import central_model, local_model
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
-from riffle.common.mechanism.noise import (
+from riffle.common.mechanism.parameters import (
     BatchNoise,
     CentralNoise,
     FairBits,
@@ -143,10 +143,10 @@ def test_noise_of_the_other_workflows_has_the_law_of_the_roles(noise: BatchNoise
     randomness = SeededRandomness.keyed(1, str(noise))
     true = np.bincount(np.concatenate([layout.encode(e) for e in episodes if e]), minlength=8)
     if isinstance(noise, Flips):
-        found = [local.run(layout, noise, episodes, randomness) for _ in range(times)]
+        found = [local_model.run(layout, noise, episodes, randomness) for _ in range(times)]
     else:
         assert isinstance(noise, CentralNoise)
-        found = [central.run(layout, noise, episodes, randomness) for _ in range(times)]
+        found = [central_model.run(layout, noise, episodes, randomness) for _ in range(times)]
     generator = np.random.default_rng(2)
     drawn = [noisy_counts(true, n, noise, generator) for _ in range(times)]
     debiased = [debias(noise, n, np.append(noisy, n)) for noisy in drawn]

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.mechanism.counters import CounterLayout, Sizes
-from riffle.common.mechanism.noise import Padding, Trust
+from riffle.common.mechanism.parameters import Padding, Trust
 from riffle.common.mechanism.randomness import SeededRandomness
 from riffle.common.mechanism.workflow import Symbols, encode
 from riffle.common.protocol import messages

@@ -21,7 +21,7 @@ import pytest
 from scipy import stats
 
 from riffle.common.mechanism.randomness import ByteSource
-from riffle.common.mechanism.shuffle import permutation
+from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.protocol.descriptor import Context
 from riffle.common.protocol.hpke import seal, seal_indices
 from riffle.coordinator.batches.analyzer import Analyzer, Opening

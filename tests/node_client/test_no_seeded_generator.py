@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from riffle import node_client
-from riffle.common.mechanism import noise
+from riffle.common.mechanism import parameters
 from riffle.common.protocol.descriptor import parse, serialize
 from riffle.common.protocol.messages import Lease
 from riffle.node_client.environments.registry import make
@@ -24,7 +24,7 @@ from riffle.node_client.sealing import SealKeys
 from tests.node_client import world
 
 PACKAGE = Path(node_client.__file__).parent
-COMMON = Path(noise.__file__).parents[1]
+COMMON = Path(parameters.__file__).parents[1]
 SEEDED_NAMES = {"SeededRandomness", "generator_for"}
 MAY_NAME_THEM = {"episode.py"}
 GENERATORS = ("random.", "np.random.", "numpy.random.")
@@ -118,7 +118,12 @@ def test_only_the_episode_names_a_seeded_generator() -> None:
 
 
 def test_the_mechanism_names_no_seeded_generator() -> None:
-    for name in ("mechanism/shuffle", "mechanism/noise", "mechanism/counters", "protocol/hpke"):
+    for name in (
+        "mechanism/shuffle_model",
+        "mechanism/parameters",
+        "mechanism/counters",
+        "protocol/hpke",
+    ):
         assert not seeded((COMMON / name).with_suffix(".py")), name
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from riffle.common.mechanism import randomness, shuffle
+from riffle.common.mechanism import randomness, shuffle_model
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client import episode as module
@@ -111,7 +111,7 @@ def test_no_seeded_generator_reaches_a_deployed_node(monkeypatch: pytest.MonkeyP
         raise AssertionError("a seeded generator was used")
 
     seen: list[object] = []
-    real = shuffle.encode
+    real = shuffle_model.encode
 
     def watch(*arguments: Any) -> Any:
         seen.append(arguments[-1])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.noise import Guarantee
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import SignedDescriptor, serialize, sign_deposit
 from riffle.common.protocol.errors import RemoteError
 from riffle.node_client.trust import accept, check_expiry

@@ -5,7 +5,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.noise import Guarantee
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     SignedDescriptor,

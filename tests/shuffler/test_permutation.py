@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from riffle.common.mechanism.shuffle import permutation
+from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.permutation import CHUNK_BYTES, Keystream, Release, shuffle
 

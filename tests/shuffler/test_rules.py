@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.mechanism.noise import Guarantee
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import sign_deposit
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.messages import Lease

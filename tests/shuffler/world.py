@@ -9,7 +9,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from riffle.common.mechanism.counters import CounterLayout, Sizes
-from riffle.common.mechanism.noise import Padding
+from riffle.common.mechanism.parameters import Padding
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol import hpke
 from riffle.common.protocol.descriptor import (

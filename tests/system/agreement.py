@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from riffle.common.mechanism.noise import Trust
+from riffle.common.mechanism.parameters import Trust
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.network.loopback import LoopbackConfig

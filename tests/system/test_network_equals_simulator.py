@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.mechanism.noise import Trust
+from riffle.common.mechanism.parameters import Trust
 from riffle.deploy.follow import run_to_end
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client

@@ -19,7 +19,7 @@ from riffle.common.accounting import (
 )
 from riffle.common.accounting.calibrate import paper_noise
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.noise import MAX_DRAWS, Noise
+from riffle.common.mechanism.parameters import MAX_DRAWS, Noise
 
 SIZES = Sizes(X=4, A=2, H=6)
 

@@ -10,12 +10,12 @@ from riffle.common.accounting import (
     BatchEvent,
     LedgerEntry,
     account,
-    bounds,
+    composition,
     repeated_user_guarantee,
     run_guarantee,
 )
-from riffle.common.accounting.bounds import Moves
-from riffle.common.mechanism.noise import Guarantee, Noise, Padding
+from riffle.common.accounting.composition import Moves
+from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
 
@@ -51,7 +51,7 @@ def test_two_batches_cost_more_than_one_and_less_than_the_sum() -> None:
 
 def test_equal_batches_compose_like_one_with_more_cells() -> None:
     events = [replace(FINE, padding=Padding(18, 126 * 288))] * 3
-    exact = bounds.epsilon([Moves(126 * 4096, 2.0**-10, 54)], 1e-5)
+    exact = composition.epsilon([Moves(126 * 4096, 2.0**-10, 54)], 1e-5)
     assert repeated_user_guarantee(events, 1e-5).epsilon == exact
 
 

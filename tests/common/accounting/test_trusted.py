@@ -11,14 +11,21 @@ from riffle.common.accounting import (
     BatchEvent,
     CalibrationError,
     account,
-    bounds,
+    composition,
     calibrate_central,
     calibrate_local,
     repeated_user_guarantee,
 )
-from riffle.common.accounting.bounds import Moves, Steps
+from riffle.common.accounting.composition import Moves, Steps
 from riffle.common.accounting.calibrate import SCALE
-from riffle.common.mechanism.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Padding
+from riffle.common.mechanism.parameters import (
+    MAX_DRAWS,
+    BatchNoise,
+    FairBits,
+    Flips,
+    Laplace,
+    Padding,
+)
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import Distribution, hockey_stick, steps_delta
 
@@ -60,7 +67,7 @@ def test_flips_against_all_reports_of_all_neighbours(group: int, cells: int, f: 
 def test_flips_meet_epsilon_where_bounds_are_loose(cells: int, epsilon: float, beta: float) -> None:
     """Below `SMALLEST_DELTA` the bound of the next f may be above that of the ratio searched."""
     flips = calibrate_local(cells=cells, epsilon=epsilon, beta=beta)
-    assert bounds.epsilon([Steps(flips.f / (1 - flips.f), cells)], beta) <= epsilon
+    assert composition.epsilon([Steps(flips.f / (1 - flips.f), cells)], beta) <= epsilon
 
 
 @pytest.mark.parametrize(("numerator", "log2"), [(1, 1), (7, 3)])
@@ -147,10 +154,12 @@ def test_epsilon_agrees_with_dp_accounting(q: float, cells: int) -> None:
 
     one = pld.from_discrete_laplace_mechanism(-math.log(q), value_discretization_interval=2e-5)
     oracle = one.self_compose(2 * cells).get_epsilon_for_delta(BETA)
-    assert bounds.epsilon([Steps(q, cells)], BETA, "estimate") == pytest.approx(oracle, rel=2e-3)
+    assert composition.epsilon([Steps(q, cells)], BETA, "estimate") == pytest.approx(
+        oracle, rel=2e-3
+    )
 
 
 def test_steps_and_moves_compose_in_one_curve() -> None:
-    mixed = bounds.epsilon([Steps(0.9, 2), Moves(400, 0.5, 2)], BETA)
-    assert mixed > bounds.epsilon([Steps(0.9, 2)], BETA)
-    assert mixed > bounds.epsilon([Moves(400, 0.5, 2)], BETA)
+    mixed = composition.epsilon([Steps(0.9, 2), Moves(400, 0.5, 2)], BETA)
+    assert mixed > composition.epsilon([Steps(0.9, 2)], BETA)
+    assert mixed > composition.epsilon([Moves(400, 0.5, 2)], BETA)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes
-from riffle.common.mechanism.noise import BatchNoise, Flips, Laplace, Noise, Padding, Trust
+from riffle.common.mechanism.parameters import BatchNoise, Flips, Laplace, Noise, Padding, Trust
 from riffle.common.mechanism.randomness import SystemRandomness
 from riffle.common.mechanism.workflow import Symbols, count, debias, encode
 

@@ -10,7 +10,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError, model_validator
 
-from riffle.common.mechanism.noise import MAX_DRAWS, BatchNoise, FairBits, Flips, Laplace, Noise
+from riffle.common.mechanism.parameters import (
+    MAX_DRAWS,
+    BatchNoise,
+    FairBits,
+    Flips,
+    Laplace,
+    Noise,
+)
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol.errors import RemoteError
 from tests.common.descriptors import ONE_MESSAGE, RUN_ID, descriptor

@@ -3,7 +3,7 @@
 import pytest
 
 from riffle.common.accounting import account, calibrate
-from riffle.common.mechanism.noise import Guarantee
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.verification import batch_event, check_guarantee

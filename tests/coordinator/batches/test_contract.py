@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
-from riffle.common.mechanism.shuffle import permutation
+from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.mechanism.workflow import encode
 from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import seal, seal_indices

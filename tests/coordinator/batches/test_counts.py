@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import SeededRandomness, generator_for
 from riffle.common.protocol.descriptor import BatchDescriptor

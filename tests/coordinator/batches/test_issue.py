@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, parse
 from riffle.common.protocol.errors import RemoteError

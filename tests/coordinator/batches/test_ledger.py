@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.accounting import BatchEvent, account, run_guarantee
-from riffle.common.mechanism.noise import Guarantee
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError

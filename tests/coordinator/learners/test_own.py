@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import CounterLayout, Sizes
-from riffle.common.mechanism.noise import Padding
+from riffle.common.mechanism.parameters import Padding
 from riffle.coordinator.learners.own import OwnLearner, estimate
 from riffle.coordinator.learning.learner import BatchCounts, Deployment, LearnerError, Problem
 from riffle.experiments.regret import optimal_value, policy_value

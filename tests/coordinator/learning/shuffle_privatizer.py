@@ -1,10 +1,10 @@
-"""Shuffle Privatizer: the mechanism of `common.mechanism.shuffle`, as a Privatizer of batch sums.
+"""Shuffle Privatizer: the mechanism of `common.mechanism.shuffle_model`, as a Privatizer of batch sums.
 
 Contributions here are whole batches: sigma_t is the sum over the n users of batch t. Every batch
 has Binomial(n bits, p) noise of its own on every counter, made by its users and never by a trusted
 party; a user is in one batch, so batches compose in parallel and each spends (epsilon, beta).
 
-Privacy, whole, is stated in `common.mechanism.shuffle` and computed by `common.accounting.account`;
+Privacy, whole, is stated in `common.mechanism.shuffle_model` and computed by `common.accounting.account`;
 this is the adapter through which learners of running sums can use it. The noise is drawn at the
 level of the population: one binomial a counter has the law of all users' bits together.
 """
@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.coordinator.learning.postprocess import precision
 

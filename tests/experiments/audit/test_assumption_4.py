@@ -14,9 +14,9 @@ from scipy import stats
 
 from riffle.common.accounting import calibrate
 from riffle.common.mechanism.counters import CounterLayout, Sizes
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import SystemRandomness
-from riffle.common.mechanism.shuffle import debias, noise_messages
+from riffle.common.mechanism.shuffle_model import debias, draw_noise
 from riffle.coordinator.learning.postprocess import consistent, precision
 
 BATCHES, ALPHA = 10_000, 1e-6
@@ -84,7 +84,7 @@ def test_assumption_4_with_the_mechanisms_own_sampler() -> None:
     source = SystemRandomness()
     noisy = np.empty((BATCHES, layout.counters))
     for batch in range(BATCHES):
-        ones = noise_messages(layout.counters, everyone, source)
+        ones = draw_noise(layout.counters, everyone, source)
         counts = both + np.bincount(ones, minlength=layout.counters)
         noisy[batch] = debias(counts, n, noise)
     parts = [layout.split(row) for row in noisy]

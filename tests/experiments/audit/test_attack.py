@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.experiments.audit import attack
 from riffle.experiments.audit.attack import Attack, Pair, audit
 from riffle.experiments.audit.world import Setting, World, build

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import Families, Sizes
-from riffle.common.mechanism.noise import Noise
-from riffle.common.mechanism.shuffle import count
+from riffle.common.mechanism.parameters import Noise
+from riffle.common.mechanism.shuffle_model import count
 from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import RemoteError
 from riffle.experiments.audit import pipeline, world

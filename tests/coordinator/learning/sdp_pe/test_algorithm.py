@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import CounterLayout, Families
-from riffle.common.mechanism.noise import Noise
+from riffle.common.mechanism.parameters import Noise
 from riffle.coordinator.learning.learner import (
     Deployment,
     Learner,

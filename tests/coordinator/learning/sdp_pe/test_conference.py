@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import Families
-from riffle.common.mechanism.noise import Padding
+from riffle.common.mechanism.parameters import Padding
 from riffle.coordinator.learning.learner import Deployment, LearnerError, Problem
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
 from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL, Constants

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.protocol.descriptor import MAX_POLICIES
 from riffle.coordinator.learning.learner import Problem
 from riffle.coordinator.learning.planning import plan

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
-from riffle.common.mechanism.noise import Flips
+from riffle.common.mechanism.parameters import Flips
 from riffle.common.mechanism.randomness import Randomness
 
 

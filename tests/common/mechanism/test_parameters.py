@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.mechanism.noise import (
+from riffle.common.mechanism.parameters import (
     BatchNoise,
     FairBits,
     Flips,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes
-from riffle.common.mechanism.local import count, debias, encode, report_bytes, run
-from riffle.common.mechanism.noise import Flips
+from riffle.common.mechanism.local_model import count, debias, encode, report_bytes, run
+from riffle.common.mechanism.parameters import Flips
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs

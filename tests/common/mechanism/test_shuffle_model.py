@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
-from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
-from riffle.common.mechanism.shuffle import (
+from riffle.common.mechanism.shuffle_model import (
     count,
     debias,
     encode,
-    noise_messages,
+    draw_noise,
     pad,
     permutation,
     run,
@@ -38,7 +38,7 @@ def episode() -> Episode:
 )
 def test_noise_of_a_counter_is_exactly_binomial(noise: Noise) -> None:
     counters = 20_000
-    per_counter = np.bincount(noise_messages(counters, noise, SYSTEM), minlength=counters)
+    per_counter = np.bincount(draw_noise(counters, noise, SYSTEM), minlength=counters)
     law = stats.binom(noise.bits, noise.p)
     cells = max(1, int(law.isf(20 / counters)))
     observed = np.array([*np.bincount(per_counter, minlength=cells)[:cells], 0.0])
@@ -73,12 +73,12 @@ def test_a_bit_is_one_when_a_32_bit_word_is_below_its_threshold(
     numerator: int, log2: int, rest: int, ones: int
 ) -> None:
     source = cast("SystemRandomness", Scripted([rest]))
-    assert noise_messages(1, Noise(256, numerator, log2), source).size == ones
+    assert draw_noise(1, Noise(256, numerator, log2), source).size == ones
 
 
 def test_noise_spans_several_reads_without_bias() -> None:
     noise = Noise(2**20 + 3, 1, 10)
-    ones = noise_messages(3, noise, SYSTEM)
+    ones = draw_noise(3, noise, SYSTEM)
     for counter in range(3):
         got = int((ones == counter).sum())
         assert stats.binomtest(got, noise.bits, noise.p).pvalue > ALPHA
@@ -144,7 +144,7 @@ def test_a_permutation_sorts_whole_keys_where_first_halves_are_equal_too(
     bits: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index takes the place of the last 9 bits: of 12, 3 are left to sort by; of 2, none."""
-    monkeypatch.setattr("riffle.common.mechanism.shuffle.KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr("riffle.common.mechanism.shuffle_model.KEYS_AT_ONCE", at_once)
     largest = (1 << bits) - 1
     keys = np.random.default_rng(7).integers(largest, size=(500, 2), dtype=np.uint64, endpoint=True)
     whole = np.lexsort((keys[:, 1], keys[:, 0]))

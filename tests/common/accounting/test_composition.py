@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from riffle.common.accounting import bounds
+from riffle.common.accounting import composition
 from riffle.common.accounting.binomial import binomial_losses
-from riffle.common.accounting.bounds import Bound, Moves, compose
+from riffle.common.accounting.composition import Bound, Moves, compose
 from riffle.common.accounting.convolution import Part, choose_window
 from riffle.common.accounting.curve import Curve
 from riffle.common.accounting.least_noise import needed_bits
@@ -98,7 +98,7 @@ def test_upper_and_lower_are_within_one_percent(beta: float, epsilon: float, cel
     for p in (0.5, 2.0**-10):
         moves = [Moves(needed_bits(p, cells, epsilon, beta), p, cells)]
         lower, middle, upper = (
-            bounds.epsilon(moves, beta, bound) for bound in ("lower", "estimate", "upper")
+            composition.epsilon(moves, beta, bound) for bound in ("lower", "estimate", "upper")
         )
         assert lower <= middle <= upper <= epsilon
         assert upper - lower <= 0.005 * epsilon
@@ -106,16 +106,16 @@ def test_upper_and_lower_are_within_one_percent(beta: float, epsilon: float, cel
 
 
 def test_epsilon_is_infinite_when_impossible_outcomes_are_likelier_than_beta() -> None:
-    assert bounds.epsilon([Moves(10, 0.5, 1)], 1e-5, "upper") == math.inf
-    assert bounds.epsilon([Moves(10, 0.5, 1)], 1e-5, "lower") == math.inf
-    assert bounds.epsilon([Moves(1, 2.0**-32, 1)], 1e-5) == math.inf
-    assert math.isfinite(bounds.epsilon([Moves(10, 0.5, 1)], 0.01))
+    assert composition.epsilon([Moves(10, 0.5, 1)], 1e-5, "upper") == math.inf
+    assert composition.epsilon([Moves(10, 0.5, 1)], 1e-5, "lower") == math.inf
+    assert composition.epsilon([Moves(1, 2.0**-32, 1)], 1e-5) == math.inf
+    assert math.isfinite(composition.epsilon([Moves(10, 0.5, 1)], 0.01))
 
 
 def test_noise_above_the_cap_is_accounted_as_the_cap() -> None:
-    capped = bounds.epsilon([Moves(4 * 10**8, 0.5, 1)], 1e-5)
-    assert bounds.epsilon([Moves(10**15, 0.5, 1)], 1e-5) == capped
-    assert bounds.epsilon([Moves(10**15, 0.5, 1)], 1e-5, "lower") == 0.0
+    capped = composition.epsilon([Moves(4 * 10**8, 0.5, 1)], 1e-5)
+    assert composition.epsilon([Moves(10**15, 0.5, 1)], 1e-5) == capped
+    assert composition.epsilon([Moves(10**15, 0.5, 1)], 1e-5, "lower") == 0.0
 
 
 @pytest.mark.parametrize(("N", "p", "cells"), [(0, 0.5, 1), (3, 0.0, 1), (3, 1.0, 1), (3, 0.5, 0)])

@@ -6,9 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from riffle.common.mechanism.central import BYTES_AT_ONCE, add_noise, count, draw, encode, run
+from riffle.common.mechanism.central_model import (
+    BYTES_AT_ONCE,
+    add_noise,
+    count,
+    draw_noise,
+    encode,
+    run,
+)
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
-from riffle.common.mechanism.noise import CentralNoise, FairBits, Laplace
+from riffle.common.mechanism.parameters import CentralNoise, FairBits, Laplace
 from riffle.common.mechanism.randomness import SystemRandomness
 from tests.common.mechanism.test_local import Script
 
@@ -22,7 +29,7 @@ def episode() -> Episode:
 
 
 def scripted(noise: CentralNoise, counters: int, data: bytes) -> list[int]:
-    result: list[int] = draw(noise, counters, Script(data)).tolist()  # type: ignore[arg-type]
+    result: list[int] = draw_noise(noise, counters, Script(data)).tolist()  # type: ignore[arg-type]
     return result
 
 
@@ -47,7 +54,7 @@ def test_binomial_noise_counts_the_ones_of_exactly_so_many_bits(
 def test_laplace_noise_has_its_law(numerator: int) -> None:
     """Chi-square against (1 - q) / (1 + q) q^|z|, 50,000 draws, tails beyond 15 together."""
     noise, n = Laplace(numerator), 50_000
-    z = np.clip(draw(noise, n, SYSTEM), -15, 15)
+    z = np.clip(draw_noise(noise, n, SYSTEM), -15, 15)
     support, q = np.arange(-15, 16), noise.q
     mass = (1 - q) / (1 + q) * q ** np.abs(support)
     mass[[0, -1]] = q**15 / (1 + q)
@@ -58,7 +65,7 @@ def test_laplace_noise_has_its_law(numerator: int) -> None:
 
 def test_binomial_noise_has_its_law() -> None:
     noise, n = FairBits(57), 20_000
-    ones = draw(noise, n, SYSTEM)
+    ones = draw_noise(noise, n, SYSTEM)
     values = np.arange(18, 40)
     observed = [(ones == value).sum() for value in values]
     expected = n * stats.binom(57, 0.5).pmf(values)
@@ -67,7 +74,7 @@ def test_binomial_noise_has_its_law() -> None:
 
 def test_binomial_noise_of_more_bits_than_are_read_at_once() -> None:
     bits = 8 * BYTES_AT_ONCE + 3
-    (ones,) = draw(FairBits(bits), 1, SYSTEM)
+    (ones,) = draw_noise(FairBits(bits), 1, SYSTEM)
     assert stats.binomtest(int(ones), bits, 0.5).pvalue > ALPHA
 
 

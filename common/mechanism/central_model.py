@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
-from riffle.common.mechanism.noise import CentralNoise, FairBits, Laplace
+from riffle.common.mechanism.parameters import CentralNoise, FairBits, Laplace
 from riffle.common.mechanism.randomness import Randomness
 
 BYTES_AT_ONCE = 1 << 22
@@ -56,11 +56,11 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
 def add_noise(histogram: Ints, noise: CentralNoise, randomness: Randomness) -> Ints:
     """The analyzer's half, second step: adds noise to every counter, not to the last entry."""
     noisy = histogram.copy()
-    noisy[:-1] += draw(noise, histogram.size - 1, randomness)
+    noisy[:-1] += draw_noise(noise, histogram.size - 1, randomness)
     return noisy
 
 
-def draw(noise: CentralNoise, counters: int, randomness: Randomness) -> Ints:
+def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> Ints:
     """Returns one draw for each counter (counters,)."""
     match noise:
         case Laplace():

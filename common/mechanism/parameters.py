@@ -1,4 +1,6 @@
-"""The noise of each workflow, and the padding of a report: parameters only, no draws.
+"""Parameters of a batch: the noise of each trust model, the padding of a report, the guarantee.
+
+Nothing here draws: `shuffle_model`, `local_model` and `central_model` do.
 
 **Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle
 Privatizer, paper 000, section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and
@@ -7,10 +9,10 @@ not sent. Only the multiset of messages reaches the analyzer, so a counter that 
 carries Binomial(N, p) noise. p is an integer over a power of two, so every node draws exactly the
 same distribution from its random bits, and no accountant has to trust a rounding of p.
 
-**Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local`).
+**Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local_model`).
 
 **Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
-(`common.mechanism.central`).
+(`common.mechanism.central_model`).
 
 **Padding** fixes the number of messages of a report; otherwise the number of 1-bits would tell
 everyone who sees the upload about the user's data. Data and noise have separate slots. Only noise

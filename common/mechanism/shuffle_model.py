@@ -23,14 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
-from riffle.common.mechanism.noise import Noise, Padding
+from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.mechanism.randomness import ByteSource, Randomness
 
 DRAWS_AT_ONCE = 1 << 20
 KEYS_AT_ONCE = 1 << 16
 
 
-def noise_messages(counters: int, noise: Noise, randomness: Randomness) -> Ints:
+def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
     """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits a counter.
 
     A bit is 1 if a uniform 32-bit word is below the threshold p 2^32. This is exact, because p is
@@ -84,7 +84,7 @@ def encode(
     because the other users' guarantee counts on its noise.
     """
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
-    ones = noise_messages(layout.counters, noise, randomness)
+    ones = draw_noise(layout.counters, noise, randomness)
     return pad(data, ones, padding, layout.dummy, randomness)
 
 
