@@ -17,8 +17,8 @@ from riffle.common.accounting import (
     Calibration,
     CalibrationName,
     account,
-    composition,
     calibrate,
+    composition,
     gaussian_variance,
 )
 from riffle.common.accounting.binomial import binomial_losses

@@ -2,9 +2,9 @@
 
 The permutation sorts 128-bit keys from an AES-256-CTR keystream, whose 32-byte key came from the
 system's CSPRNG at the batch's deposit. So it is uniform up to the advantage against the cipher and
-the probability of a tie (`common.mechanism.shuffle_model.permutation`). Reports enter in the order of
-their slots, so the same secret and the same reports give the same bytes after a crash, and permuted
-bytes need never be stored. The order in which reports arrived does not enter anywhere.
+the probability of a tie (`common.mechanism.shuffle_model.permutation`). Reports enter in the order
+of their slots, so the same secret and the same reports give the same bytes after a crash, and
+permuted bytes need never be stored. The order in which reports arrived does not enter anywhere.
 """
 
 import hashlib

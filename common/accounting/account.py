@@ -6,8 +6,8 @@ Every role runs `account` on the descriptor that it is shown, and trusts nobody 
 populations are neighbours if one user's report is replaced by another and all n reports stay:
 "replace one user". The number of users is public.
 
-**One batch.** beta pays for the composition of the counters' losses (`composition`) and for noise that
-finds no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
+**One batch.** beta pays for the counters' losses together (`composition`) and for noise that finds
+no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
 together stay within beta. Only the noise of honest reports counts; a dishonest report is
 independent of the user's data whatever it contains. Local and central batches (`Flips`; `Laplace`,
 `FairBits`) drop no noise and rely on nobody else's, so composition takes all of their beta, and n

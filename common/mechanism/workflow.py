@@ -2,7 +2,8 @@
 
 - ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index;
   noise comes from all users together (`common.mechanism.shuffle_model`).
-- ``local`` trusts nobody. A report is one message of C flipped bits (`common.mechanism.local_model`).
+- ``local`` trusts nobody. A report is one message of C flipped bits
+  (`common.mechanism.local_model`).
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central_model`).
 

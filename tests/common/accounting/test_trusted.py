@@ -11,13 +11,13 @@ from riffle.common.accounting import (
     BatchEvent,
     CalibrationError,
     account,
-    composition,
     calibrate_central,
     calibrate_local,
+    composition,
     repeated_user_guarantee,
 )
-from riffle.common.accounting.composition import Moves, Steps
 from riffle.common.accounting.calibrate import SCALE
+from riffle.common.accounting.composition import Moves, Steps
 from riffle.common.mechanism.parameters import (
     MAX_DRAWS,
     BatchNoise,

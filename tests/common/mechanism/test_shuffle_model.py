@@ -17,8 +17,8 @@ from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomnes
 from riffle.common.mechanism.shuffle_model import (
     count,
     debias,
-    encode,
     draw_noise,
+    encode,
     pad,
     permutation,
     run,

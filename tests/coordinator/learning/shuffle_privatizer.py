@@ -1,10 +1,10 @@
-"""Shuffle Privatizer: the mechanism of `common.mechanism.shuffle_model`, as a Privatizer of batch sums.
+"""Shuffle Privatizer: the mechanism of `common.mechanism.shuffle_model`, as one of batch sums.
 
 Contributions here are whole batches: sigma_t is the sum over the n users of batch t. Every batch
 has Binomial(n bits, p) noise of its own on every counter, made by its users and never by a trusted
 party; a user is in one batch, so batches compose in parallel and each spends (epsilon, beta).
 
-Privacy, whole, is stated in `common.mechanism.shuffle_model` and computed by `common.accounting.account`;
+Its privacy is stated in `common.mechanism.shuffle_model` and computed by `common.accounting`;
 this is the adapter through which learners of running sums can use it. The noise is drawn at the
 level of the population: one binomial a counter has the law of all users' bits together.
 """
