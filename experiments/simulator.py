@@ -141,7 +141,7 @@ def simulate(
         layout = CounterLayout(mdp.sizes, families, deployment.layer)
         mechanism = calibrate(layout, deployment.n)
         generator = generator_for(seed, "batch", len(deployments))
-        counts = private_counts(mdp, deployment, layout, mechanism.parameters, generator)
+        counts = private_counts(mdp, deployment, layout, mechanism.noise, generator)
         stage = learner.observe(counts)
         stages.extend([stage] if stage is not None else [])
         messages += deployment.n * mechanism.padding.messages

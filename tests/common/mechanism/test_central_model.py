@@ -17,7 +17,7 @@ from riffle.common.mechanism.central_model import (
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
 from riffle.common.mechanism.parameters import CentralNoise, FairBits, Laplace
 from riffle.common.mechanism.randomness import SystemRandomness
-from tests.common.mechanism.test_local import Script
+from tests.common.mechanism.test_local_model import Script
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 SYSTEM = SystemRandomness()
