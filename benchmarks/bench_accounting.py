@@ -24,7 +24,7 @@ from riffle.common.accounting import (
 from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.parameters import Noise, Padding
+from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
 
 SIZES = Sizes(X=4, A=2, H=6)
 BETA = 1e-5
@@ -46,17 +46,7 @@ def reference(
     calibration: CalibrationName = "exact",
 ) -> Calibration[Noise]:
     layout = CounterLayout(SIZES, families, layer)
-    return calibrate(
-        n=n,
-        dishonest_fraction=0.0,
-        cells=layout.cells,
-        counters=layout.counters,
-        data_slots=layout.data_slots,
-        epsilon=epsilon,
-        beta=BETA,
-        calibration=calibration,
-        sizes=SIZES,
-    )
+    return calibrate(layout, n, Guarantee(epsilon, BETA), calibration)
 
 
 def row(families: Families, layer: int | None, n: int, epsilon: float) -> str:

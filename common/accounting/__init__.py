@@ -8,10 +8,8 @@ Read in this order: `binomial` (one counter's losses, and what padding costs), `
 counters, both directions, rigorous bounds), `account`, `calibrate`.
 """
 
-from riffle.common.accounting.account import NEIGHBOURS as NEIGHBOURS
 from riffle.common.accounting.account import Account as Account
 from riffle.common.accounting.account import BatchEvent as BatchEvent
-from riffle.common.accounting.account import LedgerEntry as LedgerEntry
 from riffle.common.accounting.account import account as account
 from riffle.common.accounting.account import repeated_user_guarantee as repeated_user_guarantee
 from riffle.common.accounting.account import run_guarantee as run_guarantee

@@ -34,7 +34,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal
 
 from riffle.common.accounting import composition
 from riffle.common.accounting.binomial import charge, overflow_probability
@@ -49,10 +48,6 @@ from riffle.common.mechanism.parameters import (
     Padding,
     honest_reports,
 )
-
-Neighbours = Literal["replace one user"]
-
-NEIGHBOURS: Final[Neighbours] = "replace one user"
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
 """Keep arrays within memory and doubles finite; a descriptor has thousands of cells."""
@@ -114,24 +109,6 @@ class Account:
     n: int
     honest_reports: int
 
-    def meets(self, epsilon: float, beta: float) -> bool:
-        """Returns whether each user has at least (epsilon, beta)-DP."""
-        return self.epsilon_upper <= epsilon and self.beta <= beta
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """The spend of a batch: the event, and the guarantee recorded for it.
-
-    `guarantee` may be weaker than the event's account: a seeded test batch has infinite epsilon.
-    """
-
-    run: str
-    batch: str
-    event: BatchEvent
-    guarantee: Guarantee
-    neighbours: Neighbours = NEIGHBOURS
-
 
 def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds.
@@ -192,14 +169,13 @@ def _account(event: BatchEvent, beta: float) -> Account:
     )
 
 
-def run_guarantee(entries: Sequence[LedgerEntry]) -> Guarantee:
+def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     """Returns the guarantee of all batches for users that appear in one of them (parallel).
 
-    It holds up to the smallest dishonest fraction of any batch. Without entries it is (0, 0).
+    It holds up to the smallest dishonest fraction of any batch. Without batches it is (0, 0).
     """
-    if not entries:
+    if not guarantees:
         return Guarantee(0.0, 0.0)
-    guarantees = [entry.guarantee for entry in entries]
     return Guarantee(
         max(g.epsilon for g in guarantees),
         max(g.beta for g in guarantees),

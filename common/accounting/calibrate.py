@@ -54,7 +54,7 @@ from riffle.common.accounting.least_noise import (
     needed_numerator,
     smallest,
 )
-from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.parameters import (
     MAX_BITS,
     MAX_DRAWS,
@@ -63,6 +63,7 @@ from riffle.common.mechanism.parameters import (
     CentralNoise,
     FairBits,
     Flips,
+    Guarantee,
     Laplace,
     Noise,
     Padding,
@@ -105,84 +106,77 @@ class Calibration(Generic[N_co]):
 class _Request:
     """A request for a batch's noise. `tau` is the papers' tau, or None for exact calibration."""
 
+    layout: CounterLayout
     n: int
-    dishonest_fraction: float
-    cells: int
-    counters: int
-    data_slots: int
-    epsilon: float
-    beta: float
+    required: Guarantee
     tau: int | None
 
-    @property
-    def target(self) -> float:
-        return self.epsilon * (1.0 - MARGIN)
+    def needed_bits(self, p: float) -> int:
+        return needed_bits(p, *self._composition)
+
+    def needed_numerator(self, N: int, guess: float) -> int | None:
+        return needed_numerator(N, *self._composition, guess)
 
     @property
-    def beta_composition(self) -> float:
-        return self.beta * (1.0 - OVERFLOW_SHARE)
+    def _composition(self) -> tuple[int, float, float]:
+        beta = self.required.beta * (1.0 - OVERFLOW_SHARE)
+        return self.layout.cells, self.required.epsilon * (1.0 - MARGIN), beta
+
+    def is_drawable(self, noise: Noise) -> bool:
+        return noise.bits * self.layout.counters <= MAX_DRAWS
 
 
 def calibrate(
-    *,
+    layout: CounterLayout,
     n: int,
-    dishonest_fraction: float,
-    cells: int,
-    counters: int,
-    data_slots: int,
-    epsilon: float,
-    beta: float,
+    required: Guarantee,
     calibration: CalibrationName = "exact",
     max_messages: int | None = None,
-    sizes: Sizes | None = None,
 ) -> Calibration[Noise]:
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
-    "exact" gives (epsilon, beta)-DP with the fewest expected 1-bits. "paper" gives the papers'
-    noise, whatever its exact guarantee (`account.epsilon_upper`) is; it needs `sizes`. Replacing
-    one user moves at most `cells` of the `counters` up by one and `cells` down.
+    "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the papers'
+    noise, whatever its exact guarantee (`account.epsilon_upper`) is.
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
     noise bits, or epsilon is too small to be accounted for; ValueError for impossible arguments.
     """
+    epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
-    check_batch(cells, counters, beta)
+    check_batch(layout.cells, layout.counters, beta)
     if calibration not in ("exact", "paper"):
         raise ValueError(f"calibration must be 'exact' or 'paper', got {calibration!r}")
-    if calibration == "paper" and sizes is None:
-        raise ValueError("calibration 'paper' needs sizes: its tau depends on X, A and H")
-    tau = paper_tau(epsilon, beta, sizes) if calibration == "paper" and sizes else None
-    request = _Request(n, dishonest_fraction, cells, counters, data_slots, epsilon, beta, tau)
+    tau = paper_tau(epsilon, beta, layout.sizes) if calibration == "paper" else None
+    request = _Request(layout, n, required, tau)
     noise, padding = _plan(request)
     if max_messages is not None and padding.messages > max_messages:
         raise _too_long(request, padding, max_messages)
-    if not _drawable(request, noise):
-        enough = -(-n * noise.bits * counters // MAX_DRAWS)
+    if not request.is_drawable(noise):
+        bits = noise.bits * layout.counters
+        enough = -(-n * bits // MAX_DRAWS)
         raise CalibrationError(
-            f"a report in a batch of n={n} takes {noise.bits * counters} noise bits, more than "
-            f"the {MAX_DRAWS} that a node draws; the bits fall like 1/n: make n at least about "
-            f"{enough}",
+            f"a report in a batch of n={n} takes {bits} noise bits, more than the {MAX_DRAWS} that "
+            f"a node draws; the bits fall like 1/n: make n at least about {enough}",
             enough / n,
         )
     return Calibration(noise, padding, _account_of(request, noise, padding))
 
 
 def _plan(request: _Request) -> tuple[Noise, Padding]:
-    r, honest = request, honest_reports(request.n, request.dishonest_fraction)
-    noise = paper_noise(r.n, r.tau) if r.tau else _exact(r, honest)
-    trials, overflow = noise.bits * r.counters, OVERFLOW_SHARE * r.beta
-    return noise, Padding(r.data_slots, fewest_slots(r.n, trials, noise.p, r.epsilon, overflow))
+    layout, n, required = request.layout, request.n, request.required
+    honest = honest_reports(n, required.dishonest_fraction)
+    noise = paper_noise(n, request.tau) if request.tau else _exact(request, honest)
+    trials, overflow = noise.bits * layout.counters, OVERFLOW_SHARE * required.beta
+    slots = fewest_slots(n, trials, noise.p, required.epsilon, overflow)
+    return noise, Padding(layout.data_slots, slots)
 
 
 def _exact(request: _Request, honest: int) -> Noise:
     """Returns the noise with the fewest expected 1-bits; of equals, the fewest bits to draw."""
-    needed = {
-        j: needed_bits(2.0**-j, request.cells, request.target, request.beta_composition)
-        for j in range(1, LARGEST_LOG2 + 1)
-    }
+    needed = {j: request.needed_bits(2.0**-j) for j in range(1, LARGEST_LOG2 + 1)}
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
     # Small p needs more bits for the same ones. Noise that no node may draw is no candidate.
-    best = min([noise for noise in dyadic if _drawable(request, noise)] or dyadic, key=_ones)
+    best = min(list(filter(request.is_drawable, dyadic)) or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
@@ -190,15 +184,9 @@ def _exact(request: _Request, honest: int) -> Noise:
     # The p that is sought needs nearly as many ones as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
-    k = needed_numerator(
-        honest * bits, request.cells, request.target, request.beta_composition, guess
-    )
+    k = request.needed_numerator(honest * bits, guess)
     finer = [] if k is None else [Noise(bits, k, MAX_P_LOG2)]
-    return min([best, *(noise for noise in finer if _drawable(request, noise))], key=_ones)
-
-
-def _drawable(request: _Request, noise: Noise) -> bool:
-    return noise.bits * request.counters <= MAX_DRAWS
+    return min([best, *filter(request.is_drawable, finer)], key=_ones)
 
 
 def _ones(noise: Noise) -> tuple[float, int]:
@@ -207,27 +195,29 @@ def _ones(noise: Noise) -> tuple[float, int]:
 
 def _account_of(request: _Request, noise: Noise, padding: Padding) -> Account:
     """Returns the account of the result. Raises CalibrationError if exact calibration misses."""
-    r = request
-    event = BatchEvent(noise, padding, r.n, r.dishonest_fraction, r.cells, r.counters)
-    result = account(event, r.beta)
-    if r.tau is None and not result.meets(r.epsilon, r.beta):
+    layout, required = request.layout, request.required
+    fraction = required.dishonest_fraction
+    event = BatchEvent(noise, padding, request.n, fraction, layout.cells, layout.counters)
+    result = account(event, required.beta)
+    if request.tau is None and not result.epsilon_upper <= required.epsilon:
         raise CalibrationError(
-            f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={r.beta:g}, "
-            f"not the requested {r.epsilon:.9g}; please report these arguments as a bug"
+            f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={required.beta:g}, "
+            f"not the requested {required.epsilon:.9g}; please report these arguments as a bug"
         )
     return result
 
 
 def _too_long(request: _Request, padding: Padding, max_messages: int) -> CalibrationError:
-    fewest = _smallest_batch(request, max_messages)
+    required, fewest = request.required, _smallest_batch(request, max_messages)
     way_out = (
         f"the smallest n that works is {fewest}"
         if fewest
         else f"no n up to {LARGEST_BATCH:g} works: allow more messages"
     )
     return CalibrationError(
-        f"a report in a batch of n={request.n} needs {padding.messages} messages, more than the "
-        f"{max_messages} allowed; at epsilon={request.epsilon:g}, beta={request.beta:g} {way_out}",
+        f"a report in a batch of n={request.n} needs {padding.messages} messages, more than "
+        f"the {max_messages} allowed; at epsilon={required.epsilon:g}, beta={required.beta:g} "
+        + way_out,
         fewest and fewest / request.n,
     )
 
@@ -276,7 +266,7 @@ def paper_noise(n: int, tau: int) -> Noise:
     return Noise(bits=1, p_numerator=numerator, p_log2=MAX_P_LOG2)
 
 
-def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
+def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
     """Returns the smallest f that makes a report (epsilon, beta)-DP against all its readers.
 
     Raises CalibrationError if epsilon is too small.
@@ -285,7 +275,7 @@ def calibrate_local(*, cells: int, epsilon: float, beta: float) -> Flips:
     return _fewest_flips(cells, epsilon, beta)
 
 
-def calibrate_central(*, cells: int, counters: int, epsilon: float, beta: float) -> CentralNoise:
+def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) -> CentralNoise:
     """Returns the noise of least variance that makes all counters (epsilon, beta)-DP.
 
     Raises CalibrationError if the noise needs more than MAX_DRAWS draws.

@@ -70,7 +70,7 @@ def ledger_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Ledger:
     # Spends are read after rows: a spend of a deployment issued in between has no row here.
     pairs = [(by_index[spend.index], spend) for spend in spends if spend.index in by_index]
     entries = [_spend(row, spend) for row, spend in pairs]
-    total = run_guarantee([ledger.entry(row.descriptor, spend.spend) for row, spend in pairs])
+    total = run_guarantee([ledger.recorded(row.descriptor.n, spend.spend) for row, spend in pairs])
     budget = run.spec.budget
     return models.Ledger(
         epsilon=total.epsilon,

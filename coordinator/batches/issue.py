@@ -21,7 +21,7 @@ from riffle.common.accounting import (
     calibrate_local,
 )
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.parameters import BatchNoise, Padding
+from riffle.common.mechanism.parameters import BatchNoise, Guarantee, Padding
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
@@ -84,21 +84,11 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
             detail names the smallest n that works.
     """
     layout = CounterLayout(spec.sizes, spec.families, layer)
+    required = Guarantee(spec.epsilon, spec.beta, spec.dishonest_fraction)
     try:
         if spec.trust != "shuffle":
             return _calibrated_to_one_message(spec, layout, n)
-        return calibrate(
-            n=n,
-            dishonest_fraction=spec.dishonest_fraction,
-            cells=layout.cells,
-            counters=layout.counters,
-            data_slots=layout.data_slots,
-            epsilon=spec.epsilon,
-            beta=spec.beta,
-            calibration=spec.calibration,
-            max_messages=spec.max_messages,
-            sizes=spec.sizes,
-        )
+        return calibrate(layout, n, required, spec.calibration, spec.max_messages)
     except CalibrationError as error:
         scope = "all layers" if layer is None else f"layer {layer}"
         raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error
@@ -111,11 +101,9 @@ def _calibrated_to_one_message(
     cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
     noise: BatchNoise
     if spec.trust == "local":
-        noise = calibrate_local(cells=cells, epsilon=spec.epsilon, beta=spec.beta)
+        noise = calibrate_local(cells, spec.epsilon, spec.beta)
     else:
-        noise = calibrate_central(
-            cells=cells, counters=counters, epsilon=spec.epsilon, beta=spec.beta
-        )
+        noise = calibrate_central(cells, counters, spec.epsilon, spec.beta)
     event = BatchEvent(noise, padding, n, spec.dishonest_fraction, cells, counters)
     return Calibration(noise, padding, account(event, spec.beta))
 

@@ -15,7 +15,7 @@ not used.
 import math
 from dataclasses import dataclass
 
-from riffle.common.accounting import LedgerEntry, account
+from riffle.common.accounting import account
 from riffle.common.mechanism.parameters import Guarantee, honest_reports
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
@@ -67,12 +67,10 @@ def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
         )
 
 
-def entry(descriptor: BatchDescriptor, spend: Spend) -> LedgerEntry:
-    """Returns a batch's spend as the accountant's ledger entry."""
-    fraction = spend.dishonest / descriptor.n
-    event = batch_event(descriptor, descriptor.guarantee.dishonest_fraction)
-    guarantee = Guarantee(spend.epsilon_upper, spend.beta, min(fraction, math.nextafter(1.0, 0.0)))
-    return LedgerEntry(descriptor.run_id, descriptor.batch_id, event, guarantee)
+def recorded(n: int, spend: Spend) -> Guarantee:
+    """Returns the guarantee that the ledger records for a batch of n reports."""
+    fraction = min(spend.dishonest / n, math.nextafter(1.0, 0.0))
+    return Guarantee(spend.epsilon_upper, spend.beta, fraction)
 
 
 def _allowed(descriptor: BatchDescriptor) -> int:

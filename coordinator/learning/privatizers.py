@@ -71,7 +71,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -188,19 +188,6 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     visits and rewards; 4 H + X A with losses under full information.
     """
     return sensitivity.l1 / (3.0 * H) * epsilon
-
-
-class Privatizer(Protocol):
-    """Private running sums of a stream of arrays of one shape; see the module's docstring."""
-
-    def add(self, sigma: FloatArray) -> FloatArray:
-        """Takes the next contribution; returns the private sum of all so far."""
-
-    def variance(self, t: int) -> float:
-        """Returns the variance of the noise on one counter after t contributions."""
-
-    def deviation(self, t: int, log_term: float) -> float:
-        """Returns a bound on that noise, exceeded with probability at most 2 exp(-log_term)."""
 
 
 def tree_levels(T: int) -> int:

@@ -2,14 +2,13 @@
 
 import math
 from fractions import Fraction
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
 
 from riffle.common.accounting import Account, BatchEvent, account, calibrate, gaussian_variance
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.parameters import Noise, Padding
+from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
 from riffle.deploy.output import Format, Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
@@ -59,37 +58,22 @@ def account_command(
         event = BatchEvent(noise, padding, episodes, dishonest, layout.cells, layout.counters)
         document = describe(layout, noise, account(event, beta))
     else:
-        document = calibrated(layout, episodes, dishonest, epsilon, beta, calibration)
+        required = Guarantee(epsilon, beta, dishonest)
+        document = calibrated(layout, episodes, required, calibration)
     rows = list(document.items())
     emit(document, output, lambda: table(("quantity", "value"), rows))
 
 
 def calibrated(
-    layout: CounterLayout,
-    n: int,
-    dishonest_fraction: float,
-    epsilon: float,
-    beta: float,
-    calibration: CalibrationName,
+    layout: CounterLayout, n: int, required: Guarantee, calibration: CalibrationName
 ) -> dict[str, Any]:
     """Returns a calibration, with its ratios to the papers' and to the Gaussian mechanism."""
-    calibrate_batch = partial(
-        calibrate,
-        n=n,
-        dishonest_fraction=dishonest_fraction,
-        cells=layout.cells,
-        counters=layout.counters,
-        data_slots=layout.data_slots,
-        epsilon=epsilon,
-        beta=beta,
-        sizes=layout.sizes,
-    )
-    chosen = calibrate_batch(calibration=calibration)
+    chosen = calibrate(layout, n, required, calibration)
     document = describe(layout, chosen.noise, chosen.account)
-    gaussian = gaussian_variance(epsilon, beta, layout.cells)
+    gaussian = gaussian_variance(required.epsilon, required.beta, layout.cells)
     document["variance_over_gaussian"] = chosen.account.variance / gaussian
     if calibration == "exact":
-        paper = calibrate_batch(calibration="paper")
+        paper = calibrate(layout, n, required, "paper")
         ratio = paper.noise.mean(n) / chosen.noise.mean(n)
         document["ones_of_the_paper_over_exact"] = ratio
     return document

@@ -169,16 +169,8 @@ def fitting_noise(setting: Setting) -> Noise:
 
 def calibrated_noise(setting: Setting) -> Noise:
     """Returns the noise that the product would choose: the fewest 1-bits."""
-    layout = setting.layout
-    return calibrate(
-        n=setting.n,
-        dishonest_fraction=0.0,
-        cells=layout.cells,
-        counters=layout.counters,
-        data_slots=layout.data_slots,
-        epsilon=setting.epsilon,
-        beta=setting.beta,
-    ).noise
+    required = Guarantee(setting.epsilon, setting.beta)
+    return calibrate(setting.layout, setting.n, required).noise
 
 
 def _cells(setting: Setting, state: int) -> Ints:

@@ -27,9 +27,8 @@ def test_account_of_the_reference_batch() -> None:
     assert a.variance == pytest.approx(504.0, rel=1e-3)
     assert a.messages == 100
     assert 0 < a.beta_overflow < 2e-7
-    assert a.meets(1.0, 1e-5)
-    assert not a.meets(0.9, 1e-5)
-    assert not a.meets(1.0, 1e-6)
+    assert 0.9 < a.epsilon_upper <= 1.0
+    assert a.beta == 1e-5
 
 
 def test_dishonest_reports_give_no_noise() -> None:

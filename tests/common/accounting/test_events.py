@@ -6,9 +6,7 @@ from dataclasses import replace
 import pytest
 
 from riffle.common.accounting import (
-    NEIGHBOURS,
     BatchEvent,
-    LedgerEntry,
     account,
     composition,
     repeated_user_guarantee,
@@ -23,19 +21,11 @@ FINE = BatchEvent(Noise(126, 1, 10), Padding(18, 90), 4096, 0.0, 18, 288)
 CRUDE = BatchEvent(Noise(15, 1, 10), Padding(2, 12), 4096, 0.1, 2, 40)
 
 
-def entry(batch: str, epsilon: float, beta: float, fraction: float = 0.0) -> LedgerEntry:
-    return LedgerEntry("run", batch, FINE, Guarantee(epsilon, beta, fraction))
-
-
 def test_a_run_costs_its_worst_batch() -> None:
-    entries = [entry("a", 1.0, 1e-5, 0.2), entry("b", 0.5, 1e-4, 0.1)]
-    assert run_guarantee(entries) == Guarantee(1.0, 1e-4, 0.1)
-    assert run_guarantee([*entries, entry("t", math.inf, 1.0)]).epsilon == math.inf
+    batches = [Guarantee(1.0, 1e-5, 0.2), Guarantee(0.5, 1e-4, 0.1)]
+    assert run_guarantee(batches) == Guarantee(1.0, 1e-4, 0.1)
+    assert run_guarantee([*batches, Guarantee(math.inf, 1.0)]).epsilon == math.inf
     assert run_guarantee([]) == Guarantee(0.0, 0.0)
-
-
-def test_entries_name_the_neighbouring_relation() -> None:
-    assert entry("a", 1.0, 1e-5).neighbours == NEIGHBOURS == "replace one user"
 
 
 def test_one_batch_repeated_once_is_its_account() -> None:

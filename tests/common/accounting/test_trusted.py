@@ -66,7 +66,7 @@ def test_flips_against_all_reports_of_all_neighbours(group: int, cells: int, f: 
 )
 def test_flips_meet_epsilon_where_bounds_are_loose(cells: int, epsilon: float, beta: float) -> None:
     """Below `SMALLEST_DELTA` the bound of the next f may be above that of the ratio searched."""
-    flips = calibrate_local(cells=cells, epsilon=epsilon, beta=beta)
+    flips = calibrate_local(cells, epsilon, beta)
     assert composition.epsilon([Steps(flips.f / (1 - flips.f), cells)], beta) <= epsilon
 
 
@@ -90,12 +90,12 @@ def test_laplace_against_its_own_masses(numerator: int, log2: int, epsilon: floa
 @pytest.mark.parametrize("cells", [1, 2, 3, 6, 18, 120])
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 4.0])
 def test_calibrated_noise_is_enough_and_the_least(cells: int, epsilon: float) -> None:
-    flips = calibrate_local(cells=cells, epsilon=epsilon, beta=BETA)
+    flips = calibrate_local(cells, epsilon, BETA)
     q = flips.f / (1 - flips.f)
     assert steps_delta(q, cells, epsilon) <= BETA * (1 + 1e-9)
     less = Flips(round(flips.numerator * (1 - 1e-3) - 1))
     assert steps_delta(less.f / (1 - less.f), cells, epsilon) > BETA
-    central = calibrate_central(cells=cells, counters=100, epsilon=epsilon, beta=BETA)
+    central = calibrate_central(cells, 100, epsilon, BETA)
     laplace = Laplace(min(SCALE - 1, math.ceil(q * SCALE)))
     assert central.variance(1) <= laplace.variance(1) * (1 + 1e-6)
 
@@ -103,8 +103,8 @@ def test_calibrated_noise_is_enough_and_the_least(cells: int, epsilon: float) ->
 def test_numbers_of_the_documentation() -> None:
     """Variances of a counter at epsilon = 1, beta = 1e-5 for one pair of cells and for six."""
     for cells, user, coordinator in ((1, 3.92, 7.84), (6, 136.9, 167.3)):
-        flips = calibrate_local(cells=cells, epsilon=1.0, beta=BETA)
-        central = calibrate_central(cells=cells, counters=100, epsilon=1.0, beta=BETA)
+        flips = calibrate_local(cells, 1.0, BETA)
+        central = calibrate_central(cells, 100, 1.0, BETA)
         assert flips.variance(1) == pytest.approx(user, rel=2e-3)
         assert central.variance(1) == pytest.approx(coordinator, rel=2e-3)
         q = flips.f / (1 - flips.f)
@@ -126,15 +126,15 @@ def test_the_account_depends_neither_on_n_nor_on_the_others(noise: BatchNoise) -
 
 def test_small_epsilon_takes_more_than_can_be_drawn() -> None:
     with pytest.raises(CalibrationError, match="ask for more epsilon"):
-        calibrate_central(cells=6, counters=MAX_DRAWS // 1000, epsilon=0.01, beta=BETA)
+        calibrate_central(6, MAX_DRAWS // 1000, 0.01, BETA)
     for epsilon in (1e-4, 5e-324):
         with pytest.raises(CalibrationError, match="ask for more epsilon"):
-            calibrate_local(cells=3000, epsilon=epsilon, beta=1e-9)
+            calibrate_local(3000, epsilon, 1e-9)
 
 
 def test_beta_alone_can_pay_for_a_small_epsilon() -> None:
     """Noise at which delta(0) is below beta: epsilon is 0, and the search still finds the least."""
-    flips = calibrate_local(cells=1, epsilon=1e-7, beta=0.01)
+    flips = calibrate_local(1, 1e-7, 0.01)
     q = flips.f / (1 - flips.f)
     assert steps_delta(q, 1, 0.0) == pytest.approx(0.01, rel=1e-4)
 

@@ -16,16 +16,7 @@ def calibrated(
     epsilon: float, fraction: float = 0.0, claim: float | None = None
 ) -> BatchDescriptor:
     """A batch whose noise gives ``epsilon`` and that claims ``claim``."""
-    layout = descriptor(n=N).layout
-    made = calibrate(
-        n=N,
-        dishonest_fraction=fraction,
-        cells=layout.cells,
-        counters=layout.counters,
-        data_slots=layout.data_slots,
-        epsilon=epsilon,
-        beta=BETA,
-    )
+    made = calibrate(descriptor(n=N).layout, N, Guarantee(epsilon, BETA, fraction))
     return descriptor(
         n=N,
         noise={

@@ -16,8 +16,8 @@ from riffle.coordinator.batches.issue import Party, issue
 from riffle.coordinator.batches.ledger import (
     Spend,
     dishonest_at_least,
-    entry,
     planned,
+    recorded,
     refuse_beyond,
     spent,
 )
@@ -100,6 +100,6 @@ def test_beyond_the_budget_is_refused() -> None:
 def test_a_runs_spend_is_its_largest_batchs() -> None:
     small, large = batch(), batch(n=100)
     pairs = [(small, planned(small)), (large, spent(large, 30 * large.padding.messages))]
-    total = run_guarantee([entry(descriptor, spend) for descriptor, spend in pairs])
+    total = run_guarantee([recorded(descriptor.n, spend) for descriptor, spend in pairs])
     assert total.epsilon == max(spend.epsilon_upper for _, spend in pairs)
     assert total.beta == 1e-3

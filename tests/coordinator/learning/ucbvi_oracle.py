@@ -18,9 +18,10 @@ from riffle.coordinator.learning.privatizers import (
     AdditiveNoise,
     BinaryMechanism,
     LocalPrivatizer,
-    Privatizer,
 )
 from riffle.coordinator.learning.ucbvi_parameters import Bonus, Confidence, Trust
+
+Privatizer = BinaryMechanism | LocalPrivatizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from riffle.common.accounting import calibrate
 from riffle.common.mechanism.counters import CounterLayout, Sizes
-from riffle.common.mechanism.parameters import Noise
+from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.randomness import SystemRandomness
 from riffle.common.mechanism.shuffle_model import debias, draw_noise
 from riffle.coordinator.learning.postprocess import consistent, precision
@@ -24,15 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def exact_noise(layout: CounterLayout, n: int, epsilon: float, beta: float) -> Noise:
-    return calibrate(
-        n=n,
-        dishonest_fraction=0.0,
-        cells=layout.cells,
-        counters=layout.counters,
-        data_slots=layout.data_slots,
-        epsilon=epsilon,
-        beta=beta,
-    ).noise
+    return calibrate(layout, n, Guarantee(epsilon, beta)).noise
 
 
 def failures(true: Floats, transitions: Floats, visits: Floats, E: float) -> int:
