@@ -31,7 +31,7 @@ from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
-from riffle.coordinator.runs.coordinator import make_coordinator
+from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.store import Store
@@ -71,7 +71,7 @@ def create_app(
             opener = analyzer or Analyzer(keys.private, settings.workers)
             closing.callback(opener.close)
             signals = ChangeSignals(shared=store.shared)
-            coordinator = make_coordinator(
+            coordinator = Coordinator(
                 store=store,
                 shuffler=client,
                 analyzer=opener,

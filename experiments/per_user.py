@@ -25,7 +25,7 @@ from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.coordinator.batches.analyzer import add_noise
 from riffle.coordinator.batches.counts import counts_document, private_counts
-from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learners.registry import Registry, refusal
 from riffle.coordinator.learning.learner import (
     BatchCounts,
@@ -51,8 +51,8 @@ from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment, Modelled, TabularMDP
 from riffle.node_client.episode import PreparedBatch, play, slot_randomness, slot_report
 
-NOBODY = Party(shuffler_id="simulator", analyzer_key="00" * 32)
 NEVER = 1 << 40
+SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
 PROGRESS_EVERY = 1_000
 """Users between two calls of ``on_users``, which receives how many more are done."""
 
@@ -160,7 +160,7 @@ def run_per_user(
 def _run_batch(
     spec: RunSpec, run_id: str, users: Users, learner: Learner, deployment: Deployment, index: int
 ) -> SimulatedBatch:
-    issued = issue(spec, run_id, NOBODY, deployment, index=index, step=index, expires_at=NEVER)
+    issued = SIMULATOR.issue(run_id, spec, deployment, index=index, step=index)
     counts = private_counts(issued.descriptor, batch_histogram(issued.descriptor, users))
     return SimulatedBatch(deployment, issued.descriptor, counts, learner.observe(counts))
 

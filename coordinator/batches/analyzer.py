@@ -27,7 +27,7 @@ from riffle.common.process.workers import SPAWN, initialize_worker
 from riffle.common.protocol.descriptor import BatchDescriptor, Context
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import OVERHEAD, open_each, open_histogram
-from riffle.coordinator.batches.shuffler_client import Octets
+from riffle.coordinator.batches.shuffler_client import Messages, Octets
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,7 +92,7 @@ CHUNKS_A_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpenedBatch:
     """An opened batch's histogram (C + 1,) with its noise (`common.mechanism.workflow.count`).
 
     ``opened`` messages were counted; ``failed`` ones did not open, or named no counter.
@@ -101,6 +101,7 @@ class Opening:
     histogram: Ints
     opened: int
     failed: int
+    messages_sha256: str
 
 
 class Analyzer:
@@ -121,7 +122,7 @@ class Analyzer:
         self._pool = pool(workers)
 
     @in_span("open")
-    async def open(self, context: Context, messages: Octets) -> Opening:
+    async def open(self, context: Context, messages: Messages) -> OpenedBatch:
         """Opens and counts all messages of a batch.
 
         Raises:
@@ -130,9 +131,9 @@ class Analyzer:
                 processes died.
         """
         private = self.check_key(context)
-        _check_size(context, messages)
+        _check_size(context, messages.data)
         try:
-            parts = await self._open_chunks(private, context, messages)
+            parts = await self._open_chunks(private, context, messages.data)
         except BrokenExecutor as error:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = self._make_pool(self._workers)
@@ -144,7 +145,7 @@ class Analyzer:
         opened = int(histogram.sum() if descriptor.trust == "shuffle" else histogram[-1])
         if opened + failed != descriptor.n * descriptor.padding.messages:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
-        return Opening(add_noise(descriptor, histogram), opened, failed)
+        return OpenedBatch(add_noise(descriptor, histogram), opened, failed, messages.sha256)
 
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.

@@ -1,4 +1,4 @@
-"""Makes a batch of a learner's deployment: noise, padding, descriptor. Pure but for `Issuer`.
+"""Makes a batch of a learner's deployment: noise, padding, descriptor.
 
 Noise is calibrated to the run's (epsilon, beta) by `common.accounting.calibrate`: under trust
 ``shuffle`` with N = honest_reports(n, gamma) * bits Bernoulli bits a counter, under ``local`` and
@@ -39,14 +39,6 @@ from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
 """Largest size of a batch's n L messages, which are fetched whole; the shuffler's default too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Party:
-    """The shuffler's id and the analyzer's public key (hex), which a descriptor names."""
-
-    shuffler_id: str
-    analyzer_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,59 +100,6 @@ def _calibrated_to_one_message(
     return Calibration(noise, padding, account(event, spec.beta))
 
 
-def issue(
-    spec: RunSpec,
-    run_id: str,
-    party: Party,
-    deployment: Deployment,
-    *,
-    index: int,
-    step: int,
-    expires_at: int,
-) -> Issue:
-    """Returns the batch that carries out ``deployment``.
-
-    Raises:
-        RemoteError: ``batch-too-small``; ``invalid-spec``: no descriptor can hold it, or the batch
-            would be too large to hand over.
-    """
-    calibration = calibrated(spec, deployment.n, deployment.layer)
-    mixture = deployment.mixture
-    try:
-        descriptor = BatchDescriptor(
-            run_id=run_id,
-            batch_id=batch_id(run_id, index),
-            shuffler_id=party.shuffler_id,
-            deployment=index,
-            trust=spec.trust,
-            environment=spec.environment,
-            n=deployment.n,
-            expires_at=expires_at,
-            states=spec.states,
-            actions=spec.actions,
-            horizon=spec.horizon,
-            reward_low=spec.reward_low,
-            reward_high=spec.reward_high,
-            families=spec.families,
-            layer=deployment.layer,
-            policies=tuple(tuple(map(tuple, policy)) for policy in mixture.policies.tolist()),
-            weights=tuple(mixture.weights.tolist()),
-            noise=NoiseDocument.of(calibration.noise),
-            data_slots=calibration.padding.data_slots,
-            noise_slots=calibration.padding.noise_slots,
-            guarantee=GuaranteeDocument(
-                epsilon=spec.epsilon, beta=spec.beta, dishonest_fraction=spec.dishonest_fraction
-            ),
-            analyzer_key=party.analyzer_key,
-            test_seed=spec.test_seed,
-        )
-    except ValidationError as error:
-        raise RemoteError("invalid-spec", f"deployment {index}: {first_fault(error)}") from error
-    check_bytes(spec, deployment.n, deployment.layer)
-    data = serialize(descriptor)
-    return Issue(index, step, deployment, descriptor, data, planned(descriptor))
-
-
 @dataclass(frozen=True, slots=True)
 class Issuer:
     """Issues deployments to the shuffler of this id, under the active key.
@@ -175,14 +114,49 @@ class Issuer:
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
     ) -> Issue:
-        """Issues a deployment as a batch that expires `RunSpec.batch_seconds` from now.
+        """Returns the batch that carries out ``deployment``; `RunSpec.batch_seconds` is its life.
 
         Raises:
-            RemoteError: as `issue`.
+            RemoteError: ``batch-too-small``; ``invalid-spec``: no descriptor can hold it, or the
+                batch would be too large to hand over.
         """
-        expires_at = int(self.clock()) + spec.batch_seconds
-        party = Party(self.shuffler_id, self.active_key())
-        return issue(spec, run_id, party, deployment, index=index, step=step, expires_at=expires_at)
+        calibration = calibrated(spec, deployment.n, deployment.layer)
+        mixture = deployment.mixture
+        try:
+            descriptor = BatchDescriptor(
+                run_id=run_id,
+                batch_id=batch_id(run_id, index),
+                shuffler_id=self.shuffler_id,
+                deployment=index,
+                trust=spec.trust,
+                environment=spec.environment,
+                n=deployment.n,
+                expires_at=int(self.clock()) + spec.batch_seconds,
+                states=spec.states,
+                actions=spec.actions,
+                horizon=spec.horizon,
+                reward_low=spec.reward_low,
+                reward_high=spec.reward_high,
+                families=spec.families,
+                layer=deployment.layer,
+                policies=tuple(tuple(map(tuple, policy)) for policy in mixture.policies.tolist()),
+                weights=tuple(mixture.weights.tolist()),
+                noise=NoiseDocument.of(calibration.noise),
+                data_slots=calibration.padding.data_slots,
+                noise_slots=calibration.padding.noise_slots,
+                guarantee=GuaranteeDocument(
+                    epsilon=spec.epsilon, beta=spec.beta, dishonest_fraction=spec.dishonest_fraction
+                ),
+                analyzer_key=self.active_key(),
+                test_seed=spec.test_seed,
+            )
+        except ValidationError as error:
+            raise RemoteError(
+                "invalid-spec", f"deployment {index}: {first_fault(error)}"
+            ) from error
+        check_bytes(spec, deployment.n, deployment.layer)
+        data = serialize(descriptor)
+        return Issue(index, step, deployment, descriptor, data, planned(descriptor))
 
 
 def check_bytes(spec: RunSpec, n: int, layer: int | None) -> None:

@@ -127,21 +127,43 @@ class Drivers:
 
 @dataclass
 class Coordinator:
-    """All runs of one store. Made and closed inside a running event loop; see `make_coordinator`.
+    """All runs of one store. Made and closed inside a running event loop.
 
-    ``clock`` returns seconds since 1970. ``test_entry``: runs may be seeded.
+    ``signing_key`` (Ed25519, private) signs descriptors. ``clock`` returns seconds since 1970.
+    ``test_entry``: runs may be seeded.
     """
 
     store: Store
-    drivers: Drivers
-    registry: Registry
-    issuer: Issuer
+    shuffler: ShufflerClient
+    analyzer: Analyzer
     keys: KeyRing
+    registry: Registry
     signals: ChangeSignals
+    metrics: CoordinatorMetrics
+    shuffler_id: str
+    signing_key: bytes
     clock: Callable[[], float]
+    replica: Replica
     test_entry: bool
     _listening: asyncio.Task[None] | None = field(default=None, init=False)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.issuer = Issuer(self.shuffler_id, self.keys.active, self.clock)
+        self.drivers = Drivers(self.store, self._make_driver, self.replica, self.clock)
+        self._exchange = BatchExchange(self.shuffler, self.analyzer, self.signing_key, self.clock)
+
+    def _make_driver(self, lease: RunLease, learner: Learner | None) -> Driver:
+        return Driver(
+            lease,
+            RunLearner(self.store, self.registry, self.issuer, learner),
+            self.store,
+            self._exchange,
+            self.keys,
+            self.signals,
+            self.metrics,
+            self.clock,
+        )
 
     async def start(self) -> None:
         """Takes up every run where it was left, unless another replica drives it."""
@@ -168,7 +190,7 @@ class Coordinator:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
         run_id = spec.run_id or secrets.token_hex(16)
         learner, first = await in_thread(self._issue_first, run_id, spec)
-        now, holder, until = self.clock(), self.drivers.replica.name, self.drivers.until
+        now, holder, until = self.clock(), self.replica.name, self.drivers.until
         create = self.store.create_run
         lease = await in_thread(create, run_id, spec, first, now, holder, until)
         if lease is not None:
@@ -274,30 +296,3 @@ def _earlier(rows: list[DeploymentRecord], wanted: Deployment) -> DeploymentReco
         if row.step == wanted.stage and same_deployment(row.deployment, wanted):
             return row
     raise RemoteError("wrong-state", f"step {wanted.stage} is not the next one, or was another one")
-
-
-def make_coordinator(
-    *,
-    store: Store,
-    shuffler: ShufflerClient,
-    analyzer: Analyzer,
-    keys: KeyRing,
-    registry: Registry,
-    signals: ChangeSignals,
-    metrics: CoordinatorMetrics,
-    shuffler_id: str,
-    signing_key: bytes,
-    clock: Callable[[], float],
-    replica: Replica,
-    test_entry: bool,
-) -> Coordinator:
-    """Joins the parts of a coordinator. ``signing_key``: Ed25519, private, signs descriptors."""
-    issuer = Issuer(shuffler_id, keys.active, clock)
-    exchange = BatchExchange(shuffler, analyzer, signing_key, clock)
-
-    def make_driver(lease: RunLease, learner: Learner | None) -> Driver:
-        run_learner = RunLearner(store, registry, issuer, learner)
-        return Driver(lease, run_learner, store, exchange, keys, signals, metrics, clock)
-
-    drivers = Drivers(store, make_driver, replica, clock)
-    return Coordinator(store, drivers, registry, issuer, keys, signals, clock, test_entry)

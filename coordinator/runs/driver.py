@@ -26,6 +26,7 @@ from riffle.common.protocol.descriptor import Context, parse
 from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.common.protocol.messages import BatchStatus
 from riffle.coordinator.batches import ledger
+from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.learners.registry import refusal
 from riffle.coordinator.learning.learner import LearnerError
@@ -44,7 +45,6 @@ from riffle.coordinator.store.records import (
     DeploymentRecord,
     LeaseLostError,
     NextStep,
-    OpenedBatch,
     RunLease,
     RunRecord,
     Settlement,
@@ -164,7 +164,7 @@ class Driver:
 
     async def _deposit(self, _: RunRecord, row: DeploymentRecord) -> None:
         await self.exchange.deposit(row)
-        await in_thread(self.store.deposit, self.lease, row.index, self.clock())
+        await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
 
     async def _wait(self, _: RunRecord, row: DeploymentRecord) -> None:
         status = await self.exchange.wait_until_full(row)
@@ -178,14 +178,16 @@ class Driver:
             episodes = 0 if status is None else status.episodes or 0
             await self._abandon(row, episodes, NextStep())
         elif row.state == "issued":
-            await in_thread(self.store.deposit, self.lease, row.index, self.clock())
+            await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
         else:
             await self._seal(row, status)
 
     async def _seal(self, row: DeploymentRecord, status: BatchStatus) -> None:
         timings = {"waiting": self.clock() - (row.opened_at or row.issued_at)}
         episodes = status.episodes or row.n
-        await self._commit(self.store.seal, self.lease, row.index, episodes, timings, self.clock())
+        await self._commit(
+            self.store.record_seal, self.lease, row.index, episodes, timings, self.clock()
+        )
 
     # -- sealed ----------------------------------------------------------------------------------
 
@@ -222,7 +224,9 @@ class Driver:
         if self._storing_seconds is not None:
             timings["storing"] = self._storing_seconds
         timings["acknowledging"], self._storing_seconds = timer.seconds(), None
-        await in_thread(self._end_batch, self.store.acknowledge, self.lease, row.index, timings)
+        await in_thread(
+            self._end_batch, self.store.record_acknowledgement, self.lease, row.index, timings
+        )
         self.metrics.observe(timings)
 
     async def _abandon(self, row: DeploymentRecord, episodes: int, step: NextStep) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from riffle.common.protocol.descriptor import Context, parse, sign_deposit
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.messages import BatchState, BatchStatus
-from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.analyzer import Analyzer, OpenedBatch
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.metrics import JOURNAL
-from riffle.coordinator.store.records import DeploymentRecord, OpenedBatch
+from riffle.coordinator.store.records import DeploymentRecord
 
 POLL_SECONDS = 25.0
 EXPIRY_MARGIN_SECONDS = 2.0
@@ -131,9 +131,9 @@ class BatchExchange:
         timer = StepTimer()
         messages = await self._fetch(row, context)
         timings["fetching"] = timer.seconds()
-        opening = await self.analyzer.open(context, messages.data)
+        opened = await self.analyzer.open(context, messages)
         timings["opening"] = timer.seconds()
-        return OpenedBatch(opening.histogram, opening.opened, opening.failed, messages.sha256)
+        return opened
 
     async def acknowledge(self, row: DeploymentRecord) -> None:
         """Tells the shuffler to erase a settled batch.

@@ -8,6 +8,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.database import notify
+from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.batches.ledger import refuse_beyond
 from riffle.coordinator.learning.learner import json_float, to_json
@@ -25,7 +26,6 @@ from riffle.coordinator.store.events import Event
 from riffle.coordinator.store.queries import read_deployment, read_run
 from riffle.coordinator.store.records import (
     DeploymentRecord,
-    OpenedBatch,
     RunRecord,
     Settlement,
     pack,

@@ -18,6 +18,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.database import is_shared, writer
+from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.learning.true_values import TrueRow
 from riffle.coordinator.metrics import Census
 from riffle.coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
@@ -26,7 +27,6 @@ from riffle.coordinator.store.records import (
     DeploymentRecord,
     EventRecord,
     LedgerRecord,
-    OpenedBatch,
     RunRecord,
     Tally,
     deployment_record,
@@ -122,11 +122,6 @@ class Queries:
         if run_id is not None:
             query = query.where(columns.run_id == run_id)
         return {row[0]: Tally(row[1], int(row[2])) for row in self._rows(query)}
-
-    def runs_with_work(self) -> list[str]:
-        """Returns the runs that are running, or left a batch at the shuffler to be settled."""
-        with self._engine.connect() as connection:
-            return sorted(connection.execute(RUNS_WITH_WORK).scalars())
 
     def next_work(self, run_id: str) -> tuple[RunRecord, DeploymentRecord | None]:
         """Returns a run and its first deployment that needs a step, if any."""

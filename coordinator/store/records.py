@@ -11,6 +11,7 @@ from sqlalchemy import Row
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor, parse
 from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.counts import ValueEstimate
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.batches.ledger import Spend
@@ -130,16 +131,6 @@ class EventRecord:
     kind: str
     at: float
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedBatch:
-    """An opened batch: counts with all their noise, and how many messages opened and failed."""
-
-    histogram: Ints
-    opened: int
-    failed: int
-    messages_sha256: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.database import listen, notify
+from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.specs import RunSpec, TrueValueSpec
 from riffle.coordinator.store import changes, schema
@@ -37,7 +38,6 @@ from riffle.coordinator.store.records import (
     DeploymentRecord,
     LeaseLostError,
     NextStep,
-    OpenedBatch,
     RunLease,
     Settlement,
     Timings,
@@ -175,12 +175,12 @@ class Store(Queries):
 
     # -- the steps of a driver -------------------------------------------------------------------
 
-    def deposit(self, lease: RunLease, index: int, now: float) -> None:
+    def record_deposit(self, lease: RunLease, index: int, now: float) -> None:
         """Records that the shuffler has the descriptor."""
         with self._driving(lease) as connection:
             changes.move_deployment(connection, lease.run_id, index, "deposit", opened_at=now)
 
-    def seal(
+    def record_seal(
         self, lease: RunLease, index: int, episodes: int, timings: Timings, now: float
     ) -> None:
         """Records that the batch holds n reports, for which ``episodes`` were executed."""
@@ -231,7 +231,7 @@ class Store(Queries):
             changes.add_event(connection, lease.run_id, now, event)
             self._take_step(connection, lease.run_id, step, now)
 
-    def acknowledge(self, lease: RunLease, index: int, timings: Timings) -> None:
+    def record_acknowledgement(self, lease: RunLease, index: int, timings: Timings) -> None:
         """Records that the shuffler knows that the batch is settled."""
         values = {"acknowledged": True, "timings": json.dumps(dict(timings))}
         with self._driving(lease) as connection:

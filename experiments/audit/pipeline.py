@@ -28,6 +28,7 @@ from riffle.common.protocol import hpke
 from riffle.common.protocol.hpke import open_each, open_histogram
 from riffle.common.protocol.messages import frame, split_frames
 from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.experiments.audit.world import World
 from riffle.node_client.episode import slot_report
 from riffle.node_client.sealing import pack, seal_reports
@@ -60,7 +61,8 @@ def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int 
         with asyncio.Runner() as runner:
 
             def count(released: bytes) -> Ints:
-                opening = runner.run(analyzer.open(world.context, released))
+                messages = Messages(released, "")
+                opening = runner.run(analyzer.open(world.context, messages))
                 return np.asarray(opening.histogram[:C])
 
             return _views(world, trials, first, start, count)

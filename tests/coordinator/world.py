@@ -39,10 +39,11 @@ from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.metrics import CoordinatorMetrics
-from riffle.coordinator.runs.coordinator import Coordinator, make_coordinator
+from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store.events import ChangeSignals
+from riffle.coordinator.store.queries import RUNS_WITH_WORK
 from riffle.coordinator.store.records import Replica
 from riffle.coordinator.store.store import Store
 from tests.coordinator.learner import tiny
@@ -230,6 +231,12 @@ class FakeShuffler(ShufflerClient):
         return SHUFFLER_ID
 
 
+def runs_with_work(store: Store) -> list[str]:
+    """The runs that are running, or left a batch at the shuffler to be settled."""
+    with store._engine.connect() as connection:
+        return sorted(connection.execute(RUNS_WITH_WORK).scalars())
+
+
 # -- the service --------------------------------------------------------------------------------
 
 
@@ -300,7 +307,7 @@ class Parts:
     signals: ChangeSignals = field(default_factory=ChangeSignals)
 
     def coordinator(self, name: str = "one", lease_seconds: float = 15.0) -> Coordinator:
-        return make_coordinator(
+        return Coordinator(
             store=self.store,
             shuffler=self.shuffler,
             analyzer=self.analyzer,

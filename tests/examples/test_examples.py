@@ -13,7 +13,6 @@ import pytest
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.process.plugins import load_file
 from riffle.coordinator.batches.counts import private_counts, value_estimate
-from riffle.coordinator.batches.issue import issue
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
@@ -23,7 +22,7 @@ from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset
-from riffle.experiments.per_user import NEVER, NOBODY, Users, batch_histogram
+from riffle.experiments.per_user import SIMULATOR, Users, batch_histogram
 from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
 from tests.deploy.cli.calls import riffle
@@ -159,7 +158,7 @@ class Simulated:
     def deploy(self, policy: list[list[int]], episodes: int) -> float:
         index = len(self.values)
         asked = Deployment(index, "manual", Mixture.single(policy), episodes, None)
-        issued = issue(self.spec, OUTSIDE, NOBODY, asked, index=index, step=index, expires_at=NEVER)
+        issued = SIMULATOR.issue(OUTSIDE, self.spec, asked, index=index, step=index)
         histogram = batch_histogram(issued.descriptor, Users(self.environment))
         counts = private_counts(issued.descriptor, histogram)
         estimate = value_estimate(counts, self.spec.delta)

@@ -24,7 +24,8 @@ from riffle.common.mechanism.randomness import ByteSource
 from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.protocol.descriptor import Context
 from riffle.common.protocol.hpke import seal, seal_indices
-from riffle.coordinator.batches.analyzer import Analyzer, Opening
+from riffle.coordinator.batches.analyzer import Analyzer, OpenedBatch
+from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.shuffler import permutation as shuffler_permutation
 from tests.fuzz.live import TOKENS, Batch, Network, network
 from tests.shuffler.world import COORDINATOR_TOKEN
@@ -46,8 +47,8 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     seen: list[bytes] = []
     real = Analyzer.open
 
-    async def curious(self: Analyzer, context: Context, messages: bytes) -> Opening:
-        seen.append(messages)
+    async def curious(self: Analyzer, context: Context, messages: Messages) -> OpenedBatch:
+        seen.append(bytes(messages.data))
         return await real(self, context, messages)
 
     monkeypatch.setattr(Analyzer, "open", curious)

@@ -14,7 +14,7 @@ from sqlalchemy import Table, insert
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import parse
-from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
@@ -69,8 +69,8 @@ def descriptor(spec: RunSpec, n: int) -> bytes:
     """Bytes of a real descriptor of n reports."""
     policy = np.ones((spec.horizon, spec.states), dtype=np.int64)
     deployment = Deployment(1, "fine", Mixture.single(policy), n, None)
-    party = Party("shuffler", "0" * 64)
-    made = issue(spec, "0" * 32, party, deployment, index=0, step=0, expires_at=int(EPOCH))
+    issuer = Issuer("shuffler", lambda: "0" * 64, lambda: EPOCH)
+    made = issuer.issue("0" * 32, spec, deployment, index=0, step=0)
     assert spec.episodes == problem(spec).K
     return made.data
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from riffle.common.protocol.descriptor import Context, parse
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
-from riffle.coordinator.batches.analyzer import Analyzer, Opening, chunks
-from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.batches.analyzer import Analyzer, OpenedBatch, chunks
+from riffle.coordinator.batches.issue import Issuer
+from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import Deployment
 from tests.coordinator.learner import Tiny
@@ -33,14 +34,14 @@ def context(n: int = 20) -> tuple[Context, bytes]:
     deployment = Tiny(problem(spec())).next_deployment()
     assert deployment is not None
     wanted = Deployment(1, "crude", deployment.mixture, n, 0)
-    party = Party(SHUFFLER_ID, ANALYZER.public.hex())
-    data = issue(spec(), RUN, party, wanted, index=0, step=0, expires_at=int(NOW)).data
+    issuer = Issuer(SHUFFLER_ID, ANALYZER.public.hex, lambda: NOW)
+    data = issuer.issue(RUN, spec(), wanted, index=0, step=0).data
     return parse(data), data
 
 
-def opened(using: Analyzer, batch: Context, messages: bytes) -> Opening:
+def opened(using: Analyzer, batch: Context, messages: bytes) -> OpenedBatch:
     try:
-        return asyncio.run(using.open(batch, messages))
+        return asyncio.run(using.open(batch, Messages(messages, "")))
     finally:
         using.close()
 

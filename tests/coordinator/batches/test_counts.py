@@ -12,7 +12,7 @@ from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import SeededRandomness, generator_for
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.coordinator.batches.counts import private_counts, value_estimate
-from riffle.coordinator.batches.issue import Party, PlannedNoise, issue
+from riffle.coordinator.batches.issue import Issuer, PlannedNoise
 from riffle.coordinator.learning.learner import BatchCounts, Deployment
 from tests.coordinator.world import RUN, SHUFFLER_ID, spec, toy_episode
 
@@ -22,9 +22,9 @@ N = 60
 
 def batch(families: Families, layer: int | None) -> BatchDescriptor:
     deployment = Deployment(0, "manual", Mixture.single(POLICY), N, layer)
-    party = Party(SHUFFLER_ID, "0" * 64)
+    issuer = Issuer(SHUFFLER_ID, lambda: "0" * 64, lambda: 0.0)
     wanted = spec(families=families, epsilon=2.0)
-    return issue(wanted, RUN, party, deployment, index=0, step=0, expires_at=0).descriptor
+    return issuer.issue(RUN, wanted, deployment, index=0, step=0).descriptor
 
 
 def episodes(seed: int) -> list[Episode]:

@@ -11,7 +11,7 @@ from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, parse
 from riffle.common.protocol.errors import RemoteError
-from riffle.coordinator.batches.issue import MAX_BATCH_BYTES, Party, calibrated, check_bytes, issue
+from riffle.coordinator.batches.issue import MAX_BATCH_BYTES, Issuer, calibrated, check_bytes
 from riffle.coordinator.learners.registry import Registry, batches
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
@@ -91,9 +91,9 @@ def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
     assert isinstance(learner, SDPPE)
     assert isinstance(learner.phi, ImplicitPolicies)
     promised, deployed = batches(learner), set()
-    index, party = 0, Party("shuffler-1", "00" * 32)
+    index, issuer = 0, Issuer("shuffler-1", lambda: "00" * 32, lambda: 0.0)
     while (deployment := learner.next_deployment()) is not None:
-        issued = issue(spec, RUN, party, deployment, index=index, step=index, expires_at=1)
+        issued = issuer.issue(RUN, spec, deployment, index=index, step=index)
         assert len(issued.data) <= MAX_DESCRIPTOR_BYTES
         assert parse(issued.data).descriptor.mixture.same_as(deployment.mixture)
         deployed.add((deployment.n, None if deployment.layer is None else 0))

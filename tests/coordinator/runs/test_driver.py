@@ -29,14 +29,14 @@ pytestmark = both_engines
 
 STEPS = (
     ("shuffler", "deposit"),
-    ("store", "deposit"),
+    ("store", "record_deposit"),
     ("shuffler", "status"),
-    ("store", "seal"),
+    ("store", "record_seal"),
     ("shuffler", "messages"),
     ("analyzer", "open"),
     ("store", "settle"),
     ("shuffler", "acknowledge"),
-    ("store", "acknowledge"),
+    ("store", "record_acknowledgement"),
 )
 
 
@@ -109,7 +109,7 @@ def test_a_store_that_fails_is_tried_again(
     monkeypatch.setattr("riffle.coordinator.runs.driver.FIRST_PAUSE_SECONDS", 0.001)
     given = parts(tmp_path, FakeShuffler())
     full = OperationalError("COMMIT", {}, Exception("database or disk is full"))
-    writes = ("next_work", "deposit", "seal", "settle", "acknowledge")
+    writes = ("next_work", "record_deposit", "record_seal", "settle", "record_acknowledgement")
     failing: Any = Failing(given.store, full, 2, *writes)
     run_to_end(replace(given, store=failing), spec())
     assert outcome(tmp_path) == undisturbed

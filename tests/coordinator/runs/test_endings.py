@@ -239,7 +239,7 @@ def test_a_full_batch_of_a_stopped_run_is_settled_though_its_deposit_was_not_not
 ) -> None:
     shuffler = FakeShuffler()
     given = parts(tmp_path, shuffler)
-    breaking: Any = Breaking(given.store, "deposit", 1, "before")
+    breaking: Any = Breaking(given.store, "record_deposit", 1, "before")
     run_to_end(replace(given, store=breaking), spec())
     shuffler.states[batch_id(RUN, 0)] = "sealed"
     given = parts(tmp_path, shuffler)
@@ -289,7 +289,7 @@ def lose(shuffler: FakeShuffler, how: str) -> None:
 def seal_first(directory: Path, shuffler: FakeShuffler, reissues: int) -> None:
     """Run until the first batch is recorded as sealed, and no further."""
     given = parts(directory, shuffler)
-    breaking: Any = Breaking(given.store, "seal", 1, "after")
+    breaking: Any = Breaking(given.store, "record_seal", 1, "after")
     run_to_end(replace(given, store=breaking), spec(reissues=reissues))
 
 

@@ -29,6 +29,7 @@ from tests.coordinator.world import (
     Parts,
     drivers_end,
     parts,
+    runs_with_work,
     spec,
     store_url,
     tasks_of_drivers,
@@ -79,16 +80,16 @@ def test_a_restart_takes_what_its_predecessor_held(store: Store, engine: str) ->
 def test_a_run_without_work_is_not_taken(store: Store) -> None:
     to_sealed(store)
     store.settle(FIRST, settlement(next=NextStep(finished=True)), NOW)
-    store.acknowledge(FIRST, 0, {})
+    store.record_acknowledgement(FIRST, 0, {})
     assert take(store, "second", NOW + 100) == []
 
 
 LATE: list[tuple[str, Callable[[Store], None]]] = [
-    ("deposit", lambda store: store.deposit(FIRST, 0, NOW)),
-    ("seal", lambda store: store.seal(FIRST, 0, 20, {}, NOW)),
+    ("deposit", lambda store: store.record_deposit(FIRST, 0, NOW)),
+    ("seal", lambda store: store.record_seal(FIRST, 0, 20, {}, NOW)),
     ("settle", lambda store: store.settle(FIRST, settlement(), NOW)),
     ("abandon", lambda store: store.abandon(FIRST, 0, 20, NextStep(), NOW)),
-    ("acknowledge", lambda store: store.acknowledge(FIRST, 0, {})),
+    ("acknowledge", lambda store: store.record_acknowledgement(FIRST, 0, {})),
     ("fail", lambda store: store.fail(FIRST, "late", NOW)),
 ]
 
@@ -99,7 +100,7 @@ def test_a_driver_without_its_lease_changes_nothing(
 ) -> None:
     """In whatever state the run is, so it is the fence that refuses, not the state."""
     advance: dict[str, Callable[[], None]] = {
-        "seal": lambda: store.deposit(FIRST, 0, NOW),
+        "seal": lambda: store.record_deposit(FIRST, 0, NOW),
         "settle": lambda: to_sealed(store),
         "acknowledge": lambda: to_sealed(store),
     }
@@ -324,7 +325,7 @@ class TestTwo:
                 await until(lambda: "wait" in shuffler.calls)
                 await two.stop(RUN)
                 assert second.store.run(RUN).state == "stopped"
-                await until(lambda: not second.store.runs_with_work())
+                await until(lambda: not runs_with_work(second.store))
 
         asyncio.run(scenario())
 

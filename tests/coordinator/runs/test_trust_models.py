@@ -13,13 +13,14 @@ from riffle.common.mechanism.workflow import count
 from riffle.common.protocol.descriptor import BatchDescriptor, parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import open_each
+from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.counts import private_counts
 from riffle.coordinator.batches.ledger import planned, spent
 from riffle.coordinator.learners.registry import Registry, problem
 from riffle.coordinator.learning.learner import BatchCounts, LearnerError, StageResult
 from riffle.coordinator.runs import learner
 from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.store.records import OpenedBatch, RunLease, pack
+from riffle.coordinator.store.records import RunLease, pack
 from riffle.coordinator.store.store import Store
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.conftest import both_engines

@@ -12,13 +12,14 @@ from sqlalchemy.exc import IntegrityError
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.coordinator.batches.issue import Issue, Party, issue
+from riffle.coordinator.batches.analyzer import OpenedBatch
+from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.batches.ledger import Spend, planned
 from riffle.coordinator.learning.learner import Deployment
-from riffle.coordinator.store.records import NextStep, OpenedBatch, RunLease, Settlement
+from riffle.coordinator.store.records import NextStep, RunLease, Settlement
 from riffle.coordinator.store.store import Store
 from tests.coordinator.conftest import both_engines
-from tests.coordinator.world import NOW, SHUFFLER_ID, spec, store_url
+from tests.coordinator.world import NOW, SHUFFLER_ID, runs_with_work, spec, store_url
 from tests.coordinator.world import RUN as RUN_ID
 
 pytestmark = both_engines
@@ -29,8 +30,8 @@ LEASE = RunLease(RUN_ID, 1)
 
 def issued(index: int, n: int = 20) -> Issue:
     deployment = Deployment(index, "manual", Mixture.single([[0, 0], [0, 0]]), n, 0)
-    party = Party(SHUFFLER_ID, "0" * 64)
-    return issue(MANUAL, RUN_ID, party, deployment, index=index, step=index, expires_at=int(NOW))
+    issuer = Issuer(SHUFFLER_ID, lambda: "0" * 64, lambda: NOW)
+    return issuer.issue(RUN_ID, MANUAL, deployment, index=index, step=index)
 
 
 def settlement(index: int = 0, **changes: Any) -> Settlement:
@@ -52,8 +53,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def to_sealed(store: Store, index: int = 0) -> None:
-    store.deposit(LEASE, index, NOW)
-    store.seal(LEASE, index, 20, {"waiting": 1.0}, NOW)
+    store.record_deposit(LEASE, index, NOW)
+    store.record_seal(LEASE, index, 20, {"waiting": 1.0}, NOW)
 
 
 def test_the_descriptors_bytes_are_kept_as_they_are(store: Store) -> None:
@@ -148,9 +149,9 @@ def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
 def test_work_ends_with_the_acknowledgement(store: Store) -> None:
     to_sealed(store)
     store.settle(LEASE, settlement(next=NextStep(finished=True)), NOW)
-    assert store.runs_with_work() == [RUN_ID]
-    store.acknowledge(LEASE, 0, {"storing": 1.0})
-    assert store.runs_with_work() == []
+    assert runs_with_work(store) == [RUN_ID]
+    store.record_acknowledgement(LEASE, 0, {"storing": 1.0})
+    assert runs_with_work(store) == []
     assert store.next_work(RUN_ID)[1] is None
 
 

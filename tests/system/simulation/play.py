@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.coordinator.world import runs_with_work
 from tests.system.simulation import machine
 from tests.system.simulation.network import PATIENCE_SECONDS
 from tests.system.simulation.operations import ACTIONS, Operation
@@ -90,7 +91,7 @@ async def heal(world: World) -> None:
 
 def _settled(world: World) -> bool:
     store, shuffler = world.core("coordinator"), world.core("shuffler")
-    if store is None or shuffler is None or store.runs_with_work():
+    if store is None or shuffler is None or runs_with_work(store):
         return False
     return not world.open_batches()
 
