@@ -70,14 +70,13 @@ def create_app(
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys.private, settings.workers)
             closing.callback(opener.close)
-            signals = ChangeSignals(shared=store.shared)
             coordinator = Coordinator(
                 store=store,
                 shuffler=client,
                 analyzer=opener,
                 keys=keys,
                 registry=learners,
-                signals=signals,
+                signals=ChangeSignals(shared=store.shared),
                 metrics=metrics,
                 shuffler_id=settings.shuffler_id,
                 signing_key=signing_key,
@@ -85,18 +84,13 @@ def create_app(
                 replica=settings.replica(),
                 test_entry=settings.test_entry,
             )
-            app.state.coordinator, app.state.store = coordinator, store
-            app.state.shuffler, app.state.signals = client, signals
-            app.state.readiness = operations.shared_readiness(
-                store, client, opener, keys, settings.shuffler_id, settings.data_dir, clock
-            )
+            app.state.coordinator = coordinator
+            app.state.readiness = operations.shared_readiness(coordinator, settings.data_dir)
             closing.push_async_callback(coordinator.close)
             await coordinator.start()
             yield
 
-    app = _make_app(settings, lifespan, metrics)
-    app.state.keys = keys
-    return app
+    return _make_app(settings, lifespan, metrics)
 
 
 def _make_app(
@@ -124,7 +118,6 @@ def _make_app(
         operations.health_router,
     ):
         app.include_router(router)
-    app.state.metrics = metrics
     app.state.authenticator = make_authenticator(settings)
     app.state.data_dir = settings.data_dir
     return app
@@ -145,7 +138,7 @@ def prepare_directory(path: Path) -> None:
 
 def release_waiting(app: FastAPI) -> None:
     """Ends all streams and long polls, as the service is about to stop."""
-    app.state.signals.close()
+    app.state.coordinator.signals.close()
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:

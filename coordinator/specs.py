@@ -161,12 +161,12 @@ class ManualDeployment(Document):
     def _mixture(self) -> Mixture:
         if self.policy is not None:
             return Mixture.single(self.policy)
-        probabilities = self.probabilities or ()
-        if len(probabilities) != len(self.policies or ()):
+        policies, probabilities = self.policies or (), self.probabilities or ()
+        if len(probabilities) != len(policies):
             raise ValueError("there must be as many probabilities as policies")
         if not all(map(math.isfinite, probabilities)) or abs(math.fsum(probabilities) - 1) > 1e-6:
             raise ValueError("probabilities must sum to 1")
-        return Mixture.from_probabilities(self.policies or (), probabilities)
+        return Mixture.from_probabilities(policies, probabilities)
 
 
 class TrueValue(Document):

@@ -41,18 +41,22 @@ def make_authenticator(settings: Settings) -> Authenticator:
     return Authenticator(FailedAttempts(), keys)
 
 
-def _state(name: str) -> object:
-    """Returns the dependency that gives routes a part of the running service."""
+def _part(name: str) -> object:
+    """Returns the dependency that gives routes a part of the running coordinator."""
 
     async def part(request: Request) -> object:
-        return getattr(request.app.state, name)
+        return getattr(request.app.state.coordinator, name)
 
     return Depends(part)
 
 
-CoordinatorPart = Annotated[Coordinator, _state("coordinator")]
-StorePart = Annotated[Store, _state("store")]
-ShufflerPart = Annotated[ShufflerClient, _state("shuffler")]
-KeysPart = Annotated[KeyRing, _state("keys")]
-SignalsPart = Annotated[ChangeSignals, _state("signals")]
-MetricsPart = Annotated[CoordinatorMetrics, _state("metrics")]
+async def _coordinator(request: Request) -> object:
+    return request.app.state.coordinator
+
+
+CoordinatorPart = Annotated[Coordinator, Depends(_coordinator)]
+StorePart = Annotated[Store, _part("store")]
+ShufflerPart = Annotated[ShufflerClient, _part("shuffler")]
+KeysPart = Annotated[KeyRing, _part("keys")]
+SignalsPart = Annotated[ChangeSignals, _part("signals")]
+MetricsPart = Annotated[CoordinatorMetrics, _part("metrics")]

@@ -11,7 +11,7 @@ allows nothing inline, nothing from elsewhere, no frames and no HTML made from s
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -36,10 +36,8 @@ from riffle.coordinator.api.access import (
     authorized,
     metrics_reader,
 )
-from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.keys import KeyRecord, KeyRing
-from riffle.coordinator.batches.shuffler_client import ShufflerClient
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.batches.keys import KeyRecord
+from riffle.coordinator.runs.coordinator import Coordinator
 
 READY_SECONDS = 5.0
 
@@ -76,32 +74,24 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
     return readiness
 
 
-def shared_readiness(
-    store: Store,
-    shuffler: ShufflerClient,
-    analyzer: Analyzer,
-    keys: KeyRing,
-    shuffler_id: str,
-    data_dir: Path,
-    clock: Callable[[], float],
-) -> VersionedCache[models.Readiness]:
+def shared_readiness(parts: Coordinator, data_dir: Path) -> VersionedCache[models.Readiness]:
     """Returns what `readyz` answers, read once a second at most, as anybody may ask."""
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(
-            _status(in_thread(store.check)),
-            _status(in_thread(_check_keys, store, analyzer, keys)),
-            _status(_check_shuffler(shuffler, shuffler_id)),
+            _status(in_thread(parts.store.check)),
+            _status(in_thread(_check_keys, parts)),
+            _status(_check_shuffler(parts)),
         )
         return models.Readiness(
             store=store_status,
             analyzer=analyzer_status,
             shuffler=shuffler_status,
-            clock=clock_trouble(shuffler.skew) or "ok",
+            clock=clock_trouble(parts.shuffler.skew) or "ok",
             disk=disk_trouble(data_dir) or "ok",
         )
 
-    return VersionedCache(read, lambda: int(clock()))
+    return VersionedCache(read, lambda: int(parts.clock()))
 
 
 async def _status(check: Awaitable[None]) -> str:
@@ -116,18 +106,18 @@ async def _status(check: Awaitable[None]) -> str:
     return "ok"
 
 
-def _check_keys(store: Store, analyzer: Analyzer, keys: KeyRing) -> None:
+def _check_keys(parts: Coordinator) -> None:
     """Raises LocalError unless the analyzer's keys are there and open every unsettled batch."""
-    keys.check()
-    for data in store.unsettled_descriptors():
-        analyzer.check_key(parse(data))
+    parts.keys.check()
+    for data in parts.store.unsettled_descriptors():
+        parts.analyzer.check_key(parse(data))
 
 
-async def _check_shuffler(shuffler: ShufflerClient, expected: str) -> None:
+async def _check_shuffler(parts: Coordinator) -> None:
     async with asyncio.timeout(READY_SECONDS):
-        identity = await shuffler.identity()
-    if identity != expected:
-        raise LocalError("unavailable", f"is {identity!r}, expected {expected!r}")
+        identity = await parts.shuffler.identity()
+    if identity != parts.shuffler_id:
+        raise LocalError("unavailable", f"is {identity!r}, expected {parts.shuffler_id!r}")
 
 
 # -- keys ---------------------------------------------------------------------------------------

@@ -57,15 +57,9 @@ class Issue:
     spend: Spend
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedNoise:
-    """The `NoiseModel` of learners: the variance of one counter's noise, all reports honest."""
-
-    spec: RunSpec
-
-    def __call__(self, n: int, layer: int | None) -> float:
-        """Returns the variance of the noise on one counter of a batch of n reports."""
-        return calibrated(self.spec, n, layer).noise.variance(n)
+def noise_variance(spec: RunSpec, n: int, layer: int | None) -> float:
+    """Returns the variance of the noise on one counter of a batch of n reports, all honest."""
+    return calibrated(spec, n, layer).noise.variance(n)
 
 
 def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoise]:

@@ -25,7 +25,7 @@ from riffle.common.process.plugins import (
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.batches.counts import value_estimate
-from riffle.coordinator.batches.issue import PlannedNoise
+from riffle.coordinator.batches.issue import noise_variance
 from riffle.coordinator.learners.own import ExternalLearner, OwnLearner
 from riffle.coordinator.learning.learner import (
     BatchCounts,
@@ -116,7 +116,7 @@ def problem(spec: RunSpec) -> Problem:
         beta=spec.beta,
         delta=spec.delta,
         families=spec.families,
-        noise=PlannedNoise(spec),
+        noise=partial(noise_variance, spec),
         seed=spec.seed,
     )
 

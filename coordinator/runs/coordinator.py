@@ -1,4 +1,4 @@
-"""The runs of one store: the drivers of those that this replica leases, and what routes ask for."""
+"""All runs of one store: drivers of the runs that this replica leases, and methods for routes."""
 
 import asyncio
 import contextlib

@@ -9,8 +9,8 @@ When the shuffler or the disk does not answer, the step is tried again, later an
 was stopped or has failed, a batch that is not sealed is abandoned; one that is sealed is settled,
 as its users reported already.
 
-Of a batch's progress a driver uses its state, and the number of episodes once it is sealed or over:
-the shuffler says no more, as numbers that grow are a clock of single reports.
+Of a batch's progress a driver uses its state, and once the batch is sealed or over its number of
+episodes. The shuffler says no more: a number that grows with single reports tells when they came.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Driver:
                 pass
 
     async def _turn(self) -> bool:
-        """Does the next step; returns False when none will ever be needed."""
+        """Does the next step; returns False when no step will ever be needed again."""
         signal = self.signals.signal(self.lease.run_id)
         try:
             run, row = await in_thread(self.store.next_work, self.lease.run_id)

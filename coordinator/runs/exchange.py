@@ -1,7 +1,7 @@
-"""A batch outside the coordinator's store: what is asked of the shuffler, and opened.
+"""The exchange with the shuffler about one batch: deposit, wait, fetch and open, acknowledge.
 
-Every refusal of the shuffler that has a meaning for one batch is interpreted here. Other errors
-pass to the driver. Every step may be repeated.
+This module interprets every refusal that means something for one batch. Other errors pass to the
+driver. Every step may be repeated.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class BatchExchange:
     async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus | None:
         """Waits for the last report; returns None if the batch is open after one long poll.
 
-        Past its expiry a batch is abandoned, unless it fills first: the next call tells.
+        Past its expiry a batch is abandoned, unless it fills first; the next call returns which.
 
         Raises:
             BatchGoneError: the batch expired or was abandoned.

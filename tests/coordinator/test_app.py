@@ -65,7 +65,7 @@ def test_the_operator_has_a_rate_limit(api: Api) -> None:
 def test_waiting_for_an_unknown_run_leaves_nothing(api: Api) -> None:
     unknown = [f"/{number:032x}/deployment?wait=1" for number in range(3)]
     assert {api.call("GET", path).status_code for path in unknown} == {404}
-    signals = api.client.app.state.signals  # type: ignore[attr-defined]
+    signals = api.client.app.state.coordinator.signals  # type: ignore[attr-defined]
     assert signals._signals == {}
 
 

@@ -12,7 +12,7 @@ from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import SeededRandomness, generator_for
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.coordinator.batches.counts import private_counts, value_estimate
-from riffle.coordinator.batches.issue import Issuer, PlannedNoise
+from riffle.coordinator.batches.issue import Issuer, noise_variance
 from riffle.coordinator.learning.learner import BatchCounts, Deployment
 from tests.coordinator.world import RUN, SHUFFLER_ID, spec, toy_episode
 
@@ -96,7 +96,7 @@ def test_variances_are_those_of_the_noise(families: Families) -> None:
 
 def test_the_planned_noise_is_the_batchs() -> None:
     d = batch("joint", None)
-    assert PlannedNoise(spec(epsilon=2.0))(N, None) == d.to_noise().variance(N)
+    assert noise_variance(spec(epsilon=2.0), N, None) == d.to_noise().variance(N)
 
 
 def test_a_histogram_of_another_size_is_refused() -> None:
