@@ -12,7 +12,7 @@ from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
-from riffle.coordinator.batches.issue import Party, issue
+from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.ledger import (
     Spend,
     dishonest_at_least,
@@ -30,9 +30,9 @@ POLICY = Mixture.single([[0, 0], [0, 0]])
 @cache
 def batch(n: int = 400, gamma: float = 0.1, test_seed: int | None = None) -> BatchDescriptor:
     wanted = spec(dishonest_fraction=gamma, test_seed=test_seed, epsilon=1.0, beta=1e-3)
-    party = Party(SHUFFLER_ID, "0" * 64)
+    issuer = Issuer(SHUFFLER_ID, lambda: "0" * 64, lambda: 0.0)
     deployment = Deployment(0, "manual", POLICY, n, None)
-    return issue(wanted, RUN, party, deployment, index=0, step=0, expires_at=0).descriptor
+    return issuer.issue(RUN, wanted, deployment, index=0, step=0).descriptor
 
 
 def test_a_planned_spend_is_within_the_budget() -> None:
