@@ -10,12 +10,12 @@ The path of a report:
          -> core._open_reports (outer seals, key from store.vault)
          -> store.committer -> store.slots.store_reports (rules decide; one transaction: rows of
             store.leases and users, the reports encrypted by store.vault, the seal)
-    coordinator -> app.messages -> batches.Batches.release -> permutation.shuffle
+    coordinator -> app.messages -> lifecycle.release -> permutation.permute_messages
          -> store.transitions.mark_forwarded (the digest of the bytes) -> the permuted messages
-    coordinator -> app.acknowledge -> batches.Batches.tidy -> secret destroyed, reports deleted
+    coordinator -> app.acknowledge -> lifecycle.tidy -> secret destroyed, reports deleted
 
 ``rules`` and ``states`` decide and do nothing else. ``store`` keeps the durable state; all writes
-go through ``store.committer``. ``batches`` is the life of a batch and the order of its steps.
+go through ``store.committer``. ``lifecycle`` is the life of a batch and the order of its steps.
 ``metrics`` counts, and says who may see the counts. ``core`` joins the parts, ``callers`` tells
 callers apart, ``app`` translates HTTP.
 """

@@ -210,7 +210,7 @@ class Admission:
             self._nodes.put(token_hash, node, stamp)
         return node
 
-    async def upload(self, token: str, batch_id: str) -> tuple[str, transitions.Batch]:
+    async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, transitions.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
 
         The batch's counts may be some uploads old; its keys and sizes never change. Raises

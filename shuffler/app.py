@@ -191,7 +191,7 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Stores the reports of an upload; each outcome is durable before it is answered."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
     with failed_attempts_of(request).attempt(token):
-        node, batch = await core.admission.upload(token, batch_id)
+        node, batch = await core.admission.node_and_batch(token, batch_id)
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         request, limit = metered(request, meter), core.upload_limit(batch)

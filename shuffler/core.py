@@ -31,7 +31,7 @@ from riffle.common.server.database import listen, writer
 from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.admission import IDLE_RECHECK_SECONDS, Admission, Budget, ChangeSignal
-from riffle.shuffler.batches import Batches
+from riffle.shuffler.lifecycle import BatchLifecycle
 from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, note
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
@@ -62,7 +62,7 @@ class Shuffler:
         self._store = Store(settings.url)
         self.changes = ChangeSignal(shared=self._store.shared)
         self.admission = Admission(self._store, self.changes)
-        self.batches = Batches(
+        self.batches = BatchLifecycle(
             self._store, self._vault, settings, lambda: self.now, self.changes, self.metrics
         )
         self._statistics = BatchStatistics(self._store, show_fill=settings.show_fill)

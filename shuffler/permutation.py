@@ -48,7 +48,7 @@ class Release:
 
 
 @in_span("permute")
-def shuffle(
+def permute_messages(
     uploads: Iterable[tuple[Sequence[int], bytes]],
     key: bytes,
     *,

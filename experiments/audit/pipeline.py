@@ -1,7 +1,7 @@
 """Runs one trial: the product's code from a user's slot to the analyzer's count.
 
 Episode and encoding (`node_client.episode.slot_report`), seals and frames (`node_client.sealing`,
-`common.protocol.messages`), the shuffle (`shuffler.permutation.shuffle`) and the count
+`common.protocol.messages`), the shuffle (`shuffler.permutation.permute_messages`) and the count
 (`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as deployed.
 Noise and permutation come from the system's CSPRNG unless the setting is seeded.
 
@@ -32,7 +32,7 @@ from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.experiments.audit.world import World
 from riffle.node_client.episode import slot_report
 from riffle.node_client.sealing import pack, seal_reports
-from riffle.shuffler.permutation import shuffle
+from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store.vault import KEY_BYTES
 
 
@@ -105,7 +105,7 @@ def release(world: World, messages: Ints, number: int) -> bytes:
     )
     _, reports = split_frames(body, size)
     opened = open_each(world.outer.private, world.context.report_info, reports)
-    released = shuffle(
+    released = permute_messages(
         (([slot], report or b"") for slot, report in enumerate(opened)),
         _permutation_key(world, number),
         n=descriptor.n,

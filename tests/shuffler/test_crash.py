@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.core import preflight
-from riffle.shuffler.permutation import shuffle
+from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import transitions
 from riffle.shuffler.store.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
@@ -116,7 +116,10 @@ def other_secret(api: Api, _: pytest.MonkeyPatch) -> None:
 
 
 def other_permutation(_: Api, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("riffle.shuffler.batches.shuffle", lambda *a, **k: shuffle(a[0], bytes(32), **k))
+    patch.setattr(
+        "riffle.shuffler.lifecycle.permute_messages",
+        lambda *a, **k: permute_messages(a[0], bytes(32), **k),
+    )
 
 
 @pytest.mark.parametrize(

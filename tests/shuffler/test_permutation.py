@@ -8,7 +8,7 @@ import pytest
 
 from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.protocol.errors import LocalError
-from riffle.shuffler.permutation import CHUNK_BYTES, Keystream, Release, shuffle
+from riffle.shuffler.permutation import CHUNK_BYTES, Keystream, Release, permute_messages
 
 KEY = bytes(range(32))
 Uploads = list[tuple[list[int], bytes]]
@@ -28,7 +28,7 @@ def released(release: Release) -> list[bytes]:
 
 def test_every_message_leaves_once_and_the_order_is_another() -> None:
     uploads, rows = reports(7, 11, 50)
-    release = shuffle(uploads, KEY, n=7, L=11, message_bytes=50)
+    release = permute_messages(uploads, KEY, n=7, L=11, message_bytes=50)
     assert released(release) != rows
     assert sorted(released(release)) == sorted(rows)
     assert b"".join(release.chunks()) == release.messages.tobytes()
@@ -37,7 +37,7 @@ def test_every_message_leaves_once_and_the_order_is_another() -> None:
 def test_the_order_of_arrival_does_not_change_the_bytes() -> None:
     uploads, _ = reports(6, 9, 49)
     first, again = (
-        shuffle(each, KEY, n=6, L=9, message_bytes=49) for each in (uploads, uploads[::-1])
+        permute_messages(each, KEY, n=6, L=9, message_bytes=49) for each in (uploads, uploads[::-1])
     )
     assert first.sha256 == again.sha256
     assert released(first) == released(again)
@@ -46,13 +46,15 @@ def test_the_order_of_arrival_does_not_change_the_bytes() -> None:
 def test_the_order_is_that_of_every_version() -> None:
     """A batch may have been handed over by another version, and must leave as the same bytes."""
     uploads, _ = reports(40, 30, 49)
-    release = shuffle(uploads, KEY, n=40, L=30, message_bytes=49)
+    release = permute_messages(uploads, KEY, n=40, L=30, message_bytes=49)
     assert release.sha256 == "bb6706dae5a0944d097c70de6d0f2b4783a94bd3b1a6ca40f539fc57e1996328"
 
 
 def test_another_key_gives_another_order() -> None:
     uploads, _ = reports(5, 20, 49)
-    first, second = (shuffle(uploads, key, n=5, L=20, message_bytes=49) for key in (KEY, bytes(32)))
+    first, second = (
+        permute_messages(uploads, key, n=5, L=20, message_bytes=49) for key in (KEY, bytes(32))
+    )
     assert released(first) != released(second)  # equal with probability 1 / 100!
 
 
@@ -89,13 +91,13 @@ def test_nothing_is_released_of_a_damaged_batch(fault: str) -> None:
         "cut": (slots, report[:-1]),
     }[fault]
     with pytest.raises(LocalError, match="nothing is released"):
-        shuffle(uploads, KEY, n=4, L=4, message_bytes=49)
+        permute_messages(uploads, KEY, n=4, L=4, message_bytes=49)
 
 
 def test_nothing_is_released_of_a_batch_that_lacks_an_upload() -> None:
     uploads, _ = reports(4, 4, 49)
     with pytest.raises(LocalError, match="1 of 4 reports are missing"):
-        shuffle(uploads[:-1], KEY, n=4, L=4, message_bytes=49)
+        permute_messages(uploads[:-1], KEY, n=4, L=4, message_bytes=49)
 
 
 def test_large_releases_leave_in_chunks() -> None:

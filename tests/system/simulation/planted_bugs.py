@@ -14,7 +14,7 @@ from riffle.coordinator.runs.driver import Driver
 from riffle.coordinator.store.records import DeploymentRecord
 from riffle.coordinator.store.store import Store
 from riffle.node_client.users import Users
-from riffle.shuffler.permutation import shuffle
+from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import slots, transitions
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
@@ -72,7 +72,7 @@ def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
     """Messages are permuted anew each time they are asked for, and nobody compares."""
 
     def anew(reports: Any, _key: bytes, **sizes: Any) -> Any:
-        return shuffle(reports, BatchSecret.generate().permutation, **sizes)
+        return permute_messages(reports, BatchSecret.generate().permutation, **sizes)
 
     def unchecked(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
         row = batches.c.batch_id == batch_id
@@ -82,8 +82,8 @@ def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
         values = {"messages_sha256": sha256, "forwarded": messages}
         connection.execute(update(batches).where(row).values(values))
 
-    patch.setattr("riffle.shuffler.batches.shuffle", anew)
-    patch.setattr("riffle.shuffler.batches.Batches._remember", lambda *_: None)
+    patch.setattr("riffle.shuffler.lifecycle.permute_messages", anew)
+    patch.setattr("riffle.shuffler.lifecycle.BatchLifecycle._remember", lambda *_: None)
     patch.setattr(transitions, "mark_forwarded", unchecked)
 
 

@@ -7,7 +7,7 @@ What must survive a crash happens in this order:
 - end: ``acknowledged`` or ``abandoned`` is committed, the secret is destroyed, the reports are
   deleted, then ``clean`` is committed.
 
-A crash may leave the last three steps of an end undone; `Batches.tidy` does them.
+A crash may leave the last three steps of an end undone; `BatchLifecycle.tidy` does them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from riffle.common.protocol.verification import read_pins
 from riffle.common.server.database import try_claim
 from riffle.shuffler.admission import ChangeSignal
 from riffle.shuffler.metrics import ShufflerMetrics, note
-from riffle.shuffler.permutation import Release, shuffle
+from riffle.shuffler.permutation import Release, permute_messages
 from riffle.shuffler.rules import accept_deposit
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import after, reached
@@ -40,7 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Batches:
+class BatchLifecycle:
     """The batches of one store and vault. ``clock`` returns seconds since 1970."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Batches:
         async with self._releasing:
             batch = await self._store.read(transitions.find, batch_id)
             after(batch.state, "forward")
-            release = self._releases.get(batch_id) or await self._shuffle(batch)
+            release = self._releases.get(batch_id) or await self._permuted(batch)
             digest, count = release.sha256, len(release.messages)
             await self._store.write(transitions.mark_forwarded, batch_id, digest, count)
             self._remember(batch_id, release)
@@ -139,7 +139,7 @@ class Batches:
         note("forwarded", batch_id=batch_id, messages=count)
         return release
 
-    async def _shuffle(self, batch: transitions.Batch) -> Release:
+    async def _permuted(self, batch: transitions.Batch) -> Release:
         try:
             with self._metrics.shuffling.time():
                 release = await asyncio.to_thread(self._permute, batch)
@@ -160,7 +160,7 @@ class Batches:
                 raise LocalError("unavailable", detail, retry_after=1)
             cipher, info = ReportCipher(batch.batch_id, secret), batch.report_info
             with closing(transitions.stored_reports(connection, batch.batch_id)) as stored:
-                return shuffle(
+                return permute_messages(
                     ((slots, cipher.decrypt(slots, data, info)) for slots, data in stored),
                     secret.permutation,
                     n=batch.n,
