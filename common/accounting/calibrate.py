@@ -266,13 +266,20 @@ def paper_noise(n: int, tau: int) -> Noise:
     return Noise(bits=1, p_numerator=numerator, p_log2=MAX_P_LOG2)
 
 
+@lru_cache(maxsize=4096)
 def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
     """Returns the smallest f that makes a report (epsilon, beta)-DP against all its readers.
 
     Raises CalibrationError if epsilon is too small.
     """
     check_guarantee(epsilon, beta)
-    return _fewest_flips(cells, epsilon, beta)
+    least = _least_ratio(cells, epsilon, beta)
+    # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
+    flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
+    # For beta below `composition.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
+    while composition.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
+        flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
+    return flips
 
 
 def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) -> CentralNoise:
@@ -295,17 +302,6 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
             f"more than the {MAX_DRAWS} that are drawn; ask for more epsilon"
         )
     return min(candidates, key=lambda noise: noise.variance(1))
-
-
-@lru_cache(maxsize=4096)
-def _fewest_flips(cells: int, epsilon: float, beta: float) -> Flips:
-    least = _least_ratio(cells, epsilon, beta)
-    # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
-    flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
-    # For beta below `composition.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
-    while composition.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
-        flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
-    return flips
 
 
 @lru_cache(maxsize=4096)

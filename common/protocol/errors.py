@@ -58,7 +58,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
 class RiffleError(Exception):
     """An error with a stable problem slug and a sentence for the person who reads it.
 
-    The sentence may quote what a stranger sent, so it is cut to one line of MOST_DETAIL characters.
+    The sentence may quote what a stranger sent, so it is cut to one line and MAX_DETAIL_LENGTH.
     """
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:

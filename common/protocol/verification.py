@@ -1,4 +1,4 @@
-"""What each party checks for itself: the batch's guarantee and trust model, and pinned public keys.
+"""Checks that each party makes for itself: a batch's guarantee, its trust model, and pinned keys.
 
 The shuffler checks a descriptor when it is deposited, a node before it takes a slot, the analyzer
 when it writes the ledger. Nobody trusts the numbers that a descriptor claims: each party recomputes

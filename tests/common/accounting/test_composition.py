@@ -8,9 +8,8 @@ import pytest
 
 from riffle.common.accounting import composition
 from riffle.common.accounting.binomial import binomial_losses
-from riffle.common.accounting.composition import Bound, Moves, compose
+from riffle.common.accounting.composition import Bound, Curve, Moves, compose
 from riffle.common.accounting.convolution import Part, choose_window
-from riffle.common.accounting.curve import Curve
 from riffle.common.accounting.least_noise import needed_bits
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
