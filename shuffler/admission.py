@@ -1,10 +1,10 @@
-"""Bounds on what waits in memory, and a cache of who calls.
+"""Bounds on what waits in memory, and a cache of nodes and batches.
 
 Long polls wait on a `ChangeSignal`; a `Budget` bounds their number, and the bytes of uploads that
 are being received.
 
-`Admission` remembers for a moment which node a token belongs to and what an open batch looks like,
-so that most requests read nothing from the store before they write. The cache decides only whether
+`Admission` remembers for a moment which node a token belongs to and what a batch looks like, so
+that most requests read nothing from the store before they write. The cache decides only whether
 a body is read, and who is shown the list of open batches and a descriptor: every write checks
 again, in its own transaction. The cache is dropped whenever this process changes a batch or revokes
 a node, or is notified that another replica has; so a revoked node is refused from then on. If a
@@ -16,9 +16,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Generic, TypeVar
 
-from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -169,29 +169,22 @@ class AnswerCache(Generic[T]):
         self._clock = clock
         self._entries: dict[str, tuple[T, int, float]] = {}
 
-    def stamp(self) -> tuple[int, float]:
-        """Returns version and time, to be taken before the store is read, for `put`."""
-        return self._version(), self._clock()
-
-    def put(self, key: str, answer: T, stamp: tuple[int, float]) -> None:
-        """Keeps an answer that was read after ``stamp`` was taken."""
+    async def get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
+        """Returns the cached answer if it still holds, else what ``read`` returns."""
+        version, now = self._version(), self._clock()  # taken before reading: a change counts
+        if (entry := self._entries.get(key)) is not None:
+            answer, version_read, time_read = entry
+            if version == version_read and now < time_read + CACHE_SECONDS:
+                return answer
+        answer = await read()
         if len(self._entries) >= MAX_ENTRIES:
             self._entries.clear()
-        self._entries[key] = (answer, *stamp)
-
-    def get(self, key: str) -> T | None:
-        """Returns the answer if it still holds."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            answer, version, time_read = entry
-            if version == self._version() and self._clock() < time_read + CACHE_SECONDS:
-                return answer
-            del self._entries[key]
-        return None
+        self._entries[key] = (answer, version, now)
+        return answer
 
 
 class Admission:
-    """Nodes by token and open batches by id, cached until ``changes`` says that one changed."""
+    """Nodes by token and batches by id, cached until ``changes`` says that one changed."""
 
     def __init__(
         self, store: Store, changes: ChangeSignal, clock: Callable[[], float] = time.monotonic
@@ -202,13 +195,8 @@ class Admission:
 
     async def node(self, token: str) -> str:
         """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
-        token_hash = hash_token(token)
-        node = self._nodes.get(token_hash)
-        if node is None:
-            stamp = self._nodes.stamp()
-            node = await self._store.read(lambda store: users.authenticate(store, token))
-            self._nodes.put(token_hash, node, stamp)
-        return node
+        read = partial(self._store.read, users.authenticate, token)
+        return await self._nodes.get(hash_token(token), read)
 
     async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, transitions.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
@@ -216,17 +204,6 @@ class Admission:
         The batch's counts may be some uploads old; its keys and sizes never change. Raises
         RemoteError ``unauthorized``, ``unknown-batch``.
         """
-        token_hash = hash_token(token)
-        cached_node, cached_batch = self._nodes.get(token_hash), self._batches.get(batch_id)
-        if cached_node is not None and cached_batch is not None:
-            return cached_node, cached_batch
-
-        def read(connection: Connection) -> tuple[str, transitions.Batch]:
-            return users.authenticate(connection, token), transitions.find(connection, batch_id)
-
-        stamp = self._nodes.stamp()
-        node, batch = await self._store.read(read)
-        self._nodes.put(token_hash, node, stamp)
-        if batch.state == "open":
-            self._batches.put(batch_id, batch, stamp)
-        return node, batch
+        node = await self.node(token)
+        read = partial(self._store.read, transitions.find, batch_id)
+        return node, await self._batches.get(batch_id, read)

@@ -17,45 +17,48 @@ from tests.shuffler.world import user
 
 
 class World:
-    """A version to count up and a clock that stands still."""
+    """A version to count up, a clock that stands still, and a store that counts its reads."""
 
     def __init__(self) -> None:
-        self.version, self.now = 0, 100.0
+        self.version, self.now, self.reads = 0, 100.0, 0
+        self.cache: AnswerCache[int] = AnswerCache(lambda: self.version, lambda: self.now)
 
-    def cache(self) -> AnswerCache[str]:
-        return AnswerCache(lambda: self.version, lambda: self.now)
+    async def read(self) -> int:
+        self.reads += 1
+        return self.reads
+
+    def get(self, key: str = "one") -> int:
+        return asyncio.run(self.cache.get(key, self.read))
 
 
 def test_an_answer_is_dropped_after_a_change_or_after_a_while() -> None:
     world = World()
-    cache = world.cache()
-    cache.put("one", "1", cache.stamp())
-    assert (cache.get("one"), cache.get("two")) == ("1", None)
+    assert (world.get("one"), world.get("two"), world.get("one")) == (1, 2, 1)
     world.now += CACHE_SECONDS - 0.1
-    assert cache.get("one") == "1"
+    assert world.get() == 1
     world.now += 0.1
-    assert cache.get("one") is None
-    cache.put("one", "1", cache.stamp())
+    assert (world.get(), world.get()) == (3, 3)
     world.version += 1
-    assert cache.get("one") is None
+    assert world.get() == 4
 
 
 def test_a_change_while_the_store_is_read_counts() -> None:
     world = World()
-    cache = world.cache()
-    stamp = cache.stamp()
-    world.version += 1
-    cache.put("one", "1", stamp)
-    assert cache.get("one") is None
+
+    async def changed_meanwhile() -> int:
+        world.version += 1
+        return 0
+
+    assert asyncio.run(world.cache.get("one", changed_meanwhile)) == 0
+    assert world.get() == 1
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_ENTRIES", 3)
-    cache = World().cache()
+    world = World()
     for number in range(10):
-        cache.put(str(number), "", cache.stamp())
-        assert len(cache._entries) <= 3
-        assert cache.get(str(number)) == ""
+        assert world.get(str(number)) == world.get(str(number)) == number + 1
+        assert len(world.cache._entries) <= 3
 
 
 def test_a_node_revoked_at_another_replica_is_served_for_a_while_at_most(tmp_path: Path) -> None:
@@ -111,8 +114,8 @@ def test_an_upload_to_a_batch_that_ended_without_a_signal_finds_it_over(
     assert api.outcomes(batch, [(held[0].lease, batch.report())]) == ["accepted"]
     monkeypatch.setattr(api.core.changes, "notify", lambda: None)
     assert api.abandon(batch).status_code == 200
-    remembered = api.core.admission._batches.get(batch.batch_id)
-    assert remembered is not None and remembered.state == "open"
+    remembered, _, _ = api.core.admission._batches._entries[batch.batch_id]
+    assert remembered.state == "open"
     assert api.outcomes(batch, [(held[1].lease, batch.report())]) == ["late"]
     unknown = api.call("POST", f"/batches/{'00' * 16}/reports", api.token, content=b"x")
     assert problem(unknown) == "unknown-batch"
