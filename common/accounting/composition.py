@@ -285,15 +285,25 @@ class Composition:
     first: int
 
     def curve(self, bound: Bound) -> Curve:
-        """Returns the curve with every error on the side that the bound needs."""
-        end = self.first + len(self.convolved.mass)
-        above = _alias(self.gridded, self.convolved, self.window.step_high, end)
-        if bound != "lower":
-            return _curve(self.convolved, self.parts, bound, self.convolved.error, above)
-        # An alias may be in any cell. It only raises an upper bound; a lower bound subtracts it.
-        below = _alias(self.gridded, self.convolved, -self.window.step_low, self.first - 1)
-        error = self.convolved.error + below + above
-        return _curve(self.convolved, self.parts, bound, error, 0.0)
+        """Undoes the tilt, and puts every error on the side that the bound needs."""
+        convolved, sign = self.convolved, SIGNS[bound]
+        loss, error = convolved.loss, convolved.error
+        above = _alias(self.gridded, convolved, self.window.step_high, self.first + len(loss))
+        if bound == "lower":
+            # An alias may be in any cell. It only raises an upper bound; a lower one subtracts it.
+            below = _alias(self.gridded, convolved, -self.window.step_low, self.first - 1)
+            error += below + above
+        # A mass is at most one, and e^700 times the rounding error is far above one.
+        scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
+        relative = math.exp(sign * _relative_error(self.parts, convolved.tilt))
+        mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
+        beyond = float(scale[-1]) * above if bound == "upper" else 0.0
+        return Curve(
+            loss=loss + sign * LOSS_ERROR * sum(count for _, count in self.parts),
+            mass=np.minimum(mass, 1.0),
+            infinite=min(1.0, (_infinite(self.parts, bound) + beyond) * relative),
+            start=0.0 if bound == "lower" else max(0.0, float(loss[0])),
+        )
 
 
 def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
@@ -322,24 +332,6 @@ def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: i
     )
     exponent = moved - convolved.log_scale - step * edge * parts[0][0].delta
     return math.exp(min(0.0, exponent))
-
-
-def _curve(
-    convolved: Convolved, parts: Sequence[Part], bound: Bound, error: float, above: float
-) -> Curve:
-    """Undoes the tilt, and puts every error on the side that the bound needs."""
-    sign, loss = SIGNS[bound], convolved.loss
-    # A mass is at most one, and e^700 times the rounding error is far above one.
-    scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
-    relative = math.exp(sign * _relative_error(parts, convolved.tilt))
-    mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
-    beyond = float(scale[-1]) * above if bound == "upper" else 0.0
-    return Curve(
-        loss=loss + sign * LOSS_ERROR * sum(count for _, count in parts),
-        mass=np.minimum(mass, 1.0),
-        infinite=min(1.0, (_infinite(parts, bound) + beyond) * relative),
-        start=0.0 if bound == "lower" else max(0.0, float(loss[0])),
-    )
 
 
 def _relative_error(parts: Sequence[Part], tilt: float) -> float:
