@@ -21,7 +21,7 @@ from riffle.common.accounting import (
     calibrate_local,
 )
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.common.mechanism.parameters import BatchNoise, Guarantee, Padding
+from riffle.common.mechanism.parameters import BatchNoise, Padding
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
@@ -70,11 +70,10 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
             detail names the smallest n that works.
     """
     layout = CounterLayout(spec.sizes, spec.families, layer)
-    required = Guarantee(spec.epsilon, spec.beta, spec.dishonest_fraction)
     try:
         if spec.trust != "shuffle":
             return _calibrated_to_one_message(spec, layout, n)
-        return calibrate(layout, n, required, spec.calibration, spec.max_messages)
+        return calibrate(layout, n, spec.budget, spec.calibration, spec.max_messages)
     except CalibrationError as error:
         scope = "all layers" if layer is None else f"layer {layer}"
         raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from riffle.common.accounting import BatchEvent as BatchEvent
     from riffle.common.accounting import account as account
     from riffle.common.accounting import calibrate as calibrate
+    from riffle.common.mechanism.counters import CounterLayout as CounterLayout
+    from riffle.common.mechanism.counters import Sizes as Sizes
+    from riffle.common.mechanism.parameters import Guarantee as Guarantee
     from riffle.common.mechanism.parameters import Noise as Noise
     from riffle.common.mechanism.parameters import Padding as Padding
     from riffle.common.mechanism.policy import Mixture as Mixture
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "riffle.common.accounting": "BatchEvent account calibrate",
-    "riffle.common.mechanism.parameters": "Noise Padding",
+    "riffle.common.mechanism.counters": "CounterLayout Sizes",
+    "riffle.common.mechanism.parameters": "Guarantee Noise Padding",
     "riffle.common.mechanism.policy": "Mixture",
     "riffle.coordinator.learning.learner": (
         "BatchCounts Deployment Learner LearnerSummary Problem StageResult"
