@@ -120,7 +120,7 @@ def test_a_small_run_reports_where_the_time_went(
         1_000, tmp_path, 1, riverswim_run("wire", horizon=2, episodes=1, epsilon=4.0)
     )
     assert result["messages"] == result["reports"] * result["messages_a_report"] >= 1_000
-    assert result["share_of_primitive"] > 0  # two rates, each of a moment: no bar for a test
-    assert 0 < result["share_by_core_time"] < 1
+    assert result["share_of_primitive"] > 0  # rates of two moments: no bar for a test
+    assert result["share_by_core_time"] > 0
     assert set(result["wall_seconds"]) >= {"waiting", "fetching", "opening", "planning"}
     assert min(result["core_us_a_message"].values()) >= 0
