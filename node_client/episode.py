@@ -8,8 +8,8 @@ only place where a node draws anything, and the simulator's per-user path.
   [0, 1]. A report holds one Bernoulli bit with that mean, so E[bit] is the scaled reward.
 - Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
   step H.
-- Failures: any fault of the environment becomes an `EpisodeError`, which may be logged because it
-  carries nothing of the episode.
+- Failures: any fault of the environment is dropped, because an error may hold the user's data. The
+  report then carries noise only.
 - Randomness: a deployed node draws from the system's CSPRNG. A batch with a ``test_seed``, run
   with ``test_entry=True``, draws from streams keyed by (run, batch, slot, purpose), so that its
   counts do not depend on which node served a slot, or when.
@@ -39,10 +39,6 @@ from riffle.node_client.environments.tabular import Environment
 Purpose = Literal["policy", "environment", "noise"]
 RewardRange = tuple[float, float]
 _PURPOSES: tuple[Purpose, ...] = ("policy", "environment", "noise")
-
-
-class EpisodeError(Exception):
-    """The environment raised, or returned a value outside its declaration. Holds no user's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +72,7 @@ def slot_report(
     )
     policy = batch.mixture.pick(word(policy_draw))
     reward_range = (descriptor.reward_low, descriptor.reward_high)
-    episode: Episode | None
-    try:
-        episode = run_episode(environment, policy, reward_range, environment_draw)
-    except EpisodeError:
-        episode = None
+    episode = run_episode(environment, policy, reward_range, environment_draw)
     return episode, encode(batch.layout, batch.noise, batch.padding, episode, noise_draw)
 
 
@@ -105,17 +97,15 @@ def slot_randomness(
 
 def run_episode(
     environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
-) -> Episode:
+) -> Episode | None:
     """Runs a policy (H, X) for one user.
 
-    Raises EpisodeError if the environment failed. The error has no cause attached, because a
-    cause could hold data.
+    Returns None if the environment raised, or returned a value outside its declaration.
     """
     try:
         return play(environment, policy, reward_range, randomness)
     except Exception:  # a user's environment may raise anything
-        failure = EpisodeError("the environment failed")
-    raise failure
+        return None
 
 
 def play(
@@ -135,7 +125,7 @@ def play(
             continue
         state, reward, over = environment.step(int(actions[h]), randomness)
         rewards[h] = bernoulli(randomness, reward_mean(reward, reward_range))
-        states[h + 1] = _checked(_absorbing(environment) if over else state, X)
+        states[h + 1] = _checked(environment.absorbing if over else state, X)
     return Episode(states, actions, rewards)
 
 
@@ -148,13 +138,9 @@ def reward_mean(reward: float, reward_range: RewardRange) -> float:
     return mean
 
 
-def _checked(state: int, X: int) -> int:
+def _checked(state: int | None, X: int) -> int:
+    if state is None:
+        raise ValueError("an episode ended early in an environment that declared it never would")
     if not 0 <= state < X:
         raise ValueError("a state is outside the declared states")
     return state
-
-
-def _absorbing(environment: Environment) -> int:
-    if environment.absorbing is None:
-        raise ValueError("an episode ended early in an environment that declared it never would")
-    return environment.absorbing

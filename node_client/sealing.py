@@ -9,6 +9,7 @@ bytes object of indices in, one bytes object of sealed reports out.
 import asyncio
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,15 +83,12 @@ def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
     )
 
 
-class SealingPool:
+class SealingPool(AbstractContextManager["SealingPool"]):
     """Worker processes that seal for all nodes of this process. Use as a context manager."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._pool = self._start()
-
-    def __enter__(self) -> "SealingPool":
-        return self
+        self._pool = process_pool(workers)
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -119,7 +117,4 @@ class SealingPool:
     def _replace(self, broken: ProcessPoolExecutor) -> None:
         if self._pool is broken:  # many tasks see the same break; the first replaces the pool
             broken.shutdown(wait=False, cancel_futures=True)
-            self._pool = self._start()
-
-    def _start(self) -> ProcessPoolExecutor:
-        return process_pool(self._workers)
+            self._pool = process_pool(self._workers)

@@ -1,4 +1,4 @@
-"""What a node process is configured by (``RIFFLE_NODE_...`` variables), and what it may log.
+"""Settings of a node process (``RIFFLE_NODE_...`` variables), and the fields that it may log.
 
 Settings are checked as a whole at the start. The log is for the node's own owner: its fields name
 no user, lease or episode. ``detail`` is the text of one of Riffle's own errors about a descriptor,
@@ -7,7 +7,7 @@ a file or an answer of the shuffler, on one line (`common.protocol.errors.one_li
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -24,6 +24,7 @@ from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands
 
+T = TypeVar("T")
 PREFIX = "RIFFLE_NODE_"
 JOURNAL = Journal(
     "node", "batch_id", "node_id", "messages", "episodes", "failed", "problem", "detail", "request"
@@ -139,15 +140,10 @@ class Settings(RoleSettings):
         Raises LocalError ``invalid-spec`` if the file is unreadable, malformed or empty, or names a
         node twice.
         """
-        try:
-            credentials = _CREDENTIALS.validate_json(
-                file_bytes(f"{PREFIX}CREDENTIALS_FILE", self.credentials_file)
-            )
-        except ValidationError as error:  # without its cause, which would show tokens
-            raise self._bad_file("credentials", first_fault(error)) from None
+        credentials = _read("credentials", self.credentials_file, _CREDENTIALS)
         nodes = {credential.node_id for credential in credentials}
         if len(nodes) != len(credentials) or not credentials:
-            raise self._bad_file("credentials", "name every node once")
+            raise _bad_file("credentials", self.credentials_file, "name every node once")
         return credentials
 
     def users(self) -> dict[str, list[str]] | None:
@@ -158,25 +154,16 @@ class Settings(RoleSettings):
         """
         if self.users_file is None:
             return None
-        try:
-            users = _USERS.validate_json(file_bytes(f"{PREFIX}USERS_FILE", self.users_file))
-        except ValidationError as error:  # without its cause, which would show ids
-            raise self._bad_file("users", first_fault(error)) from None
+        users = _read("users", self.users_file, _USERS)
         nodes = {credential.node_id for credential in self.credentials()}
-        for node in sorted(users.keys() - nodes):
-            raise self._bad_file("users", f"node {node} has no credential")
-        for node in sorted(node for node in nodes if not users.get(node)):
-            raise self._bad_file("users", f"no users of node {node}")
+        faults = [f"node {node} has no credential" for node in sorted(users.keys() - nodes)]
+        faults += [f"no users of node {node}" for node in sorted(nodes) if not users.get(node)]
         ids = [user for of_node in users.values() for user in of_node]
         if len(set(ids)) != len(ids):
-            raise self._bad_file(
-                "users", "a user is named twice; one person has one id, at one node"
-            )
+            faults.append("a user is named twice; one person has one id, at one node")
+        if faults:
+            raise _bad_file("users", self.users_file, faults[0])
         return users
-
-    def _bad_file(self, kind: str, why: str) -> LocalError:
-        file = self.users_file if kind == "users" else self.credentials_file
-        return LocalError("invalid-spec", f"{kind} file {file}: {why}")
 
     def _key(self, name: str) -> bytes:
         """Returns a pinned key, given as hex or as a file (exactly one of the two, as checked)."""
@@ -188,3 +175,14 @@ class Settings(RoleSettings):
 
 _USERS = TypeAdapter(dict[Hex16, list[Hex16]])
 _CREDENTIALS = TypeAdapter(list[Credential])
+
+
+def _read(kind: str, file: Path, adapter: TypeAdapter[T]) -> T:
+    try:
+        return adapter.validate_json(file_bytes(f"{PREFIX}{kind.upper()}_FILE", file))
+    except ValidationError as error:  # without its cause, which would show tokens or ids
+        raise _bad_file(kind, file, first_fault(error)) from None
+
+
+def _bad_file(kind: str, file: Path, why: str) -> LocalError:
+    return LocalError("invalid-spec", f"{kind} file {file}: {why}")

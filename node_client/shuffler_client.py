@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -74,21 +75,19 @@ class ShufflerClient:
 
     async def open_batches(self, token: str, wait: int) -> messages.OpenBatches:
         """Returns batches with free slots; the shuffler may wait ``wait`` seconds for one."""
-        path = f"/v1/batches?wait={wait}&accepting=1"
-        return await self._call(
-            self._request("GET", path, token, patience=wait), messages.OpenBatches
-        )
+        request = self._request(f"/v1/batches?wait={wait}&accepting=1", token, patience=wait)
+        return await self._call(request, messages.OpenBatches)
 
     async def descriptor(self, token: str, batch_id: str) -> SignedDescriptor:
         """Returns a batch's descriptor, not yet checked."""
-        request = self._request("GET", f"/v1/batches/{batch_id}", token)
+        request = self._request(f"/v1/batches/{batch_id}", token)
         return await self._call(request, SignedDescriptor)
 
     async def lease(self, token: str, batch_id: str, users: list[str]) -> messages.LeaseReply:
         """Asks for a slot for each user; the reply grants or refuses each."""
         body = messages.LeaseRequest(users=tuple(users)).model_dump_json().encode()
-        path = f"/v1/batches/{batch_id}/leases"
-        request = self._request("POST", path, token, content=body, kind="application/json")
+        request = self._request(f"/v1/batches/{batch_id}/leases", token, body)
+        request.headers["Content-Type"] = "application/json"
 
         def answers_all(reply: messages.LeaseReply) -> bool:
             granted = [lease.user for lease in reply.leases]
@@ -111,8 +110,8 @@ class ShufflerClient:
         (seconds since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key that reports
         are sealed to, is not the batch's.
         """
-        path = f"/v1/batches/{batch_id}/reports"
-        request = self._request("POST", path, token, content=body, kind=messages.OCTETS)
+        request = self._request(f"/v1/batches/{batch_id}/reports", token, body)
+        request.headers["Content-Type"] = messages.OCTETS
         request.headers[messages.BATCH_KEY_HEADER] = batch_key
 
         def answers_all(reply: messages.UploadReply) -> bool:
@@ -121,22 +120,12 @@ class ShufflerClient:
         return await self._call(request, messages.UploadReply, fits=answers_all, deadline=deadline)
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        token: str,
-        *,
-        content: bytes | None = None,
-        kind: str | None = None,
-        patience: float = 0,
+        self, path: str, token: str, body: bytes | None = None, patience: float = 0
     ) -> httpx.Request:
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-        if kind is not None:
-            headers["Content-Type"] = kind
         timeout = httpx.Timeout(30.0, connect=5.0, read=30.0 + patience, pool=None)
-        return self.http.build_request(
-            method, path, content=content, headers=headers, timeout=timeout
-        )
+        method = "GET" if body is None else "POST"
+        return self.http.build_request(method, path, content=body, headers=headers, timeout=timeout)
 
     async def _call(
         self,
@@ -170,14 +159,11 @@ class ShufflerClient:
     async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
         body = bytearray()
         try:
-            response = await self.http.send(request, stream=True)
-            try:
+            async with aclosing(await self.http.send(request, stream=True)) as response:
                 async for part in response.aiter_bytes():
                     body += part
                     if len(body) > MAX_ANSWER_BYTES:
                         raise TransientError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-            finally:
-                await response.aclose()
         except httpx.RequestError as error:
             raise TransientError(f"no answer ({type(error).__name__})") from error
         return response, bytes(body)

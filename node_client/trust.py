@@ -63,7 +63,7 @@ class Demands:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedBatch:
-    """A batch that this node may serve, with the guarantee that the node recomputed."""
+    """A batch that this node may serve, with its recomputed guarantee."""
 
     context: Context
     batch_key: bytes

@@ -17,8 +17,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -56,11 +57,6 @@ class Primitive:
     seal: float
     open: float
     rate: float
-
-    def mean(self, other: "Primitive") -> "Primitive":
-        """Returns the mean of two measurements."""
-        pairs = zip(asdict(self).items(), asdict(other).values(), strict=True)
-        return Primitive(**{name: (mine + theirs) / 2 for (name, mine), theirs in pairs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ def summarize(
     ``nodes_http`` is the nodes' part of the split's ``http``; nodes are no servers.
     """
     n, total = row["n"], row["n"] * row["messages"]
-    own = primitives[0].mean(primitives[1])
+    own = Primitive(*map(fmean, zip(*map(astuple, primitives), strict=True)))
     servers = split.http - nodes_http + split.store + split.coordinator
     return {
         "messages": total,

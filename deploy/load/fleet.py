@@ -23,7 +23,6 @@ from riffle.deploy.load.tally import Tally
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Job, Seal
-from riffle.node_client.settings import Credential
 from riffle.node_client.shuffler_client import ShufflerClient
 from riffle.node_client.trust import Demands, accept
 
@@ -49,17 +48,19 @@ class LoadNode:
     checking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class CountingTransport(httpx.AsyncBaseTransport):
+class CountingTransport(httpx.AsyncHTTPTransport):
     """A transport that counts each answer that is not a success, even if the request is retried."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, tally: Tally) -> None:
-        self._inner, self._tally = inner, tally
+    def __init__(self, verify: ssl.SSLContext, tally: Tally) -> None:
+        limits = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEPALIVE_SECONDS)
+        super().__init__(verify=verify, limits=limits)
+        self._tally = tally
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Returns the inner transport's answer."""
+        """Sends a request and returns its answer."""
         kind = REQUESTS.get(request.url.path.rsplit("/", 1)[1], "descriptor")
         try:
-            response = await self._inner.handle_async_request(request)
+            response = await super().handle_async_request(request)
         except httpx.RequestError as error:
             self._tally.answers[f"{kind} {type(error).__name__}"] += 1
             raise
@@ -67,22 +68,12 @@ class CountingTransport(httpx.AsyncBaseTransport):
             self._tally.answers[f"{kind} {response.status_code}"] += 1
         return response
 
-    async def aclose(self) -> None:
-        """Closes the inner transport."""
-        await self._inner.aclose()
 
-
-def load_nodes(
-    credentials: Sequence[Credential], url: str, verify: ssl.SSLContext, tally: Tally
-) -> list[LoadNode]:
-    """Returns a node for each credential, with its own connections."""
-    limits = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEPALIVE_SECONDS)
-    nodes = []
-    for credential in credentials:
-        transport = CountingTransport(httpx.AsyncHTTPTransport(verify=verify, limits=limits), tally)
-        client = httpx.AsyncClient(base_url=url, transport=transport, trust_env=False)
-        nodes.append(LoadNode(credential.token, ShufflerClient(client)))
-    return nodes
+def load_node(token: str, url: str, verify: ssl.SSLContext, tally: Tally) -> LoadNode:
+    """Returns a node with its own connections."""
+    transport = CountingTransport(verify, tally)
+    client = httpx.AsyncClient(base_url=url, transport=transport, trust_env=False)
+    return LoadNode(token, ShufflerClient(client))
 
 
 @dataclass(slots=True)
@@ -161,9 +152,11 @@ class Fleet:
             with self._stage("lease"):
                 lease = await self._lease(node, job)
         with self._stage("episode"):
-            messages = self._encode(job, lease.slot)
+            row = None if self.presealed else self._encode(job, lease.slot)
         with self._stage("sealing"):
-            sealed = await self._seal(job, messages)
+            sealed = await (
+                self._presealed(job) if row is None else self.seal(job.keys, row[np.newaxis])
+            )
         body, deadline = frame(lease.lease, sealed), job.batch.descriptor.expires_at
         batch_key, start = key_id(job.keys.batch_key), time.monotonic()
         with self._stage("upload"):
@@ -197,13 +190,9 @@ class Fleet:
         return None
 
     def _encode(self, job: Job, slot: int) -> Ints:
-        if self.presealed:
-            return np.empty(0, dtype=np.int64)
         return slot_report(job.batch, self.environment, slot)[1]
 
-    async def _seal(self, job: Job, messages: Ints) -> bytes:
-        if not self.presealed:
-            return await self.seal(job.keys, messages[np.newaxis])
+    async def _presealed(self, job: Job) -> bytes:
         async with self._presealing:
             if job.batch_id not in self._presealed_reports:
                 self._presealed_reports[job.batch_id] = await self._preseal(job)
@@ -214,8 +203,7 @@ class Fleet:
         return reports[self._next % len(reports)]
 
     async def _preseal(self, job: Job) -> list[bytes]:
-        slots = range(PRESEALED_REPORTS)
-        rows = [slot_report(job.batch, self.environment, slot)[1] for slot in slots]
+        rows = [self._encode(job, slot) for slot in range(PRESEALED_REPORTS)]
         sealed = await self.seal(job.keys, np.stack(rows))
         size = job.batch.descriptor.report_bytes
         return [sealed[start : start + size] for start in range(0, len(sealed), size)]

@@ -29,7 +29,7 @@ import uvloop
 from riffle.common.process.endpoint import server_verification
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
-from riffle.deploy.load.fleet import Fleet, load_nodes
+from riffle.deploy.load.fleet import Fleet, load_node
 from riffle.deploy.load.tally import Tally, merge
 from riffle.deploy.network.processes import Usage, busy_by_core, read_usage, record_signals
 from riffle.node_client.sealing import SealingPool
@@ -107,7 +107,10 @@ async def _run_fleet(assignment: Assignment, pool: SealingPool, pipe: Pipe, tall
     verify = server_verification(settings.ca_file)
     context = verify if isinstance(verify, ssl.SSLContext) else ssl.create_default_context()
     fleet = Fleet(
-        nodes=load_nodes(assignment.credentials, settings.shuffler_url, context, tally),
+        nodes=[
+            load_node(credential.token, settings.shuffler_url, context, tally)
+            for credential in assignment.credentials
+        ],
         demands=settings.demands(environment),
         environment=environment,
         seal=pool.seal,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from rich.console import Group
 from rich.live import Live
-from rich.progress import TaskID
 from rich.table import Table
 
 from riffle.coordinator.specs import RunSpec
@@ -120,19 +119,17 @@ class LiveScreen:
     def __init__(self) -> None:
         self._bar = bar("")
         self._table: Table | str = ""
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("", total=None)
 
     def phase(self, text: str, total: float | None) -> None:
         """Begins a bar of ``total`` steps, if that is known."""
         line(text)
-        if self._task is not None:
-            self._bar.remove_task(self._task)
+        self._bar.remove_task(self._task)
         self._task = self._bar.add_task(text, total=total)
 
     def advance(self) -> None:
         """Advances the bar by a step."""
-        if self._task is not None:
-            self._bar.advance(self._task)
+        self._bar.advance(self._task)
 
     def show(self, now: Sample, before: Sample) -> None:
         """Replaces the table by the rates since the sample before."""
@@ -141,8 +138,7 @@ class LiveScreen:
         p99 = f"{now.tally.due.quantile(0.99) * 1e3:.0f}"
         self._table = Table("at", *(f"{name}/s" for name in names), "p99 ms", "open")
         self._table.add_row(*cells, p99, str(now.tally.open))
-        if self._task is not None:
-            self._bar.update(self._task, completed=now.at)
+        self._bar.update(self._task, completed=now.at)
 
     def picture(self) -> Group:
         """Returns what the terminal shows now."""

@@ -24,13 +24,12 @@ external resources; charts are SVG, follow the reader's colours, and each has a 
 
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any, Literal
-
-import numpy as np
 
 from riffle.deploy.load.generator import Sample
 from riffle.deploy.network.processes import Usage
@@ -159,13 +158,6 @@ def summarize(
     }
 
 
-def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Returns the slope of the least-squares line; 0 with fewer than three points."""
-    if len(times) < 3:
-        return 0.0
-    return float(np.polyfit(np.asarray(times), np.asarray(values), 1)[0])
-
-
 def _evidence(
     parameters: Summary,
     samples: Sequence[Sample],
@@ -212,13 +204,17 @@ def _processors(use: Usage) -> dict[str, float]:
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float]:
-    """Returns MiB at the end, the most, and growth a minute once the load has settled."""
+    """Returns MiB at the end, the most, and growth a minute once the load has settled.
+
+    The growth is the slope of the least-squares line, and 0 with fewer than three points.
+    """
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
+    slope = linear_regression(*zip(*settled, strict=True)).slope if len(settled) >= 3 else 0.0
     return {
         "last_mib": points[-1][1],
         "most_mib": max(size for _, size in points),
-        "growth_mib_a_minute": 60 * slope(*zip(*settled, strict=True)) if settled else 0.0,
+        "growth_mib_a_minute": 60 * slope,
     }
 
 
@@ -326,15 +322,12 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
 def _line(
     rows: Sequence[Mapping[str, float]], name: str, number: int, end: float, top: float
 ) -> str:
-    def points() -> Iterator[str]:
-        for row in rows:
-            if name in row:
-                x = LEFT + (WIDTH - LEFT) * max(row["at"], 0.0) / end
-                y = 8 + (HEIGHT - BOTTOM - 8) * (1 - row[name] / top)
-                yield f"{x:.1f},{y:.1f}"
-
+    kept = [row for row in rows if name in row]
+    x = [LEFT + (WIDTH - LEFT) * max(row["at"], 0.0) / end for row in kept]
+    y = [8 + (HEIGHT - BOTTOM - 8) * (1 - row[name] / top) for row in kept]
+    points = " ".join(f"{left:.1f},{down:.1f}" for left, down in zip(x, y, strict=True))
     dash = f' stroke-dasharray="{STROKES[number % 4]}"' if STROKES[number % 4] else ""
-    return f'<polyline class=l{number % 4}{dash} points="{" ".join(points())}"/>'
+    return f'<polyline class=l{number % 4}{dash} points="{points}"/>'
 
 
 def _table(title: str, rows: Mapping[str, object]) -> str:

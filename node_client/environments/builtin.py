@@ -138,26 +138,23 @@ def random_mdp(sizes: Sizes, seed: int) -> TabularMDP:
     return TabularMDP(P, r, generator.dirichlet(np.ones(X)))
 
 
-def layered_mdp(
-    widths: tuple[int, ...], actions: int, seed: int, concentration: float = 1.0
-) -> TabularMDP:
+def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
     """Draws an MDP with layers of ``widths`` (X_0, ..., X_H), X_0 = X_H = 1, one step a layer.
 
-    P_h(. | x, a) ~ Dirichlet(c, ..., c) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). A small
-    ``concentration`` c makes transitions nearly deterministic, a large one nearly uniform. States
-    are numbered from 0 in every layer, X = max X_h of them; those that a layer lacks are never
-    reached and lead to state 0. Raises ValueError if ``widths`` are not such layers.
+    P_h(. | x, a) ~ Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States are
+    numbered from 0 in every layer, X = max X_h of them; those that a layer lacks are never reached
+    and lead to state 0. Raises ValueError if ``widths`` are not such layers.
     """
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
     H, W, A = len(widths) - 1, max(widths), actions
-    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, str(concentration))
+    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, "1.0")  # the concentration
     P = np.zeros((H, W, A, W))
     P[..., 0] = 1.0
     for h in range(H):
-        after = np.full(widths[h + 1], concentration)
+        after = widths[h + 1]
         P[h, : widths[h]] = 0.0
-        P[h, : widths[h], :, : widths[h + 1]] = generator.dirichlet(after, (widths[h], A))
+        P[h, : widths[h], :, :after] = generator.dirichlet(np.ones(after), (widths[h], A))
     r = generator.uniform(0, 1, size=(H, W, A))
     return TabularMDP(P, r, np.eye(W)[0])
 

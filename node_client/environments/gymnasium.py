@@ -10,7 +10,7 @@ An environment that publishes its table, as Gymnasium's toy texts do (``P[x][a]`
 """
 
 import importlib
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,18 +19,8 @@ from riffle.common.mechanism.randomness import Randomness
 from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.tabular import Step, TabularMDP, stationary
 
-
-class GymnasiumLike(Protocol):
-    """The part of `gymnasium.Env` that is used here."""
-
-    observation_space: Any
-    action_space: Any
-
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the first observation."""
-
-    def step(self, action: Any, /) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401
-        """Returns observation, reward, terminated, truncated, information."""
+GymnasiumLike: TypeAlias = Any
+"""A `gymnasium.Env`: ``reset``, ``step`` and both spaces are used, and a table if there is one."""
 
 
 class GymnasiumEnvironment:
@@ -74,7 +64,7 @@ class TabledGymnasium(GymnasiumEnvironment):
         X, A = self.sizes.X, self.sizes.A
         P, r = np.zeros((X, A, X)), np.zeros((X, A))
         P[self.absorbing, :, self.absorbing] = 1.0
-        for x, actions in _table(env).items():
+        for x, actions in _unwrapped(env).P.items():
             for a, outcomes in actions.items():
                 for p, y, reward, terminated in outcomes:
                     P[x, a, self.absorbing if terminated else y] += p
@@ -89,7 +79,9 @@ def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> Gymnasiu
     The table ignores time limits, so an environment with a limit within the horizon has no MDP.
     """
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
-    tabled = isinstance(_table(env), dict) and hasattr(_unwrapped(env), "initial_state_distrib")
+    native = _unwrapped(env)
+    tabled = isinstance(getattr(native, "P", None), dict)
+    tabled = tabled and hasattr(native, "initial_state_distrib")
     if tabled and (limit is None or horizon < limit):
         return TabledGymnasium(env, horizon, low, high)
     return GymnasiumEnvironment(env, horizon, low, high)
@@ -115,12 +107,8 @@ def make_gymnasium(
     return adapt(env, horizon, reward_low, reward_high)
 
 
-def _unwrapped(env: GymnasiumLike) -> Any:  # noqa: ANN401
+def _unwrapped(env: GymnasiumLike) -> GymnasiumLike:
     return getattr(env, "unwrapped", env)
-
-
-def _table(env: GymnasiumLike) -> Any:  # noqa: ANN401
-    return getattr(_unwrapped(env), "P", None)
 
 
 def _discrete(space: Any, kind: str) -> Any:  # noqa: ANN401

@@ -68,7 +68,11 @@ def make(name: str, **values: Parameter | None) -> Environment:
         environment = _make_own(name, builder, chosen)
     else:
         environment = make_external(name, builder, chosen)
-    _check_sizes(name, environment.sizes, sizes)
+    X, A, H = environment.sizes.X, environment.sizes.A, environment.sizes.H
+    for key, actual in {"states": X, "actions": A, "horizon": H}.items():
+        if sizes.get(key, actual) != actual:
+            detail = f"{name} has {actual} {key} here, not {sizes[key]}"
+            raise LocalError("invalid-spec", detail)
     return environment
 
 
@@ -168,13 +172,6 @@ def _is_range(ends: object) -> bool:
     if not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
         return False
     return bool(ends[0] < ends[1])
-
-
-def _check_sizes(name: str, sizes: Sizes, wanted: dict[str, Parameter]) -> None:
-    actual: dict[str, int] = {"states": sizes.X, "actions": sizes.A, "horizon": sizes.H}
-    for key, value in wanted.items():
-        if actual[key] != value:
-            raise LocalError("invalid-spec", f"{name} has {actual[key]} {key} here, not {value}")
 
 
 def _riverswim(states: int = 4, horizon: int = 6) -> Environment:

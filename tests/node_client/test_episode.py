@@ -1,7 +1,6 @@
 """Episodes: sizes, scaling of rewards, early ends, failures that reveal nothing."""
 
 import re
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from riffle import node_client
 from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import EpisodeError, reward_mean, run_episode
+from riffle.node_client.episode import play, reward_mean, run_episode
 
 UNIT = (0.0, 1.0)
 
@@ -46,7 +45,7 @@ POLICY = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 1]])
 
 def test_actions_follow_the_policy_and_states_the_environment() -> None:
     environment = Scripted((1, 0.0, False), (0, 1.0, False), (1, 1.0, False))
-    episode = run_episode(environment, POLICY, UNIT, SystemRandomness())
+    episode = play(environment, POLICY, UNIT, SystemRandomness())
     assert episode.states.tolist() == [0, 1, 0, 1]
     assert episode.actions.tolist() == [0, 0, 0]
     assert episode.rewards.tolist() == [0, 1, 1]
@@ -55,7 +54,7 @@ def test_actions_follow_the_policy_and_states_the_environment() -> None:
 
 def test_an_early_end_stays_in_the_absorbing_state_with_zero_rewards() -> None:
     environment = Scripted((1, 1.0, True), low=-1.0, high=1.0)
-    episode = run_episode(environment, POLICY, (-1.0, 1.0), SystemRandomness())
+    episode = play(environment, POLICY, (-1.0, 1.0), SystemRandomness())
     assert episode.states.tolist() == [0, 2, 2, 2]
     assert episode.actions.tolist() == [0, 1, 1]
     assert episode.rewards.tolist() == [1, 0, 0]
@@ -76,18 +75,13 @@ FAULTS: dict[str, Scripted] = {
 
 @pytest.mark.parametrize("environment", FAULTS.values(), ids=FAULTS.keys())
 def test_a_failure_reveals_nothing(environment: Scripted) -> None:
-    with pytest.raises(EpisodeError) as caught:
-        run_episode(environment, POLICY, UNIT, SystemRandomness())
-    assert caught.value.__cause__ is None
-    assert caught.value.__context__ is None
-    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+    assert run_episode(environment, POLICY, UNIT, SystemRandomness()) is None
 
 
 def test_an_undeclared_early_end_is_a_failure() -> None:
     environment = Scripted((1, 1.0, True))
     environment.absorbing = None
-    with pytest.raises(EpisodeError):
-        run_episode(environment, POLICY, UNIT, SystemRandomness())
+    assert run_episode(environment, POLICY, UNIT, SystemRandomness()) is None
 
 
 @given(low=st.floats(-1e6, 1e6), width=st.floats(1e-3, 1e6), share=st.floats(0, 1, allow_nan=False))
@@ -106,7 +100,7 @@ def test_reward_bits_have_the_scaled_mean() -> None:
     draws, total = 4_000, 0
     for _ in range(draws):
         environment = Scripted(*[(0, 0.5, False)] * 3, low=-1.0, high=3.0)
-        episode = run_episode(environment, POLICY, (-1.0, 3.0), SystemRandomness())
+        episode = play(environment, POLICY, (-1.0, 3.0), SystemRandomness())
         total += int(episode.rewards.sum())
     assert binomtest(total, 3 * draws, 3 / 8).pvalue > 1e-6
 
@@ -126,7 +120,7 @@ def test_any_episode_encodes_within_its_slots(
     environment = make("RandomMDP-v0", states=X, actions=A, horizon=H, seed=seed)
     layer = data.draw(st.none() | st.integers(0, H - 1))
     policy = SeededRandomness.keyed(seed, "policy").generator.integers(0, A, (H, X))
-    episode = run_episode(environment, policy, UNIT, SeededRandomness.keyed(seed, "run"))
+    episode = play(environment, policy, UNIT, SeededRandomness.keyed(seed, "run"))
     layout = CounterLayout(Sizes(X, A, H), families, layer)
     messages = layout.encode(episode)
     assert np.array_equal(episode.actions, policy[np.arange(H), episode.states[:H]])

@@ -102,6 +102,6 @@ def test_a_pool_with_dying_workers_gives_up_with_a_reason(monkeypatch: pytest.Mo
         def submit(self, *_: object) -> None:
             raise BrokenProcessPool("gone")
 
-    monkeypatch.setattr(SealingPool, "_start", lambda _: Dead())
+    monkeypatch.setattr("riffle.node_client.sealing.process_pool", lambda _: Dead())
     with SealingPool(1) as pool, pytest.raises(LocalError, match="dying"):
         asyncio.run(pool.seal(KEYS, MESSAGES))

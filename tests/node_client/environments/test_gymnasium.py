@@ -14,7 +14,7 @@ from riffle.experiments.regret import policy_value
 from riffle.node_client.environments.gymnasium import adapt
 from riffle.node_client.environments.registry import exact_mdp, make
 from riffle.node_client.environments.tabular import TabularMDP
-from riffle.node_client.episode import run_episode
+from riffle.node_client.episode import play
 
 
 class Lake:
@@ -58,7 +58,7 @@ def test_frozen_lakes_table_is_its_law() -> None:
     lake = make("gymnasium:FrozenLake-v1", horizon=8)
     mdp = exact_mdp(lake)
     policy = np.full((8, 17), 2, dtype=np.int64)
-    runs = [run_episode(lake, policy, (0.0, 1.0), SystemRandomness()) for _ in range(2000)]
+    runs = [play(lake, policy, (0.0, 1.0), SystemRandomness()) for _ in range(2000)]
     for h, x in ((3, 16), (3, 1), (7, 16)):  # 16: absorbed
         seen = np.mean([episode.states[h + 1] == x for episode in runs])
         exact = _visits(mdp, policy)[h + 1, x]

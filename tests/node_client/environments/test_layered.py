@@ -25,10 +25,6 @@ def test_the_seed_determines_the_mdp() -> None:
     assert not np.array_equal(layered_mdp(WIDTHS, 2, 4).P, layered_mdp(WIDTHS, 2, 5).P)
 
 
-def test_small_concentration_is_nearly_deterministic() -> None:
-    assert layered_mdp(WIDTHS, 2, 1, concentration=0.01).P[0, 0].max(axis=-1).mean() > 0.95
-
-
 @pytest.mark.parametrize("widths", [(1,), (2, 1), (1, 0, 1), (1, 2)])
 def test_bad_layers_are_refused(widths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="layers"):

@@ -17,7 +17,7 @@ from riffle.node_client.environments.builtin import layered_mdp
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.registry import environment_names, exact_mdp, make
 from riffle.node_client.environments.tabular import riverswim
-from riffle.node_client.episode import run_episode
+from riffle.node_client.episode import play
 
 
 @pytest.mark.parametrize("name", [name for name in environment_names() if name != "File-v0"])
@@ -25,7 +25,7 @@ def test_every_environment_runs_with_its_defaults(name: str) -> None:
     environment = make(name)
     s = environment.sizes
     policy = np.zeros((s.H, s.X), dtype=np.int64)
-    episode = run_episode(environment, policy, environment.reward_range, SystemRandomness())
+    episode = play(environment, policy, environment.reward_range, SystemRandomness())
     assert episode.states.shape == (s.H + 1,)
     assert exact_mdp(environment).sizes == s
 
@@ -148,7 +148,7 @@ def test_a_gymnasium_environment_is_adapted(truncate: bool) -> None:
     environment = GymnasiumEnvironment(native, horizon=4, low=0.0, high=2.0)
     assert environment.sizes == Sizes(X=4, A=2, H=4)
     policy = np.ones((4, 4), dtype=np.int64)
-    episode = run_episode(environment, policy, (0.0, 2.0), SystemRandomness())
+    episode = play(environment, policy, (0.0, 2.0), SystemRandomness())
     assert episode.states.tolist() == [0, 1, 3, 3, 3]
     assert episode.rewards.tolist() == [1, 1, 0, 0]
     with pytest.raises(LocalError, match="no known MDP"):
