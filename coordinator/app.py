@@ -10,20 +10,13 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.middleware import Middleware
 from starlette.types import Lifespan
 
 from riffle.common.process.endpoint import server_verification
-from riffle.common.process.tracing import TracingMiddleware, export_spans
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.limits import ConcurrencyLimit
-from riffle.common.server.monitoring import MetricsMiddleware
-from riffle.common.server.service import (
-    FRAMEWORK,
-    PROBLEM_RESPONSES,
-    install_problem_handlers,
-    problem_response,
-    serve,
-)
+from riffle.common.server.service import make_app, problem_response, serve
 from riffle.coordinator.api import operations, results, runs
 from riffle.coordinator.api.access import OPERATOR, make_authenticator
 from riffle.coordinator.batches.analyzer import Analyzer
@@ -96,19 +89,9 @@ def create_app(
 def _make_app(
     settings: Settings, lifespan: Lifespan[FastAPI], metrics: CoordinatorMetrics
 ) -> FastAPI:
-    """Returns the routes, with limits, traces and metrics around them and answers to all errors."""
-    app = FastAPI(
-        title="Riffle coordinator",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        responses=PROBLEM_RESPONSES,
-        telemetry=FRAMEWORK,
-    )
-    app.add_middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)
-    app.add_middleware(TracingMiddleware)
-    app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
-    install_problem_handlers(app, JOURNAL)
+    """Returns the app with its routes, and with the state that they need before the start."""
+    inner = [Middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)]
+    app = make_app("Riffle coordinator", JOURNAL, metrics.requests, lifespan, inner)
     app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
     for router in (
         runs.router,
@@ -147,14 +130,6 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     Raises:
         LocalError: a setting, a key file, the store or the port cannot be used.
     """
-    tls = settings.tls()
+    settings.tls()
     app = create_app(settings)
-    with export_spans("coordinator"):
-        serve(
-            app,
-            settings.host,
-            settings.port,
-            tls=tls,
-            on_start=on_start,
-            on_stop=lambda: release_waiting(app),
-        )
+    serve(app, settings, "coordinator", on_start, lambda: release_waiting(app))

@@ -13,8 +13,8 @@ from typing import Annotated, TypeVar, cast
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
+from starlette.middleware import Middleware
 
-from riffle.common.process.tracing import TracingMiddleware, export_spans
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
@@ -42,14 +42,12 @@ from riffle.common.protocol.messages import (
 )
 from riffle.common.server.fast_routes import FastRoutes
 from riffle.common.server.limits import ConcurrencyLimit, FailedAttempts
-from riffle.common.server.monitoring import MetricsMiddleware, metrics_response
+from riffle.common.server.monitoring import metrics_response
 from riffle.common.server.service import (
-    FRAMEWORK,
     MAX_JSON_BYTES,
-    PROBLEM_RESPONSES,
     Token,
-    install_problem_handlers,
     json_body,
+    make_app,
     read_body,
     serve,
 )
@@ -117,23 +115,13 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         finally:
             core.close()
 
-    # No /docs, because its page loads scripts from other hosts. /openapi.json stays.
-    app = FastAPI(
-        title="Riffle shuffler",
-        version="1",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        responses=PROBLEM_RESPONSES,
-        telemetry=FRAMEWORK,
+    inner = (
+        Middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE),
+        Middleware(FastRoutes, router=router, endpoints=FAST_ROUTES),
     )
+    app = make_app("Riffle shuffler", JOURNAL, metrics.requests, lifespan, inner)
     app.state.failed_attempts = failed_attempts
     app.state.authenticator = authenticator(settings, failed_attempts)
-    install_problem_handlers(app, JOURNAL)
-    app.add_middleware(FastRoutes, router=router, endpoints=FAST_ROUTES)
-    app.add_middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE)
-    app.add_middleware(TracingMiddleware)
-    app.add_middleware(MetricsMiddleware, metrics=metrics.requests)
     app.include_router(router)
     return app
 
@@ -323,12 +311,4 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """Serves until SIGTERM or SIGINT. Raises LocalError if settings, store or port are unusable."""
     preflight(settings)
     app = create_app(settings)
-    with export_spans("shuffler"):
-        serve(
-            app,
-            settings.host,
-            settings.port,
-            tls=settings.tls(),
-            on_start=on_start,
-            on_stop=lambda: release_polls(app),
-        )
+    serve(app, settings, "shuffler", on_start, lambda: release_polls(app))

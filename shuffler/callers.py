@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Request, params
+from fastapi import Depends, Request
 
 from riffle.common.protocol.messages import BatchStatus
-from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
-from riffle.common.server.service import Token
+from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit, only
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
@@ -83,23 +82,12 @@ def visible_status(status: BatchStatus, caller: str) -> BatchStatus:
     return status if caller == "operator" else for_coordinator(status)
 
 
-def _only(*names: str) -> params.Depends:
-    """Returns a dependency of FastAPI: `caller_of` as long as the request lasts."""
-
-    async def caller(request: Request, token: Token) -> AsyncIterator[str]:
-        with caller_of(request, token, *names) as name:
-            yield name
-
-    dependency: params.Depends = Depends(caller)
-    return dependency
-
-
 async def _core(request: Request) -> Shuffler:
     return shuffler_of(request)
 
 
 Core = Annotated[Shuffler, Depends(_core)]
-CoordinatorOnly = _only("coordinator")
-OperatorOnly = _only("operator")
-MetricsOnly = _only("operator", "metrics")
-CoordinatorOrOperator = Annotated[str, _only(*COORDINATOR_OR_OPERATOR)]
+CoordinatorOnly = only("coordinator")
+OperatorOnly = only("operator")
+MetricsOnly = only("operator", "metrics")
+CoordinatorOrOperator = Annotated[str, only(*COORDINATOR_OR_OPERATOR)]

@@ -1,4 +1,4 @@
-"""Addresses of services: URLs, TLS, token hashes, and failover between replicas.
+"""Addresses of services: URLs, TLS of clients, token hashes, and failover between replicas.
 
 Settings of several roles check these alike. Nodes and the command line import this module, so it
 loads no web framework.
@@ -15,7 +15,6 @@ import ipaddress
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -29,14 +28,6 @@ from riffle.common.protocol.errors import LocalError
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
 """A host that is gone delays each try by seconds (name resolution, connection), a refusal not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files of a server's certificate chain and private key."""
-
-    certificate: Path
-    key: Path
 
 
 def is_loopback(host: str) -> bool:
@@ -79,24 +70,6 @@ def check_urls(name: str, text: str) -> str:
     for url in split_urls(text):
         check_url(name, url)
     return text
-
-
-def tls_files(host: str, certificate: Path | None, key: Path | None, prefix: str) -> Tls | None:
-    """Returns the TLS files of a server on ``host``; None on loopback without TLS.
-
-    ``prefix`` is that of the service's environment variables, for the message. Raises LocalError
-    ``invalid-spec`` if one file is missing, or if both are and other machines could connect.
-    """
-    if certificate is not None and key is not None:
-        return Tls(certificate, key)
-    if certificate is not None or key is not None:
-        raise LocalError("invalid-spec", f"set both {prefix}TLS_CERT_FILE and _TLS_KEY_FILE")
-    if not is_loopback(host):
-        raise LocalError(
-            "invalid-spec",
-            f"TLS is mandatory off loopback: set {prefix}TLS_CERT_FILE and _TLS_KEY_FILE",
-        )
-    return None
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:

@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from riffle.common.protocol.errors import LocalError
 
 if TYPE_CHECKING:
@@ -113,42 +111,3 @@ def set_attributes(current: "Span | None", **attributes: str | int) -> None:
         raise ValueError(f"attributes {unknown} may not be traced")
     if current is not None:
         current.set_attributes(named)
-
-
-def matched_route(scope: Scope) -> tuple[str, str] | None:
-    """Returns the method and path template of a request's route, which quote no caller's words.
-
-    None if no route has this address, or the route has not this method: both could be any text.
-    """
-    route, method = scope.get("route"), str(scope["method"])
-    if route is None or method not in route.methods:
-        return None
-    return method, str(route.path)
-
-
-class TracingMiddleware:
-    """ASGI middleware that opens a span for each request, with its route's template."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on within a span."""
-        if scope["type"] != "http" or _tracer is None:
-            await self._app(scope, receive, send)
-            return
-        status = 500
-
-        async def record_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        with span("request") as current:
-            try:
-                await self._app(scope, receive, record_status)
-            finally:
-                set_attributes(current, http__response__status_code=status)
-                if (route := matched_route(scope)) is not None:
-                    set_attributes(current, http__request__method=route[0], http__route=route[1])

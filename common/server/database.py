@@ -35,7 +35,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
-    URL,
     BigInteger,
     Column,
     Connection,
@@ -47,6 +46,7 @@ from sqlalchemy import (
     event,
     func,
     inspect,
+    make_url,
     select,
     text,
 )
@@ -64,7 +64,6 @@ RECONNECT_SECONDS = 1.0
 CHANNEL = "riffle"
 
 _WRITES = "riffle_writes"
-_WRITING_LOCK = "SELECT pg_advisory_xact_lock(0, 0)"
 _POSTGRES_OPTIONS = {
     "synchronous_commit": "on",
     "lock_timeout": f"{LOCK_SECONDS}s",
@@ -73,6 +72,14 @@ _POSTGRES_OPTIONS = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
+}
+_POSTGRES_ARGUMENTS = {
+    "isolation_level": "REPEATABLE READ",
+    "pool_pre_ping": True,  # finds a restarted server at once
+    "connect_args": {
+        "connect_timeout": 5,
+        "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRES_OPTIONS.items()),
+    },
 }
 
 _ALEMBIC_LOCK = threading.Lock()  # Alembic keeps its state in globals of the process
@@ -198,16 +205,16 @@ async def listen(engine: Engine, receive: Callable[[str], None]) -> None:
 
 def _connectable(url: str) -> Engine:
     try:
+        own = _POSTGRES_ARGUMENTS if make_url(url).get_backend_name() == "postgresql" else {}
         # Error texts must not show parameters: they hold ids of nodes, users and leases.
-        engine = create_engine(url, hide_parameters=True)
+        engine = create_engine(url, hide_parameters=True, **own)
     except (SQLAlchemyError, ImportError, ValueError) as error:
         # The message does not repeat the URL: a malformed one may show its password.
         reason = f"the store's URL cannot be used ({type(error).__name__}); say dialect://address"
         raise LocalError("invalid-spec", reason) from error
-    if engine.dialect.name == "sqlite":
-        _prepare_sqlite(engine)
-    if engine.dialect.name == "postgresql":
-        return _prepared_postgres(engine.url)
+    prepare = {"sqlite": _prepare_sqlite, "postgresql": _prepare_postgres}
+    if engine.dialect.name in prepare:
+        prepare[engine.dialect.name](engine)
     return engine
 
 
@@ -248,23 +255,11 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def _prepared_postgres(url: URL) -> Engine:
-    """Returns an engine with PostgreSQL's timeouts, isolation and writing lock."""
-    options = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_OPTIONS.items())
-    engine = create_engine(
-        url,
-        hide_parameters=True,
-        isolation_level="REPEATABLE READ",
-        pool_pre_ping=True,  # finds a restarted server at once
-        connect_args={"connect_timeout": 5, "options": options},
-    )
-
+def _prepare_postgres(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         if connection.get_execution_options().get(_WRITES, False):
-            connection.exec_driver_sql(_WRITING_LOCK)
-
-    return engine
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(0, 0)")
 
 
 def _check_integrity(connection: Connection) -> None:

@@ -1,11 +1,10 @@
 """Fast path for hot routes: skips FastAPI's routing and dependency injection.
 
 Those two cost about 0.5 ms a request, which for a small request is more than all other work
-together. A fast route is declared
-and documented like any other. Its function takes what `FastRoutes` passes: the path's parameters,
-all of them ids; the request; the caller's token; and, if it has a parameter ``query``, a model of
-the query string. A request that does not fit, such as one with a malformed id, goes to FastAPI and
-is answered there.
+together. A fast route is declared and documented like any other. Its function takes what
+`FastRoutes` passes: the path's parameters, all of them ids; the request; the caller's token; and,
+if it has a parameter ``query``, a model of the query string. A request that does not fit, such as
+one with a malformed id, goes to FastAPI and is answered there.
 """
 
 import inspect
@@ -59,7 +58,7 @@ class FastRoutes:
             token = bearer_token(request)
             response = await route.endpoint(request=request, token=token, **arguments)
         except RiffleError as error:
-            response = problem_answer(request, error)
+            response = problem_answer(scope, error)
         await response(scope, receive, send)
 
     def _match(self, scope: Scope) -> tuple[APIRoute, dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""Who may call a service, and how often: token buckets, rate limits, authentication.
+"""Authentication of callers and their limits: token buckets, rate limits, requests at once.
 
 A request beyond a limit is refused at once with the time to come back. Making it wait here would
 only move the queue. Nothing here does I/O; only the ASGI middleware is asynchronous.
@@ -13,16 +13,16 @@ import hmac
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from fastapi import Depends, Request, params
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.monitoring import PROBLEM_KEY
-from riffle.common.server.service import problem_response
+from riffle.common.server.service import Token, problem_answer
 
 BURST_SECONDS = 10.0
 
@@ -187,6 +187,20 @@ class Authenticator:
         return owners[0]
 
 
+def only(*names: str) -> params.Depends:
+    """Returns a route's dependency: the first of the callers ``names`` that owns the token.
+
+    It refuses everybody else, like `Authenticator.authenticate`, of ``app.state.authenticator``.
+    """
+
+    async def caller(request: Request, token: Token) -> AsyncIterator[str]:
+        with request.app.state.authenticator.authenticate(token, *names) as name:
+            yield name
+
+    dependency: params.Depends = Depends(caller)
+    return dependency
+
+
 class ConcurrencyLimit:
     """ASGI middleware that answers 429 while ``limit`` requests are under way."""
 
@@ -201,8 +215,7 @@ class ConcurrencyLimit:
             return
         if self._free < 1:
             error = too_many_requests("too many requests are under way", 1)
-            scope[PROBLEM_KEY] = error.slug
-            await problem_response(error)(scope, receive, send)
+            await problem_answer(scope, error)(scope, receive, send)
             return
         self._free -= 1
         try:

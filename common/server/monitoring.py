@@ -1,4 +1,4 @@
-"""What both services report about themselves: metrics, disk space, clock skew.
+"""Both services' reports about themselves: metrics and spans of requests, disk space, clock skew.
 
 Metrics are for Prometheus. Their labels come from fixed sets: route templates, statuses and problem
 slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
@@ -25,7 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from riffle.common.process.tracing import matched_route
+from riffle.common.process.tracing import set_attributes, span
 
 PROBLEM_KEY = "riffle.problem"
 """Key in a request's scope: the slug of the problem that answered it."""
@@ -77,8 +77,19 @@ class RequestMetrics:
         received.inc(body_bytes)
 
 
+def matched_route(scope: Scope) -> tuple[str, str] | None:
+    """Returns the method and path template of a request's route, which quote no caller's words.
+
+    None if no route has this address, or the route has not this method: both could be any text.
+    """
+    route, method = scope.get("route"), str(scope["method"])
+    if route is None or method not in route.methods:
+        return None
+    return method, str(route.path)
+
+
 class MetricsMiddleware:
-    """ASGI middleware that fills `RequestMetrics`."""
+    """ASGI middleware that fills `RequestMetrics` and opens a span for each request."""
 
     def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self._app = app
@@ -103,16 +114,20 @@ class MetricsMiddleware:
                 status = message["status"]
             await send(message)
 
-        try:
-            await self._app(scope, count_bytes, record_status)
-        except Exception:
-            scope[PROBLEM_KEY] = "internal"  # the handler of unexpected errors answers further out
-            raise
-        finally:
-            matched, seconds = matched_route(scope) or ("none", "none"), time.perf_counter() - start
-            self._metrics.observe(matched, status, seconds, body_bytes)
-            if (problem := scope.get(PROBLEM_KEY)) is not None:
-                self._metrics.problems.labels(problem).inc()
+        with span("request") as current:
+            try:
+                await self._app(scope, count_bytes, record_status)
+            except Exception:
+                scope[PROBLEM_KEY] = "internal"  # the handler of these errors answers further out
+                raise
+            finally:
+                route, seconds = matched_route(scope), time.perf_counter() - start
+                self._metrics.observe(route or ("none", "none"), status, seconds, body_bytes)
+                if (problem := scope.get(PROBLEM_KEY)) is not None:
+                    self._metrics.problems.labels(problem).inc()
+                set_attributes(current, http__response__status_code=status)
+                if route is not None:
+                    set_attributes(current, http__request__method=route[0], http__route=route[1])
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:

@@ -1,11 +1,11 @@
-"""What both services do alike over HTTP: problem documents, bounded bodies, tokens, serving."""
+"""HTTP as both services speak it: the app, problem documents, bounded bodies, tokens, serving."""
 
 import asyncio
 import gc
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from types import FrameType
@@ -19,12 +19,12 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from riffle.common.process.endpoint import Tls, is_loopback
 from riffle.common.process.journal import Journal
-from riffle.common.process.tracing import matched_route
+from riffle.common.process.tracing import export_spans
 from riffle.common.protocol.errors import (
     MAX_DETAIL_LENGTH,
     MEDIA_TYPE,
@@ -34,9 +34,15 @@ from riffle.common.protocol.errors import (
     RemoteError,
     RiffleError,
 )
-from riffle.common.server.monitoring import PROBLEM_KEY
+from riffle.common.server.monitoring import (
+    PROBLEM_KEY,
+    MetricsMiddleware,
+    RequestMetrics,
+    matched_route,
+)
+from riffle.common.server.settings import ServerSettings, Tls
 
-FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+_FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns off the web framework's own telemetry. With a global provider, which
 ``FASTAPI_OTEL_AUTO_CONFIGURE`` makes, it would export paths with ids, callers' addresses and
 exceptions' texts, and continue a caller's trace."""
@@ -48,7 +54,7 @@ KEEP_ALIVE_SECONDS = 30
 """A server keeps an idle connection longer than Riffle's clients do (5 s): if both sides close it
 at once, a request that is just being sent breaks."""
 
-PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
+_PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "A problem document (RFC 9457)",
         "content": {
@@ -74,6 +80,31 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
 
+def make_app(
+    title: str,
+    journal: Journal,
+    metrics: RequestMetrics,
+    lifespan: Lifespan[FastAPI],
+    inner: Sequence[Middleware],
+) -> FastAPI:
+    """Returns an app without routes: metrics and spans around ``inner``, and problem documents.
+
+    It has no /docs, because that page loads scripts from other hosts; it has /openapi.json.
+    """
+    app = FastAPI(
+        title=title,
+        version="1",
+        lifespan=lifespan,
+        middleware=[Middleware(MetricsMiddleware, metrics=metrics), *inner],
+        docs_url=None,
+        redoc_url=None,
+        responses=_PROBLEM_RESPONSES,
+        telemetry=_FRAMEWORK,
+    )
+    install_problem_handlers(app, journal)
+    return app
+
+
 def problem_response(error: RiffleError) -> JSONResponse:
     """Returns an error's problem document as a response."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
@@ -84,9 +115,9 @@ def problem_response(error: RiffleError) -> JSONResponse:
     )
 
 
-def problem_answer(request: Request, error: RiffleError) -> JSONResponse:
+def problem_answer(scope: Scope, error: RiffleError) -> JSONResponse:
     """Returns an error's response and counts the problem in the metrics."""
-    request.scope[PROBLEM_KEY] = error.slug
+    scope[PROBLEM_KEY] = error.slug
     return problem_response(error)
 
 
@@ -95,18 +126,18 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
 
     async def riffle(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RiffleError)  # noqa: S101 -- narrows what the handler is for
-        return problem_answer(request, error)
+        return problem_answer(request.scope, error)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)  # noqa: S101
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
-        return problem_answer(request, RemoteError("malformed", f"{where}: {fault['msg']}"))
+        return problem_answer(request.scope, RemoteError("malformed", f"{where}: {fault['msg']}"))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)  # noqa: S101
         slug = _STATUS_SLUGS.get(error.status_code, "malformed")
-        response = problem_answer(request, RemoteError(slug, str(error.detail)))
+        response = problem_answer(request.scope, RemoteError(slug, str(error.detail)))
         response.headers.update(error.headers or {})  # such as Allow, of a 405
         return response
 
@@ -199,7 +230,7 @@ class _Server(uvicorn.Server):
     """Calls ``on_stop`` before it waits for unfinished answers, and sleeps until a signal.
 
     uvicorn's own loop wakes ten times a second to refresh the date, which is most of an idle
-    service's work; `_DateHeader` sets the date instead.
+    service's work; `_Outermost` sets the date instead.
     """
 
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
@@ -226,30 +257,23 @@ class _Server(uvicorn.Server):
 
 def serve(
     app: FastAPI,
-    host: str,
-    port: int,
-    *,
-    tls: Tls | None = None,
-    on_start: Callable[[], None] = lambda: None,
-    on_stop: Callable[[], None] = lambda: None,
+    settings: ServerSettings,
+    service: str,
+    on_start: Callable[[], None],
+    on_stop: Callable[[], None],
 ) -> None:
     """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1, and drains before leaving.
 
-    ``on_start`` is called when the port is bound. ``on_stop`` is called in the event loop when the
-    drain begins: it must end requests that wait for changes (long polls, streams). The others have
-    GRACE_SECONDS to finish.
+    ``service`` is its name in traces. ``on_start`` is called when the port is bound. ``on_stop`` is
+    called in the event loop when the drain begins: it must end requests that wait for changes (long
+    polls, streams). The others have GRACE_SECONDS to finish.
 
     Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if the address is not
     loopback and there is no TLS, or if the TLS files cannot be used; the app's error at its start.
     """
-    if tls is None and not is_loopback(host):
-        raise LocalError(
-            "invalid-spec",
-            f"TLS is mandatory off loopback: give a certificate and key to listen on {host}",
-        )
-    lifespan = _StartupErrors(app)
-    config = _config(_DateHeader(lifespan), tls)
-    with _listen(host, port, config.backlog) as listener:
+    outermost = _Outermost(app)
+    config = _config(outermost, settings.tls())
+    with export_spans(service), _listen(settings.host, settings.port, config.backlog) as listener:
         server = _Server(config, on_stop)
         # uvicorn drains on both signals and then raises them again; only the drain is wanted. These
         # handlers also catch a signal that arrives before uvicorn installs its own.
@@ -263,21 +287,23 @@ def serve(
         try:
             server.run(sockets=[listener])
         except SystemExit:  # uvicorn exits so if the app did not start
-            if lifespan.error is None:
+            if outermost.startup_error is None:
                 raise
-    if lifespan.error is not None:
-        raise lifespan.error
+    if outermost.startup_error is not None:
+        raise outermost.startup_error
 
 
-class _DateHeader:
-    """Dates every answer with the time at which it began.
+class _Outermost:
+    """ASGI middleware around an app that dates answers, and keeps the error of a failed start.
 
-    uvicorn's own date is that of the request. After a long poll, a peer would take its waiting time
-    for a wrong clock.
+    The date is the time at which an answer began. uvicorn's own is that of the request: after a
+    long poll, a peer would take its waiting time for a wrong clock. And of an app that cannot
+    start, uvicorn only logs the error's text.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self.startup_error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_dated(message: Message) -> None:
@@ -285,28 +311,17 @@ class _DateHeader:
                 message["headers"] = [(b"date", _date(int(time.time()))), *message["headers"]]
             await send(message)
 
-        await self._app(scope, receive, send_dated)
+        try:
+            await self._app(scope, receive, send_dated)
+        except Exception as error:
+            if scope["type"] == "lifespan":
+                self.startup_error = error
+            raise
 
 
 @lru_cache(maxsize=1)
 def _date(seconds: int) -> bytes:
     return formatdate(seconds, usegmt=True).encode()
-
-
-class _StartupErrors:
-    """Keeps the error of an app that cannot start; uvicorn only logs its text."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.error: Exception | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except Exception as error:
-            if scope["type"] == "lifespan":
-                self.error = error
-            raise
 
 
 def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:

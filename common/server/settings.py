@@ -1,19 +1,29 @@
 """Settings of both servers: address, TLS, store, private keys."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field, SecretStr
 
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex32, hex_file
-from riffle.common.process.endpoint import Tls, is_loopback, tls_files
+from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import FileCipher
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of a server's certificate chain and private key."""
+
+    certificate: Path
+    key: Path
 
 
 class ServerSettings(RoleSettings):
     """Settings that the operator of either server can set."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(ge=1, le=65535, description="port to listen on")
     store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
     storage_key: SecretStr | None = Field(
         default=None, description="32 bytes in hex that encrypt private keys on disk; or:"
@@ -30,8 +40,24 @@ class ServerSettings(RoleSettings):
     test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
 
     def tls(self) -> Tls | None:
-        """Returns the TLS files; see `tls_files`."""
-        return tls_files(self.host, self.tls_cert_file, self.tls_key_file, self.prefix())
+        """Returns the TLS files; None on loopback without TLS.
+
+        Raises LocalError ``invalid-spec`` if one file is missing, or if both are and other machines
+        could connect.
+        """
+        certificate, key, variable = (
+            self.tls_cert_file,
+            self.tls_key_file,
+            f"{self.prefix()}TLS_CERT_FILE",
+        )
+        if certificate is not None and key is not None:
+            return Tls(certificate, key)
+        if certificate is not None or key is not None:
+            raise LocalError("invalid-spec", f"set both {variable} and _TLS_KEY_FILE")
+        if not is_loopback(self.host):
+            detail = f"TLS is mandatory off loopback: set {variable} and _TLS_KEY_FILE"
+            raise LocalError("invalid-spec", detail)
+        return None
 
     def file_cipher(self) -> FileCipher:
         """Returns the cipher of the private keys on this service's disk.

@@ -1,12 +1,10 @@
 """Dependencies of routes: the operator's token, and the parts of the service that they call."""
 
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
-from riffle.common.server.service import Token
+from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit, only
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.metrics import CoordinatorMetrics
@@ -18,17 +16,8 @@ from riffle.coordinator.store.store import Store
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 """Requests a second and at once under the operator's token; the coordinator takes no reports."""
 
-
-async def authorized(request: Request, token: Token) -> AsyncIterator[None]:
-    """Admits the operator, within the rate limit; raises RemoteError ``unauthorized``."""
-    with request.app.state.authenticator.authenticate(token, "operator"):
-        yield
-
-
-async def metrics_reader(request: Request, token: Token) -> AsyncIterator[None]:
-    """Admits the operator and the reader of metrics; raises RemoteError ``unauthorized``."""
-    with request.app.state.authenticator.authenticate(token, "operator", "metrics"):
-        yield
+OperatorOnly = only("operator")
+MetricsOnly = only("operator", "metrics")
 
 
 def make_authenticator(settings: Settings) -> Authenticator:

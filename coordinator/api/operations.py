@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.process.workers import in_thread
@@ -31,10 +31,10 @@ from riffle.common.server.monitoring import (
 from riffle.coordinator.api import models
 from riffle.coordinator.api.access import (
     KeysPart,
+    MetricsOnly,
     MetricsPart,
+    OperatorOnly,
     StorePart,
-    authorized,
-    metrics_reader,
 )
 from riffle.coordinator.batches.keys import KeyRecord
 from riffle.coordinator.runs.coordinator import Coordinator
@@ -48,7 +48,7 @@ health_router = APIRouter()
 
 @health_router.get(
     "/metrics",
-    dependencies=[Depends(metrics_reader)],
+    dependencies=[MetricsOnly],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )
@@ -122,7 +122,7 @@ async def _check_shuffler(parts: Coordinator) -> None:
 
 # -- keys ---------------------------------------------------------------------------------------
 
-keys_router = APIRouter(prefix="/v1/keys", dependencies=[Depends(authorized)])
+keys_router = APIRouter(prefix="/v1/keys", dependencies=[OperatorOnly])
 
 
 @keys_router.get("")

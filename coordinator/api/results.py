@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from riffle.common.process.tables import csv_text
 from riffle.common.process.workers import in_thread
@@ -12,7 +12,7 @@ from riffle.common.protocol.descriptor import MAX_EXACT
 from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.server.service import read_body
 from riffle.coordinator.api import models, presentation
-from riffle.coordinator.api.access import ShufflerPart, StorePart, authorized
+from riffle.coordinator.api.access import OperatorOnly, ShufflerPart, StorePart
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learning.true_values import bands, curve
 from riffle.coordinator.specs import TrueValueSpec, read_document
@@ -23,7 +23,7 @@ CALLS_AT_ONCE = 4
 MAX_TRUE_VALUES_BYTES = 4 << 20
 ROUNDING = 1e-9
 
-router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
+router = APIRouter(prefix="/v1/runs", dependencies=[OperatorOnly])
 
 _CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {}}}}
 _TRUE_VALUES = {

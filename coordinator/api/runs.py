@@ -16,10 +16,10 @@ from riffle.common.server.service import MAX_JSON_BYTES, json_body, read_body
 from riffle.coordinator.api import models, presentation
 from riffle.coordinator.api.access import (
     CoordinatorPart,
+    OperatorOnly,
     ShufflerPart,
     SignalsPart,
     StorePart,
-    authorized,
 )
 from riffle.coordinator.api.results import shuffler_records
 from riffle.coordinator.runs.coordinator import LONGEST_WAIT_SECONDS, Coordinator
@@ -34,7 +34,7 @@ MAX_INDEX_DIGITS = len(str(MAX_EXACT))
 Index = Annotated[int, Query(ge=0, le=MAX_EXACT)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait")]
 
-router = APIRouter(prefix="/v1/runs", dependencies=[Depends(authorized)])
+router = APIRouter(prefix="/v1/runs", dependencies=[OperatorOnly])
 
 
 # -- runs ---------------------------------------------------------------------------------------

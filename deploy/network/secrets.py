@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.process import endpoint
+from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, problem_slug
 from riffle.common.protocol.messages import Enrolment, EnrolRequest
@@ -82,15 +83,8 @@ def key_ring(folder: Path) -> KeyRing:
 
 
 def storage_cipher(folder: Path, role: str) -> FileCipher:
-    """Returns the cipher of a server's private keys.
-
-    Raises LocalError ``invalid-spec`` if the storage key is no key.
-    """
-    file = folder / f"{role}-storage" / "key"
-    try:
-        return FileCipher(bytes.fromhex(file.read_text()))
-    except ValueError as error:
-        raise LocalError("invalid-spec", f"{file} must hold 64 hexadecimal digits") from error
+    """Returns the cipher of a server's private keys; raises LocalError as `hex_file` does."""
+    return FileCipher(hex_file("the storage key", folder / f"{role}-storage" / "key"))
 
 
 def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Addresses, TLS files, verification of servers, and token hashes."""
+"""Addresses, verification of servers, and token hashes."""
 
 import datetime
 import ssl
@@ -14,7 +14,6 @@ from riffle.common.process.endpoint import (
     is_loopback,
     is_loopback_url,
     server_verification,
-    tls_files,
 )
 from riffle.common.protocol.errors import LocalError
 from riffle.deploy.network.certificates import make_authority
@@ -53,33 +52,6 @@ def test_urls_of_a_peer_are_accepted(url: str) -> None:
 def test_other_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_url("peer", url)
-
-
-def test_tls_files_are_optional_on_loopback() -> None:
-    certificate, key = Path("tls.pem"), Path("tls.key")
-    for host in ("127.0.0.1", "shuffler"):
-        result = tls_files(host, certificate, key, "P_")
-        assert result is not None
-        assert (result.certificate, result.key) == (certificate, key)
-    assert tls_files("localhost", None, None, "P_") is None
-
-
-@pytest.mark.parametrize(
-    ("host", "certificate", "key", "message"),
-    [
-        ("127.0.0.1", Path("tls.pem"), None, "set both P_TLS_CERT_FILE and _TLS_KEY_FILE"),
-        ("127.0.0.1", None, Path("tls.key"), "set both P_TLS_CERT_FILE and _TLS_KEY_FILE"),
-        ("shuffler", Path("tls.pem"), None, "set both"),
-        ("shuffler", None, None, "TLS is mandatory off loopback: set P_TLS_CERT_FILE"),
-        ("::", None, None, "TLS is mandatory off loopback"),
-    ],
-)
-def test_half_of_tls_is_refused(
-    host: str, certificate: Path | None, key: Path | None, message: str
-) -> None:
-    with pytest.raises(LocalError, match=message) as caught:
-        tls_files(host, certificate, key, "P_")
-    assert caught.value.slug == "invalid-spec"
 
 
 def test_a_private_ca_is_trusted_alone(tmp_path: Path) -> None:

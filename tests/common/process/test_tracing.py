@@ -11,10 +11,10 @@ from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 
 from riffle.common.process.tracing import (
     VARIABLES,
-    TracingMiddleware,
     export_spans,
     in_span,
     set_attributes,
@@ -22,6 +22,7 @@ from riffle.common.process.tracing import (
     use_provider,
 )
 from riffle.common.protocol.errors import RemoteError
+from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def carried(result: ReadableSpan) -> set[str]:
 
 def test_spans_of_requests_have_their_route(exporter: InMemorySpanExporter) -> None:
     app = FastAPI()
-    app.add_middleware(TracingMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=RequestMetrics(CollectorRegistry()))
 
     @app.get("/users/{name}")
     async def show(name: str) -> str:

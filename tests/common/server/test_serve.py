@@ -5,7 +5,6 @@ The server runs in a process of its own, because it takes over the process's sig
 
 import datetime
 import hashlib
-import json
 import random
 import signal
 import socket
@@ -22,21 +21,19 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from riffle.common.process.endpoint import Tls
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.service import GRACE_SECONDS, serve
+from riffle.common.server.settings import ServerSettings, Tls
 from riffle.deploy.network.certificates import make_authority
 from tests.asking import taken_up
 
 # Waits for news (ended by on_stop), or works for a while (must be finished in the drain).
 PROGRAM = """
 import asyncio, hashlib, json, sys
-from pathlib import Path
 from fastapi import FastAPI, Request
-from riffle.common.process.endpoint import Tls
 from riffle.common.server.service import read_body, serve
+from riffle.common.server.settings import ServerSettings
 
-host, port, certificate, key = json.loads(sys.argv[1])
 app, stopping = FastAPI(), asyncio.Event()
 
 @app.get("/news")
@@ -57,9 +54,8 @@ async def ready() -> str:
 async def body(request: Request) -> str:
     return hashlib.sha256(await read_body(request, 1 << 23)).hexdigest()
 
-tls = Tls(Path(certificate), Path(key)) if certificate else None
-serve(app, host, port, tls=tls, on_start=lambda: print("serving", flush=True),
-      on_stop=stopping.set)
+settings = ServerSettings.model_validate_json(sys.argv[1])
+serve(app, settings, "test", lambda: print("serving", flush=True), stopping.set)
 """
 
 
@@ -69,15 +65,22 @@ def free_port(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.
         return int(found.getsockname()[1])
 
 
+def settings(host: str, port: int, tls: Tls | None) -> ServerSettings:
+    files = {} if tls is None else {"tls_cert_file": tls.certificate, "tls_key_file": tls.key}
+    return ServerSettings(host=host, port=port, signing_key_file=Path("key"), **files)
+
+
+def serve_here(app: FastAPI, host: str, port: int, tls: Tls | None = None) -> None:
+    serve(app, settings(host, port, tls), "test", lambda: None, lambda: None)
+
+
 @contextmanager
 def served(
     host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs the program; at the end a signal stops it, and it must exit silently with 0."""
-    files = ("", "") if tls is None else (str(tls.certificate), str(tls.key))
-    arguments = json.dumps([host, port, *files])
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, arguments],
+        [sys.executable, "-W", "error", "-c", PROGRAM, settings(host, port, tls).model_dump_json()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -171,7 +174,7 @@ def test_a_service_that_cannot_start_says_why() -> None:
     mine = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pytest.raises(LocalError, match="newer Riffle"):
-            serve(FastAPI(lifespan=broken), "127.0.0.1", port)
+            serve_here(FastAPI(lifespan=broken), "127.0.0.1", port)
     finally:  # a service's process ends with it; this one still heeds Ctrl-C
         for number, handler in mine.items():
             signal.signal(number, handler)
@@ -232,7 +235,7 @@ def test_a_port_in_use_is_one_error_and_nothing_leaks(
         with pytest.raises(
             LocalError, match=rf"127\.0\.0\.1:{port} .*choose another port"
         ) as caught:
-            serve(FastAPI(), "127.0.0.1", port)
+            serve_here(FastAPI(), "127.0.0.1", port)
     assert caught.value.slug == "unavailable"
     assert capfd.readouterr() == ("", "")  # a leaked socket would be a warning, an error here
 
@@ -240,18 +243,18 @@ def test_a_port_in_use_is_one_error_and_nothing_leaks(
 def test_an_address_of_no_interface_is_refused() -> None:
     tls = Tls(Path("tls.pem"), Path("tls.key"))
     with pytest.raises(LocalError, match="TLS is mandatory off loopback"):
-        serve(FastAPI(), "192.0.2.1", 8400)
+        serve_here(FastAPI(), "192.0.2.1", 8400)
     with pytest.raises(LocalError, match=r"cannot use the TLS files tls\.pem and tls\.key"):
-        serve(FastAPI(), "192.0.2.1", 8400, tls=tls)
+        serve_here(FastAPI(), "192.0.2.1", 8400, tls)
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on(tls: Tls) -> None:
     with pytest.raises(LocalError, match=r"cannot listen on 192\.0\.2\.1:8400"):
-        serve(FastAPI(), "192.0.2.1", 8400, tls=tls)
+        serve_here(FastAPI(), "192.0.2.1", 8400, tls)
 
 
 def test_a_key_of_another_certificate_is_refused(tls: Tls, tmp_path: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     (tmp_path / "tls.key").write_text(make_authority(now).issue("other", now)[1])
     with pytest.raises(LocalError, match="cannot use the TLS files"):
-        serve(FastAPI(), "127.0.0.1", free_port(), tls=tls)
+        serve_here(FastAPI(), "127.0.0.1", free_port(), tls)

@@ -1,4 +1,4 @@
-"""The storage key of a server, from its environment or from a file."""
+"""A server's TLS files, and its storage key, from its environment or from a file."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import FileCipher
-from riffle.common.server.settings import ServerSettings
+from riffle.common.server.settings import ServerSettings, Tls
 
 KEY = bytes(range(32))
 
@@ -15,7 +15,7 @@ KEY = bytes(range(32))
 def storage_cipher(key: str | None, file: Path | None, host: str) -> FileCipher:
     secret = None if key is None else SecretStr(key)
     settings = ServerSettings(
-        host=host, storage_key=secret, storage_key_file=file, signing_key_file=Path("key")
+        host=host, port=1, storage_key=secret, storage_key_file=file, signing_key_file=Path("key")
     )
     return settings.file_cipher()
 
@@ -44,3 +44,33 @@ def test_a_malformed_storage_key_is_refused(
 ) -> None:
     with pytest.raises(LocalError, match=message):
         storage_cipher(key, None if file is None else tmp_path / file, "192.0.2.1")
+
+
+def tls_files(host: str, certificate: Path | None, key: Path | None) -> Tls | None:
+    files = {"tls_cert_file": certificate, "tls_key_file": key}
+    return ServerSettings(host=host, port=1, signing_key_file=Path("key"), **files).tls()
+
+
+def test_tls_files_are_optional_on_loopback() -> None:
+    certificate, key = Path("tls.pem"), Path("tls.key")
+    for host in ("127.0.0.1", "shuffler"):
+        assert tls_files(host, certificate, key) == Tls(certificate, key)
+    assert tls_files("localhost", None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "certificate", "key", "message"),
+    [
+        ("127.0.0.1", Path("tls.pem"), None, "set both TLS_CERT_FILE and _TLS_KEY_FILE"),
+        ("127.0.0.1", None, Path("tls.key"), "set both TLS_CERT_FILE and _TLS_KEY_FILE"),
+        ("shuffler", Path("tls.pem"), None, "set both"),
+        ("shuffler", None, None, "TLS is mandatory off loopback: set TLS_CERT_FILE"),
+        ("::", None, None, "TLS is mandatory off loopback"),
+    ],
+)
+def test_half_of_tls_is_refused(
+    host: str, certificate: Path | None, key: Path | None, message: str
+) -> None:
+    with pytest.raises(LocalError, match=message) as caught:
+        tls_files(host, certificate, key)
+    assert caught.value.slug == "invalid-spec"
