@@ -84,7 +84,8 @@ def key_ring(folder: Path) -> KeyRing:
 
 def storage_cipher(folder: Path, role: str) -> FileCipher:
     """Returns the cipher of a server's private keys; raises LocalError as `hex_file` does."""
-    return FileCipher(hex_file("the storage key", folder / f"{role}-storage" / "key"))
+    file = folder / f"{role}-storage" / "key"
+    return FileCipher(hex_file(str(file), file))
 
 
 def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:

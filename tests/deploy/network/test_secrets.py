@@ -189,7 +189,7 @@ def test_damaged_secrets_are_named(tmp_path: Path) -> None:
         assert "SECRET" not in caught.value.detail
     file = tmp_path / "shuffler-storage" / "key"
     file.write_text("none")
-    with pytest.raises(LocalError, match=f"{file} must hold 64"):
+    with pytest.raises(LocalError, match=f"{file} must be 32 bytes as 64 hex"):
         init_network(tmp_path)
 
 
