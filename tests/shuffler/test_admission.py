@@ -121,6 +121,10 @@ def test_an_upload_to_a_batch_that_ended_without_a_signal_finds_it_over(
     assert problem(unknown) == "unknown-batch"
 
 
+async def no_read(*_: object) -> None:
+    pytest.fail("the store is read")
+
+
 def test_requests_of_cached_nodes_read_nothing_before_they_write(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +132,6 @@ def test_requests_of_cached_nodes_read_nothing_before_they_write(
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]
     assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]
-    monkeypatch.setattr(api.core._store, "read", None)
+    monkeypatch.setattr(api.core._store, "read", no_read)
     held = api.leases(batch, [user(1)])[0]
     assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]
