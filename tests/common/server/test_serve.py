@@ -66,8 +66,13 @@ def free_port(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.
 
 
 def settings(host: str, port: int, tls: Tls | None) -> ServerSettings:
-    files = {} if tls is None else {"tls_cert_file": tls.certificate, "tls_key_file": tls.key}
-    return ServerSettings(host=host, port=port, signing_key_file=Path("key"), **files)
+    return ServerSettings(
+        host=host,
+        port=port,
+        signing_key_file=Path("key"),
+        tls_cert_file=tls and tls.certificate,
+        tls_key_file=tls and tls.key,
+    )
 
 
 def serve_here(app: FastAPI, host: str, port: int, tls: Tls | None = None) -> None:

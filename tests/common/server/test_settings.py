@@ -47,8 +47,9 @@ def test_a_malformed_storage_key_is_refused(
 
 
 def tls_files(host: str, certificate: Path | None, key: Path | None) -> Tls | None:
-    files = {"tls_cert_file": certificate, "tls_key_file": key}
-    return ServerSettings(host=host, port=1, signing_key_file=Path("key"), **files).tls()
+    return ServerSettings(
+        host=host, port=1, signing_key_file=Path(), tls_cert_file=certificate, tls_key_file=key
+    ).tls()
 
 
 def test_tls_files_are_optional_on_loopback() -> None:
