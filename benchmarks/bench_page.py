@@ -112,7 +112,7 @@ def grow(url: str, app: FastAPI, run: Seeded, stop: threading.Event) -> None:
             for table, rows in run.grown(range(index, index + 1), event):
                 connection.execute(insert(table), rows)
         index, event = index + 1, event + 10
-        app.state.signals.fire(run.id)
+        app.state.coordinator.signals.fire(run.id)
     engine.dispose()
 
 

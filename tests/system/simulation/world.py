@@ -318,7 +318,7 @@ class World:
         if found is None:
             return None
         state = found[1].state
-        return state.shuffler if target == "shuffler" else state.store
+        return state.shuffler if target == "shuffler" else state.coordinator.store
 
 
 @cache
