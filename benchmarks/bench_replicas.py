@@ -121,7 +121,7 @@ def usage(network: LoopbackNetwork, database: int) -> dict[str, Usage]:
 
 def measure(network: LoopbackNetwork, database: int, n: int) -> dict[str, float]:
     """Returns reports and messages a second, and processor seconds by role while uploading."""
-    enrol(network.secrets, network.shuffler_url, NODES, 1 << 30)
+    enrol(network.secrets, network.shuffler_url, ["bench"], NODES, 1 << 30)
     credentials = json.loads((network.secrets / "nodes" / "credentials.json").read_text())
     tokens = [credential["token"] for credential in credentials]
     with ExitStack() as stack:

@@ -35,6 +35,7 @@ class Credential(Document):
     """One node's name and token at the shuffler."""
 
     node_id: Hex16
+    owner: Name | None = None
     token: str = Field(min_length=1, repr=False)
 
 
@@ -53,7 +54,7 @@ class Settings(RoleSettings):
         default=None, description="pinned analyzer keys, hex, one a line; read at every batch"
     )
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
-    credentials_file: Path = Field(description="JSON list of {node_id, token}, one a node")
+    credentials_file: Path = Field(description="JSON list of {node_id, owner, token}")
     state_dir: Path = Field(description="where the users already asked are kept")
     users_file: Path | None = Field(
         default=None, description="JSON object node_id -> list of user ids (32 hex digits each)"

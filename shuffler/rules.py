@@ -12,9 +12,9 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
   owner's, and not weaker than what the descriptor itself promises.
 
 `decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
-over all batches and runs; parallel composition over batches rests on that rule. A node holds at
-most its share of a batch (`share_slots`). While a batch is open, the coordinator learns that it is
-open, and nothing that grows with single reports (`for_coordinator`).
+over all batches and runs; parallel composition over batches rests on that rule. The nodes of one
+owner together hold at most a share of a batch (`share_slots`). While a batch is open, the
+coordinator learns that it is open, and nothing that grows with single reports (`for_coordinator`).
 """
 
 from collections.abc import Iterable
@@ -79,7 +79,7 @@ NEW_USER = UserView(owner=None, reported=False, here=None, elsewhere=False)
 
 @dataclass(slots=True)
 class Room:
-    """What is left: users in the node's quota, free slots of the batch, slots in its share."""
+    """What is left: users in the node's quota, free slots of the batch and of its owner's share."""
 
     quota: int
     free_slots: int
@@ -173,8 +173,8 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 
 
 def share_slots(share: float, n: int) -> int:
-    """Returns how many of n slots one node may hold: the decimal share, rounded down, never 0."""
-    return max(1, floor(Fraction(str(share)) * n))
+    """Returns how many of n slots one owner's nodes may hold: the decimal share, rounded down."""
+    return floor(Fraction(str(share)) * n)
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:

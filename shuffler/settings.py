@@ -52,12 +52,11 @@ class Settings(ServerSettings):
         description="trust models that the owner allows, a JSON list of shuffle, local, central",
     )
     smallest_n: int = Field(default=2, ge=2, description="smallest batch accepted")
-    max_node_share: float = Field(
+    max_owner_share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="share of a batch's slots that one node may hold; the dishonest fraction "
-        "counts reports, and one node can be many of them",
+        description="share of a batch's slots that one owner's nodes may hold together",
     )
     max_batch_bytes: int = Field(
         default=1 << 30, ge=1 << 12, description="largest batch: bytes of its n * L messages"

@@ -40,7 +40,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "wrong-state": (HTTPStatus.CONFLICT, "Not possible in the present state"),
     "already-reported": (HTTPStatus.CONFLICT, "This user has reported before"),
     "quota-exceeded": (HTTPStatus.FORBIDDEN, "The node serves more users than it was enrolled for"),
-    "share-exceeded": (HTTPStatus.CONFLICT, "The node holds its share of this batch"),
+    "share-exceeded": (HTTPStatus.CONFLICT, "The node's owner holds their share of this batch"),
     "late": (HTTPStatus.GONE, "The batch or the lease is over"),
     "wrong-size": (HTTPStatus.UNPROCESSABLE_ENTITY, "The size is wrong"),
     "wrong-key": (HTTPStatus.UNPROCESSABLE_ENTITY, "The report does not open"),

@@ -174,6 +174,7 @@ class EnrolRequest(Document):
     """Enrolment of a node for at most ``users`` users, over all batches and runs."""
 
     name: str = Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    owner: Name = Field(description="whose node it is; an owner's nodes share one share of a batch")
     users: int = Field(ge=1, le=1 << 40)
 
 
@@ -181,6 +182,7 @@ class Enrolment(Document):
     """A node's credential, shown once; the shuffler keeps only a hash of the token."""
 
     node_id: Hex16
+    owner: Name
     token: str = Field(repr=False)
 
 

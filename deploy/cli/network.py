@@ -59,17 +59,23 @@ def init_command(
 def enrol_command(
     folder: NetworkFolder,
     shuffler_url: Annotated[str, typer.Option(help="address of the shuffler")],
+    owner: Annotated[str, typer.Option(help="whose nodes they are; shares count per owner")],
     users: Annotated[int, typer.Option(min=1, help="most people that each node may serve, ever")],
-    nodes: Annotated[int, typer.Option(min=1, help="credentials the network shall have")] = 20,
+    nodes: Annotated[int, typer.Option(min=1, help="credentials the owner shall have")] = 1,
+    owners: Annotated[
+        int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
+    ] = 1,
     output: Output = Format.text,
 ) -> None:
-    """Enrol nodes at the shuffler, as its operator, and write their credentials."""
+    """Enrol an owner's nodes at the shuffler, as its operator, and write their credentials."""
     from riffle.deploy.network.secrets import enrol
 
-    with steps("enrolling", nodes) as shown:
-        enrol(folder, shuffler_url, nodes, users, shown.step)
-    document = {"folder": str(folder), "nodes": nodes}
-    emit(document, output, lambda: progress.print(f"{nodes} nodes are enrolled"))
+    names = [owner] if owners == 1 else [f"{owner}-{number + 1}" for number in range(owners)]
+    with steps("enrolling", owners * nodes) as shown:
+        enrol(folder, shuffler_url, names, nodes, users, shown.step)
+    document = {"folder": str(folder), "owners": names, "nodes": nodes}
+    text = f"{nodes} nodes of each of {owners} owners are enrolled"
+    emit(document, output, lambda: progress.print(text))
 
 
 @network_command.command("rotate-key")

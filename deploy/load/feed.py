@@ -143,9 +143,10 @@ def enrol_nodes(
     """
 
     def enrol(number: int) -> Credential:
-        enrolment = enrol_node(client, f"load-{number + 1}", ENDLESS)
+        name = f"load-{number + 1}"
+        enrolment = enrol_node(client, name, name, ENDLESS)
         on_node()
-        return Credential(node_id=enrolment.node_id, token=enrolment.token)
+        return Credential(**enrolment.model_dump())
 
     with shuffler_operator(secrets, url) as client, ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         return list(pool.map(enrol, range(count)))

@@ -166,8 +166,8 @@ def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("settings", False, error.detail)
             continue
         yield Finding("settings", True, f"{role.prefix()}* are understood")
-        if isinstance(settings, ShufflerSettings) and settings.max_node_share == 1.0:
-            detail = "RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0: one node may fill a whole batch"
+        if isinstance(settings, ShufflerSettings) and settings.max_owner_share == 1.0:
+            detail = "RIFFLE_SHUFFLER_MAX_OWNER_SHARE is 1.0: one node may fill a whole batch"
             yield Finding("share", False, f"{detail}; set the share that you trust one node with")
 
 

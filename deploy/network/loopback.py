@@ -165,7 +165,8 @@ class LoopbackNetwork:
         for name in self.coordinators:
             self._start_known(name)
         if self.config.nodes:
-            secrets.enrol(self.secrets, self.shuffler_url, self.config.nodes, SIMULATED_USERS, step)
+            owners = secrets.simulated_owners(self.config.nodes)
+            secrets.enrol(self.secrets, self.shuffler_url, owners, 1, SIMULATED_USERS, step)
             self._start_known("node")
         for name in self.coordinators:
             self.wait_ready(name)

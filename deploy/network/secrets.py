@@ -20,6 +20,7 @@ import datetime
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -208,14 +209,20 @@ def refusal(answer: httpx.Response, service: str) -> RemoteError:
     return RemoteError(slug, f"{service} refused: {detail}")
 
 
+def simulated_owners(count: int) -> list[str]:
+    """Returns the names of owners that a simulation invents."""
+    return [f"owner-{number}" for number in range(1, count + 1)]
+
+
 def enrol(
     folder: Path,
     shuffler_url: str,
+    owners: Iterable[str],
     nodes: int,
     users: int,
     on_node: Callable[[], None] = lambda: None,
 ) -> None:
-    """Enrols nodes, each for at most ``users`` users, until the network has ``nodes`` credentials.
+    """Enrols nodes, each for at most ``users`` users, until every owner has ``nodes`` credentials.
 
     Calls ``on_node`` after each. Raises as `enrol_node` does, and LocalError ``invalid-spec`` if
     the credentials file is damaged.
@@ -223,20 +230,25 @@ def enrol(
     file = folder / "nodes" / "credentials.json"
     credentials = _read_credentials(file) if file.exists() else []
     with shuffler_operator(folder, shuffler_url) as client:
-        for number in range(len(credentials), nodes):
-            credentials.append(enrol_node(client, f"node-{number + 1}", users))
-            # After each one: a token is shown once, and an interrupted enrolment must not lose it.
-            _replace(file, json.dumps([each.model_dump() for each in credentials], indent=1))
-            on_node()
+        enrolled = Counter(each.owner for each in credentials)
+        for owner in owners:
+            for number in range(enrolled[owner], nodes):
+                credentials.append(enrol_node(client, f"{owner}-{number + 1}", owner, users))
+                # A token is shown once, and an interrupted enrolment must not lose it.
+                _replace(file, json.dumps([each.model_dump() for each in credentials], indent=1))
+                on_node()
 
 
-def enrol_node(client: httpx.Client, name: str, users: int) -> Enrolment:
-    """Enrols a node at the shuffler, for at most ``users`` users.
+def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrolment:
+    """Enrols an owner's node at the shuffler, for at most ``users`` users.
 
     Raises RemoteError if the shuffler refuses, or ``malformed`` if its answer is not an enrolment;
     LocalError ``unavailable`` if it does not answer.
     """
-    request = EnrolRequest(name=name, users=users)
+    try:
+        request = EnrolRequest(name=name, owner=owner, users=users)
+    except ValidationError as error:
+        raise LocalError("invalid-spec", first_fault(error)) from error
     answer = _request(client, "POST", "/v1/nodes", request.model_dump_json())
     try:
         return Enrolment.model_validate_json(answer.content)

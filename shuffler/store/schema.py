@@ -35,6 +35,7 @@ nodes = Table(
     metadata,
     Column("node_id", String(32), primary_key=True),
     Column("name", String(100), nullable=False),
+    Column("owner", String(100), nullable=False, index=True),
     Column("token_hash", String(64), nullable=False, unique=True),
     Column("quota", BigInteger, nullable=False),
     Column("users", BigInteger, nullable=False, default=0),

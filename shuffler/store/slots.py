@@ -62,11 +62,11 @@ _INSERT_REPORTS = insert(reports)
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """The terms of a lease: the time of the request, its life in seconds, a node's share."""
+    """The terms of a lease: the time of the request, its life in seconds, an owner's share."""
 
     now: int
     seconds: int
-    node_share: float
+    owner_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ def lease_slots(
 
     Raises RemoteError ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
-    quota = users.lock_node(connection, node_id)
+    owner, quota = users.lock_node(connection, node_id)
     batch = transitions.find(connection, batch_id, lock=True)
     closed = closed_problem(batch.state, batch.expires_at, terms.now)
-    room = _room(connection, batch, node_id, quota, terms)
+    room = _room(connection, batch, owner, quota, terms)
     distinct = list(dict.fromkeys(wanted))
     existing = users.find_users(connection, distinct)
     unchanged: list[Lease] = []
@@ -110,12 +110,12 @@ def lease_slots(
 
 
 def _room(
-    connection: Connection, batch: transitions.Batch, node_id: str, quota: int, terms: LeaseTerms
+    connection: Connection, batch: transitions.Batch, owner: str, quota: int, terms: LeaseTerms
 ) -> Room:
     leased = transitions.count_leased(connection, batch.batch_id, terms.now)
-    share = share_slots(terms.node_share, batch.n)
+    share = share_slots(terms.owner_share, batch.n)
     if share < batch.n:
-        share -= transitions.count_held(connection, batch.batch_id, node_id, terms.now)
+        share -= transitions.count_held(connection, batch.batch_id, owner, terms.now)
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 

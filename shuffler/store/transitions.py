@@ -31,7 +31,7 @@ from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
 from riffle.common.server.database import notify
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
-from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, reports
+from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, nodes, reports
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
@@ -96,7 +96,10 @@ _HELD = select(
         lease_groups.c.reports
         + case((lease_groups.c.expires_at > bindparam("now"), lease_groups.c.pending), else_=0)
     )
-).where(lease_groups.c.batch_id == bindparam("batch"), lease_groups.c.node_id == bindparam("node"))
+).where(
+    lease_groups.c.batch_id == bindparam("batch"),
+    lease_groups.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.owner == bindparam("owner"))),
+)
 _OPEN = (
     select(
         batches.c.batch_id,
@@ -315,9 +318,9 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
     return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
 
 
-def count_held(connection: Connection, batch_id: str, node_id: str, now: int) -> int:
-    """Returns how many slots of a batch a node holds: live leases and reports."""
-    values = {"batch": batch_id, "node": node_id, "now": now}
+def count_held(connection: Connection, batch_id: str, owner: str, now: int) -> int:
+    """Returns how many slots of a batch an owner's nodes hold: live leases and reports."""
+    values = {"batch": batch_id, "owner": owner, "now": now}
     return int(connection.scalar(_HELD, values) or 0)
 
 

@@ -104,11 +104,14 @@ def set_newest_leases(
 
 def enrol(connection: Connection, request: EnrolRequest) -> Enrolment:
     """Enrols a node. The returned token is stored nowhere."""
-    enrolment = Enrolment(node_id=secrets.token_hex(16), token=secrets.token_urlsafe(32))
+    enrolment = Enrolment(
+        node_id=secrets.token_hex(16), owner=request.owner, token=secrets.token_urlsafe(32)
+    )
     connection.execute(
         insert(nodes).values(
             node_id=enrolment.node_id,
             name=request.name,
+            owner=request.owner,
             token_hash=hash_token(enrolment.token),
             quota=request.users,
         )
@@ -135,12 +138,12 @@ def authenticate(connection: Connection, token: str) -> str:
     return str(node_id)
 
 
-def lock_node(connection: Connection, node_id: str) -> int:
-    """Locks a node's row; returns how many more distinct users the node may name.
+def lock_node(connection: Connection, node_id: str) -> tuple[str, int]:
+    """Locks a node's row; returns its owner, and how many more distinct users it may name.
 
     The lock makes every later write see an earlier revocation, and raise ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked:
         raise RemoteError("unauthorized", "this node is not enrolled any more")
-    return int(row.quota - row.users)
+    return str(row.owner), int(row.quota - row.users)

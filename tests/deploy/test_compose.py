@@ -120,11 +120,11 @@ def test_role_starts_with_its_settings(
 def test_nodes_fill_every_batch_at_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment("shuffler").items():
         monkeypatch.setenv(name, value)
-    share = ShufflerSettings.load().max_node_share
+    share = ShufflerSettings.load().max_owner_share
     nodes = re.search(r"RIFFLE_NODES:-(\d+)", COMPOSE)
     assert nodes is not None
     for fewest in (8, int(nodes[1])):  # 8: what the README asks for
-        assert share < 1 and all(fewest * share_slots(share, n) >= n for n in range(2, 5_000))
+        assert share < 1 and all(fewest * share_slots(share, n) >= n for n in range(4, 5_000))
 
 
 def test_node_settings_allow_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_shuffler_accepts_the_reports_of_locust_s_users(tmp_path: Path) -> None:
     chosen = riverswim_run("locust", horizon=2, episodes=1_000, epsilon=1.0)
     config = LoopbackConfig(tmp_path, chosen.spec.environment, chosen.environment, nodes=0)
     with LoopbackNetwork(config) as network:
-        enrol(network.secrets, network.shuffler_url, 3, 1_000)
+        enrol(network.secrets, network.shuffler_url, ["me"], 3, 1_000)
         target = Target(network.secrets, network.shuffler_url, network.coordinator_url)
         with Feeder(target.operator, manual_spec(chosen.spec), 1_000):
             words = ["-f", "examples/locustfile.py", "--csv", str(tmp_path / "locust")]

@@ -268,7 +268,8 @@ def documents() -> dict[str, Case]:
             lambda body: read_document(messages.LeaseRequest, body), (document(users=[ID]),)
         ),
         "enrolment": Case(
-            lambda body: read_document(messages.EnrolRequest, body), (document(name="n", users=3),)
+            lambda body: read_document(messages.EnrolRequest, body),
+            (document(name="n", owner="me", users=3),),
         ),
         "acknowledgement": Case(
             lambda body: read_document(messages.Acknowledgement, body),

@@ -122,7 +122,7 @@ class Network:
         return answer.json() if answer.content else None
 
     def enrol(self, users: int = 10_000) -> str:
-        body = {"name": "a node", "users": users}
+        body = {"name": "a node", "owner": f"owner-{next(self._numbers)}", "users": users}
         return str(self.ask("shuffler", "POST", "/nodes", json=body)["token"])
 
     def users(self, count: int) -> list[str]:

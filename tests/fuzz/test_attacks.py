@@ -30,7 +30,7 @@ LEASE_SECONDS = 20
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     with network(
-        tmp_path_factory.mktemp("live"), lease_seconds=LEASE_SECONDS, max_node_share=0.5
+        tmp_path_factory.mktemp("live"), lease_seconds=LEASE_SECONDS, max_owner_share=0.5
     ) as made:
         yield made
 

@@ -1,5 +1,6 @@
 """A shuffler behind an in-memory transport, and the requests of its callers."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -75,8 +76,9 @@ class Api:
             headers = headers | {"Authorization": f"Bearer {token}"}
         return self.client.request(method, f"/v1{path}", headers=headers, **rest)
 
-    def enrol(self, users: int) -> tuple[str, str]:
-        body = {"name": "a node", "users": users}
+    def enrol(self, users: int, owner: str | None = None) -> tuple[str, str]:
+        """Enrols a node of this owner, or of a new one."""
+        body = {"name": "a node", "owner": owner or secrets.token_hex(8), "users": users}
         answer = self.call("POST", "/nodes", OPERATOR_TOKEN, json=body).json()
         return answer["node_id"], answer["token"]
 

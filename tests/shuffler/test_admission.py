@@ -70,7 +70,9 @@ def test_a_node_revoked_at_another_replica_is_served_for_a_while_at_most(tmp_pat
             deaf = Admission(store, ChangeSignal(), lambda: world.now)
             notified = Admission(store, changes, lambda: world.now)
             node = await store.write(
-                lambda connection: users.enrol(connection, EnrolRequest(name="a", users=9))
+                lambda connection: users.enrol(
+                    connection, EnrolRequest(name="a", owner="me", users=9)
+                )
             )
             for replica in (deaf, notified):
                 assert await replica.node(node.token) == node.node_id

@@ -18,7 +18,9 @@ def test_a_nul_in_a_path_is_refused(api: Api, method: str, path: str, allowed: s
 @both_engines
 @pytest.mark.parametrize("name", ["a\0b", "\0", "a\nb", "\x7f", ""])
 def test_a_name_with_control_characters_is_refused(api: Api, name: str) -> None:
-    answer = api.call("POST", "/nodes", OPERATOR_TOKEN, json={"name": name, "users": 1})
+    answer = api.call(
+        "POST", "/nodes", OPERATOR_TOKEN, json={"name": name, "owner": "me", "users": 1}
+    )
     assert (answer.status_code, problem(answer)) == (400, "malformed")
 
 

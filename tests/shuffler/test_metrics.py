@@ -34,7 +34,12 @@ def test_only_operator_and_metrics_token_read_them(api: Api) -> None:
     assert scrape(api, "reader")[0] == 401
     api.restart(metrics_token_hash_file=api.directory / "metrics_hash")
     assert scrape(api, "reader")[0] == scrape(api)[0] == 200
-    assert api.call("POST", "/nodes", "reader", json={"name": "n", "users": 1}).status_code == 401
+    assert (
+        api.call(
+            "POST", "/nodes", "reader", json={"name": "n", "owner": "me", "users": 1}
+        ).status_code
+        == 401
+    )
 
 
 def test_frames_batches_and_drops_are_counted(api: Api) -> None:

@@ -84,7 +84,7 @@ class Shuffling(RuleBasedStateMachine):
 
     @initialize()
     def enrol(self) -> None:
-        request = EnrolRequest(name="node", users=100)
+        request = EnrolRequest(name="node", owner="me", users=100)
         self.nodes = [self.do(self.core.enrol(request)) for _ in range(2)]
         for number in range(BATCHES - 1):
             self.deposit(number)

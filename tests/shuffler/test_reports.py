@@ -104,9 +104,9 @@ def test_a_node_serves_no_more_users_than_enrolled_for(api: Api) -> None:
     assert len(api.leases(batch, [user(0), user(1)], token)) == 2  # counted once, not twice
 
 
-def test_a_node_holds_no_more_than_its_share_of_a_batch(api: Api) -> None:
+def test_an_owner_holds_no_more_than_their_share_of_a_batch(api: Api) -> None:
     """Live leases and reports count, expired leases do not; another batch is another share."""
-    api.restart(max_node_share=0.5)
+    api.restart(max_owner_share=0.5)
     batch, other = api.deposit(), api.deposit(deployment=1)
     answer = api.lease(batch, [user(i) for i in range(3)]).json()
     assert [lease["slot"] for lease in answer["leases"]] == [0, 1]
@@ -121,6 +121,17 @@ def test_a_node_holds_no_more_than_its_share_of_a_batch(api: Api) -> None:
     assert len(api.leases(other, [user(3), user(4)])) == 2
     _, token = api.enrol(10)
     assert len(api.leases(batch, [user(10), user(11)], token)) == 2
+
+
+def test_an_owner_with_many_nodes_has_one_share(api: Api) -> None:
+    """Enrolling more ids does not raise it (finding A8)."""
+    api.restart(max_owner_share=0.5)
+    tokens = [api.enrol(10, "mallory")[1] for _ in range(5)]
+    batch = api.deposit(n=8)
+    for i, token in enumerate(tokens):
+        answer = api.lease(batch, [user(10 * i), user(10 * i + 1)], token).json()
+        assert len(answer["leases"]) == (2 if i < 2 else 0), answer
+        assert {one["problem"] for one in answer["refused"]} <= {"share-exceeded"}
 
 
 def test_a_user_belongs_to_one_node(api: Api) -> None:

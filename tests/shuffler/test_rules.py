@@ -164,10 +164,18 @@ def test_new_users_together_get_what_each_would_get(
 
 @pytest.mark.parametrize(
     ("share", "n", "slots"),
-    [(1.0, 4, 4), (0.5, 4, 2), (0.5, 5, 2), (0.3, 10, 3), (0.29, 100, 29), (1e-9, 4, 1)],
+    [
+        (1.0, 4, 4),
+        (0.5, 4, 2),
+        (0.5, 5, 2),
+        (0.3, 10, 3),
+        (0.29, 100, 29),
+        (0.25, 2, 0),
+        (1e-9, 4, 0),
+    ],
 )
 def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
-    """Rounded down over the decimal fraction that was written, and never to none."""
+    """Rounded down over the decimal fraction that was written: no owner has more than the share."""
     assert share_slots(share, n) == slots
 
 

@@ -86,7 +86,13 @@ def call(client: httpx.Client, method: str, path: str, token: str, **rest: Any) 
 
 def node_settings(folder: Path, client: httpx.Client, **changes: Any) -> NodeSettings:
     credentials = [
-        call(client, "POST", "/nodes", OPERATOR_TOKEN, json={"name": f"node-{i}", "users": 1000})
+        call(
+            client,
+            "POST",
+            "/nodes",
+            OPERATOR_TOKEN,
+            json={"name": f"node-{i}", "owner": f"owner-{i}", "users": 1000},
+        )
         for i in range(NODES)
     ]
     file = folder / "credentials.json"

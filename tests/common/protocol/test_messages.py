@@ -36,4 +36,4 @@ def test_lease_requests_are_bounded(users: object) -> None:
 
 
 def test_a_token_stays_out_of_the_repr() -> None:
-    assert "sesame" not in repr(Enrolment(node_id="0" * 32, token="sesame"))
+    assert "sesame" not in repr(Enrolment(node_id="0" * 32, owner="me", token="sesame"))

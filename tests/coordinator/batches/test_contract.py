@@ -96,7 +96,9 @@ def test_a_run_over_a_real_shuffler(tmp_path: Path) -> None:
         async with app.router.lifespan_context(app):
             assert await api.identity() == SHUFFLER_ID
             operator = client(app, shuffler_world.OPERATOR_TOKEN)
-            enrolled = await operator.post("/v1/nodes", json={"name": "node", "users": 1000})
+            enrolled = await operator.post(
+                "/v1/nodes", json={"name": "node", "owner": "me", "users": 1000}
+            )
             node = client(app, enrolled.json()["token"])
             serving = asyncio.create_task(serve_users(node))
             await coordinator.create(spec())

@@ -110,7 +110,11 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["health", "http://[::1/readyz"], 3, "'http://[::1/readyz' is no address"),
         (["account", *RIVERSWIM, "--honest-fraction", "nan"], 3, "--honest-fraction"),
         (["simulate", "--param", "states=10000000"], 4, "memory is too small"),
-        (["network", "enrol", "no", "--shuffler-url", LOCAL, "--users", "1"], 4, "no token at"),
+        (
+            ["network", "enrol", "no", "--shuffler-url", LOCAL, "--owner", "me", "--users", "1"],
+            4,
+            "no token at",
+        ),
         (["nothing"], 2, "nothing"),
     ],
 )

@@ -85,7 +85,9 @@ def test_health_answers_in_json(network: Path) -> None:
 
 def test_enrolment_reports_the_address_of_another_service(network: Path) -> None:
     url = (network / "operator" / "coordinator_url").read_text()
-    result = call("network", "enrol", str(network), "--shuffler-url", url, "--users", "1")
+    result = call(
+        "network", "enrol", str(network), "--shuffler-url", url, "--owner", "me", "--users", "1"
+    )
     assert result.exit_code == 3
     assert f"{url} answers, but not as the shuffler does" in result.stderr
 

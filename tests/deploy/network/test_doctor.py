@@ -110,8 +110,8 @@ def shuffler_variables(**changes: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"MAX_NODE_SHARE": "0.2"}, []),
-        ({}, ["RIFFLE_SHUFFLER_MAX_NODE_SHARE is 1.0"]),
+        ({"MAX_OWNER_SHARE": "0.2"}, []),
+        ({}, ["RIFFLE_SHUFFLER_MAX_OWNER_SHARE is 1.0"]),
         ({"PORT": "99999"}, ["RIFFLE_SHUFFLER_*: port: "]),
         ({"TRUST_MODELS": "all"}, ["RIFFLE_SHUFFLER_*: "]),
         ({"SETTINGS_FILE": "/nowhere"}, ["cannot read settings file /nowhere"]),

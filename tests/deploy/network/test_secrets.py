@@ -99,11 +99,11 @@ def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
 
 def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> None:
     secrets, url = shuffler
-    enrol(secrets, url, 2, 100)
+    enrol(secrets, url, ["me"], 2, 100)
     first = credentials(secrets)
-    enrol(secrets, url, 2, 100)
+    enrol(secrets, url, ["me"], 2, 100)
     assert credentials(secrets) == first
-    enrol(secrets, url, 3, 100)
+    enrol(secrets, url, ["me"], 3, 100)
     assert credentials(secrets)[:2] == first
     assert len({node["token"] for node in credentials(secrets)}) == 3
     assert (secrets / "nodes" / "credentials.json").stat().st_mode & 0o777 == 0o600
@@ -156,7 +156,7 @@ def test_a_refused_enrolment_is_reported_and_changes_nothing(
     init_network(tmp_path)  # another network's operator
     (tmp_path / "operator" / "ca.pem").write_text((secrets / "operator" / "ca.pem").read_text())
     with pytest.raises(RemoteError, match=r"the shuffler refused: .*token") as caught:
-        enrol(tmp_path, url, 1, 100)
+        enrol(tmp_path, url, ["me"], 1, 100)
     assert caught.value.slug == "unauthorized"
     assert not (tmp_path / "nodes" / "credentials.json").exists()
 
@@ -164,7 +164,7 @@ def test_a_refused_enrolment_is_reported_and_changes_nothing(
 def test_a_shuffler_that_is_away_is_reported(tmp_path: Path) -> None:
     init_network(tmp_path)
     with pytest.raises(LocalError, match="the shuffler does not answer") as caught:
-        enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", 1, 100)
+        enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", ["me"], 1, 100)
     assert caught.value.slug == "unavailable"
 
 
@@ -172,7 +172,7 @@ def test_a_shuffler_that_is_away_is_reported(tmp_path: Path) -> None:
 def test_a_token_is_sent_over_tls_or_to_this_machine_only(url: str, tmp_path: Path) -> None:
     init_network(tmp_path)
     with pytest.raises(ValueError, match=r"the address 'http://(10|b).* must be https|'nowhere'"):
-        enrol(tmp_path, url, 1, 100)
+        enrol(tmp_path, url, ["me"], 1, 100)
     with pytest.raises(ValueError, match="the address"):
         enrol_nodes(tmp_path, url, 1, lambda: None)
     with pytest.raises(ValueError, match="the address"):
@@ -185,7 +185,7 @@ def test_damaged_secrets_are_named(tmp_path: Path) -> None:
     for content in ("{", "{}", '[{"node_id": "x", "token": "SECRET"}]'):
         file.write_text(content)
         with pytest.raises(LocalError, match=r"credentials\.json: ") as caught:
-            enrol(tmp_path, "http://127.0.0.1:1", 1, 100)
+            enrol(tmp_path, "http://127.0.0.1:1", ["me"], 1, 100)
         assert "SECRET" not in caught.value.detail
     file = tmp_path / "shuffler-storage" / "key"
     file.write_text("none")
@@ -199,7 +199,7 @@ def test_an_answer_that_is_no_enrolment_is_reported_without_its_token() -> None:
         httpx.Client(base_url="http://shuffler", transport=answer) as client,
         pytest.raises(RemoteError, match="no enrolment") as caught,
     ):
-        enrol_node(client, "node-1", 1)
+        enrol_node(client, "node-1", "me", 1)
     assert "SECRET" not in str(caught.value)
 
 

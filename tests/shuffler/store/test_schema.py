@@ -83,7 +83,7 @@ def test_a_report_without_a_user_is_not_migrated(url: str) -> None:
 
 
 def _fill_first_version(connection: Connection) -> None:
-    node = {"node_id": "n", "name": "n", "token_hash": "t", "quota": 9, "users": 5}
+    node = {"node_id": "n", "name": "n", "owner": "n", "token_hash": "t", "quota": 9, "users": 5}
     connection.execute(insert(nodes), node)
     for number, (name, state) in enumerate((("one", "open"), ("two", "open"), ("over", "erased"))):
         numbers = {"deposited": number, "n": 9, "expires_at": NOW}

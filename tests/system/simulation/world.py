@@ -348,7 +348,7 @@ def prepare(folder: Path) -> None:
     async def enrol() -> list[Enrolment]:
         core = Shuffler(shuffler_settings(folder), lambda: EPOCH)
         await core.start()
-        request = EnrolRequest(name="node", users=10 * USERS_A_NODE)
+        request = EnrolRequest(name="node", owner="me", users=10 * USERS_A_NODE)
         found = [await core.enrol(request) for _ in range(3)]
         core.close()
         return found

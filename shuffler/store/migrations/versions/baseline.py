@@ -57,13 +57,14 @@ def _people() -> None:
     op.create_table(
         "nodes",
         *_columns(ID, "node_id"),
-        *_columns(sa.String(100), "name"),
+        *_columns(sa.String(100), "name", "owner"),
         *_columns(HASH, "token_hash"),
         *_columns(BIG, "quota", "users"),
         *_columns(FLAG, "revoked"),
         sa.PrimaryKeyConstraint("node_id"),
         sa.UniqueConstraint("token_hash"),
     )
+    op.create_index("ix_nodes_owner", "nodes", ["owner"])
     op.create_table(
         "users",
         *_columns(ID, "user", "node_id"),
