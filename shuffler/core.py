@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.protocol.errors import LocalError, RemoteError
@@ -32,12 +31,12 @@ from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.admission import IDLE_RECHECK_SECONDS, Admission, Budget, ChangeSignal
 from riffle.shuffler.lifecycle import BatchLifecycle
-from riffle.shuffler.metrics import BatchStatistics, ShufflerMetrics, note
+from riffle.shuffler.metrics import CoarseRecords, ShufflerMetrics, conservation, note
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store import slots, transitions, users
 from riffle.shuffler.store.committer import Store
-from riffle.shuffler.store.schema import dropped, latencies, not_usable, open_store
+from riffle.shuffler.store.schema import dropped, not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
 
 Clock = Callable[[], float]
@@ -65,7 +64,7 @@ class Shuffler:
         self.batches = BatchLifecycle(
             self._store, self._vault, settings, lambda: self.now, self.changes, self.metrics
         )
-        self._statistics = BatchStatistics(self._store, show_fill=settings.show_fill)
+        self._coarse = CoarseRecords(show_fill=settings.show_fill)
         self._open = VersionedCache(
             lambda: self.batches.tidied(transitions.open_batches, self.now),
             lambda: (self._store.writes, self.now),
@@ -145,14 +144,9 @@ class Shuffler:
         self.callers.reports(node_id, len(leases), clock())
         opened, cipher = await self._open_reports(batch, leases, sealed)
         del body, sealed  # 2 MB; the opened reports take as much
-        earlier = self._statistics.take_due(batch_id, clock())
-
-        def write(connection: Connection) -> slots.UploadSummary:
-            transitions.add_counts(connection, latencies, batch_id, earlier)
-            return slots.store_reports(connection, batch_id, node_id, opened, cipher, self.now)
-
-        summary = await self._store.write(write)
-        self._statistics.add_upload(batch_id, clock() - began)
+        summary = await self._store.write(
+            slots.store_reports, batch_id, node_id, opened, cipher, self.now
+        )
         self.metrics.count_upload(summary.outcomes, clock() - began)
         if summary.sealed:
             self.changes.notify()
@@ -195,8 +189,8 @@ class Shuffler:
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
         """Returns a batch's conservation record: ``whole``, or as the coordinator may see it."""
-        await self.batches.tidy()
-        return await self._statistics.record(batch_id, self.now, whole=whole)
+        record = await self.batches.tidied(conservation, batch_id)
+        return record if whole else self._coarse.coarsen(record, self.now)
 
     async def ready(self) -> None:
         """Raises LocalError ``unavailable``, with the reason, unless store and vault work."""

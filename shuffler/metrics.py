@@ -8,16 +8,17 @@ replica: take their maximum, not their sum. No label is a node, a user or a batc
 + dropped. Each term is counted where it arises: accepted when a report is stored, held by counting
 what the store holds now, forwarded from the bytes that were handed over, dropped by counting what
 the store held in the transaction that ended the batch. So the equation can fail, and then shows a
-fault. The coordinator sees every message, so it must not learn when single reports come. Of an open
-batch it learns at most how many tenths are full (`for_coordinator`), a tenth being ten reports or
-more, and a new value once in `REFRESH_SECONDS`. It learns refusals and latencies only when the
-batch is full or over, and of small batches no latencies, which would be those of single uploads.
+fault.
+
+The coordinator sees every message, so it must not learn who was slow, late or refused: that is
+outside the accountant. Of a complete batch its record (`for_coordinator`) follows from state, n and
+L. Of an open or abandoned one it learns at most how many tenths are full, a tenth being ten reports
+or more, and a new value once in `REFRESH_SECONDS`. Refusals are for the operator alone.
 
 **The log** (`common.process.journal`) may never name a node, user, lease or slot: a log that says
 who sent when would undo the shuffle for its reader.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -27,12 +28,11 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, func, select
 
 from riffle.common.process.journal import Journal
-from riffle.common.protocol.messages import Conservation, Latencies, LeaseReply, MessageFlow
+from riffle.common.protocol.messages import Conservation, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.states import ORDER
 from riffle.shuffler.store import transitions
-from riffle.shuffler.store.committer import Store
-from riffle.shuffler.store.schema import batches, dropped, latencies, reports
+from riffle.shuffler.store.schema import batches, dropped, reports
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
 note = JOURNAL.note
@@ -108,42 +108,13 @@ class ShufflerMetrics:
 
 
 SMALLEST_SHOWN = 100
-"""Smallest n of a batch whose tenths and latencies the coordinator may see."""
+"""Smallest n of a batch whose tenths the coordinator may see."""
+
+SHORT = ("open", "abandoned")
+"""States of batches whose counts do not follow from n."""
 
 REFRESH_SECONDS = 10
 MAX_BATCHES = 1_024
-FLUSH_SECONDS = 1.0
-BUCKETS = 64
-SHORTEST_SECONDS = 0.001
-
-
-def bucket(seconds: float) -> int:
-    """Returns the bucket of a latency: bucket k has latencies up to `edge` (k)."""
-    if seconds <= SHORTEST_SECONDS:
-        return 0
-    return min(BUCKETS - 1, math.ceil(4 * math.log2(seconds / SHORTEST_SECONDS)))
-
-
-def edge(index: int) -> float:
-    """Returns a bucket's longest latency in seconds; the last one (55 s) has longer ones too."""
-    return float(SHORTEST_SECONDS * 2 ** (index / 4))
-
-
-def quantiles(buckets: Mapping[int, int]) -> Latencies | None:
-    """Returns quantiles of a histogram, or None if it is empty."""
-    total = sum(buckets.values())
-    if total == 0:
-        return None
-
-    def quantile(share: float) -> float:
-        cumulated = 0
-        for index in sorted(buckets):
-            cumulated += buckets[index]
-            if cumulated >= share * total:
-                break
-        return edge(index)
-
-    return Latencies(uploads=total, p50=quantile(0.5), p95=quantile(0.95), p99=quantile(0.99))
 
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
@@ -161,80 +132,44 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
         dropped=row.discarded * batch.L,
     )
     refused = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
-    uploads = connection.execute(select(latencies).where(latencies.c.batch_id == batch_id))
     return Conservation(
         batch_id=batch_id,
         state=batch.state,
         n=batch.n,
         messages_a_report=batch.L,
-        fill_tenths=10 * batch.reports // batch.n if batch.state == "open" else None,
+        fill_tenths=10 * batch.reports // batch.n if batch.state in SHORT else None,
         accepted=batch.reports,
         held=held,
         forwarded=row.forwarded // batch.L,
         dropped={row.ended_by: row.discarded} if row.ended_by else {},
         rejected={row.problem: row.frames for row in refused},
         messages=flow,
-        upload_seconds=quantiles({row.bucket: row.uploads for row in uploads}),
         balanced=flow.accepted == flow.held + flow.forwarded + flow.dropped,
     )
 
 
 def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
     """Returns what the coordinator may know of a record; see the module's text."""
-    large = record.n >= SMALLEST_SHOWN
-    if record.state != "open":
-        return record if large else record.model_copy(update={"upload_seconds": None})
+    if record.state not in SHORT:
+        return record.model_copy(update={"rejected": None})
     return Conservation(
         batch_id=record.batch_id,
         state=record.state,
         n=record.n,
         messages_a_report=record.messages_a_report,
-        fill_tenths=record.fill_tenths if show_fill and large else None,
+        fill_tenths=record.fill_tenths if show_fill and record.n >= SMALLEST_SHOWN else None,
         balanced=record.balanced,
     )
 
 
-class BatchStatistics:
-    """Reads conservation records, and buffers the latencies of uploads.
+class CoarseRecords:
+    """The conservation records that the coordinator sees."""
 
-    An upload's latency is known when its transaction is over, so it is written with a later upload
-    (`take_due`) or before a record is read. A stop of the process loses the buffered latencies, as
-    do more than `MAX_BATCHES` batches: these are statistics, never reports.
-    """
-
-    def __init__(self, store: Store, *, show_fill: bool) -> None:
-        self._store = store
+    def __init__(self, *, show_fill: bool) -> None:
         self._show_fill = show_fill
-        self._buffered: dict[str, Counter[int]] = {}
-        self._written_at: dict[str, float] = {}
         self._shown: dict[str, tuple[object, Conservation]] = {}
 
-    def add_upload(self, batch_id: str, seconds: float) -> None:
-        """Buffers the latency of an upload."""
-        if batch_id not in self._buffered and len(self._buffered) >= MAX_BATCHES:
-            self._buffered.pop(next(iter(self._buffered)))  # the oldest: most likely it is over
-        self._buffered.setdefault(batch_id, Counter())[bucket(seconds)] += 1
-
-    def take_due(self, batch_id: str, clock: float) -> Counter[int]:
-        """Returns latencies to write with an upload, at most once in `FLUSH_SECONDS`.
-
-        ``clock`` is a monotonic time in seconds.
-        """
-        if clock - self._written_at.get(batch_id, -math.inf) < FLUSH_SECONDS:
-            return Counter()
-        if len(self._written_at) >= MAX_BATCHES:
-            self._written_at.clear()
-        self._written_at[batch_id] = clock
-        return self._buffered.pop(batch_id, Counter())
-
-    async def record(self, batch_id: str, now: int, *, whole: bool) -> Conservation:
-        """Returns the `conservation` record at ``now``, or what the coordinator may see of it."""
-        if buckets := self._buffered.pop(batch_id, None):
-            await self._store.write(transitions.add_counts, latencies, batch_id, buckets)
-        record = await self._store.read(conservation, batch_id)
-        return record if whole else self._coarsen(record, now)
-
-    def _coarsen(self, record: Conservation, now: int) -> Conservation:
+    def coarsen(self, record: Conservation, now: int) -> Conservation:
         """Returns one answer for `REFRESH_SECONDS`, unless the state changed, which may show."""
         key = (record.state, now // REFRESH_SECONDS)
         shown = self._shown.pop(record.batch_id, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages", "upload_seconds"}
+NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages"}
 """Fields that hold numbers by name."""
 
 

@@ -114,20 +114,11 @@ class BatchStatus(Document):
         default=None, description="live leases without a report; operator only"
     )
     episodes: int | None = Field(
-        default=None, description="leases ever granted, an upper bound of episodes executed"
+        default=None, description="0 if no slot was ever leased, else n: a constant, not a clock"
     )
     dropped: dict[str, int] | None = Field(
         default=None, description="frames refused, by problem slug; operator only"
     )
-
-
-class Latencies(Document):
-    """Durations of uploads in seconds; quantiles are upper edges of buckets 19 % wide."""
-
-    uploads: int
-    p50: float
-    p95: float
-    p99: float
 
 
 class MessageFlow(Document):
@@ -142,14 +133,17 @@ class MessageFlow(Document):
 class Conservation(Document):
     """Account of everything sent to a batch, in reports except for `messages`.
 
-    While the batch is open, the coordinator gets nulls and at most ``fill_tenths``.
+    Of a complete batch the coordinator gets what follows from state, n and L. Of an open or
+    abandoned batch it gets nulls and at most ``fill_tenths``.
     """
 
     batch_id: Hex16
     state: BatchState
     n: int
     messages_a_report: int = Field(description="L")
-    fill_tenths: int | None = Field(default=None, description="reports in tenths of n, while open")
+    fill_tenths: int | None = Field(
+        default=None, description="reports in tenths of n, of an open or abandoned batch"
+    )
     accepted: int | None = None
     held: int | None = Field(default=None, description="stored, neither handed over nor dropped")
     forwarded: int | None = Field(default=None, description="handed to the analyzer")
@@ -157,10 +151,9 @@ class Conservation(Document):
         default=None, description="accepted and never handed over, by what ended the batch"
     )
     rejected: dict[str, int] | None = Field(
-        default=None, description="frames not accepted, by problem slug, and repetitions"
+        default=None, description="frames not accepted or repeated, by problem slug; operator only"
     )
     messages: MessageFlow | None = None
-    upload_seconds: Latencies | None = None
     balanced: bool = Field(description="accepted = held + forwarded + dropped, to the message")
 
 

@@ -2,10 +2,8 @@
 
 import { chart } from "./chart.js";
 import { card, h, say } from "./dom.js";
-import { count, number, reasons, seconds, total } from "./format.js";
+import { count, number, seconds } from "./format.js";
 import { table } from "./table.js";
-
-const NAMED = ["replayed", "late"];
 
 /** Where every report and message of a batch went. */
 export class BatchesCard {
@@ -22,15 +20,12 @@ export class BatchesCard {
       { name: "state", text: (row) => row.state, left: true },
       { name: "n", text: (row) => count(row.n) },
       { name: "accepted", text: (row) => count(sent(row).accepted) },
-      { name: "replayed", text: (row) => count(total(sent(row).rejected, ["replayed"])) },
-      { name: "late", text: (row) => count(total(sent(row).rejected, ["late"])) },
-      { name: "refused otherwise", text: (row) => reasons(others(sent(row).rejected)), left: true },
-      { name: "dropped", text: (row) => reasons(sent(row).dropped), left: true },
+      { name: "forwarded", text: (row) => count(sent(row).forwarded) },
       { name: "opened", text: (row) => count(row.book?.opened) },
       { name: "failed", text: (row) => count(row.book?.failed) },
       { name: "balanced", text: (row) => balance(row.book), left: true },
     ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
-    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Refusals are told once a batch is full or over, never one by one.";
+    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and what a short batch held.";
     this.element = card("batches", "Batches", this.open, this.table.element, this.sums, h("p", { class: "note" }, note));
   }
 
@@ -55,11 +50,6 @@ export class BatchesCard {
     if (told) this.fill.value = tenths;
     say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: at least ${tenths} tenths full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not told.`);
   }
-}
-
-function others(rejected) {
-  if (!rejected) return rejected;
-  return Object.fromEntries(Object.entries(rejected).filter(([name]) => !NAMED.includes(name)));
 }
 
 function balance(book) {
@@ -107,7 +97,7 @@ export class PrivacyCard {
   }
 }
 
-/** Messages a second, from issue to count, and how long uploads took. */
+/** Messages a second, from issue to count, and where the time went. */
 export class SpeedCard {
   constructor() {
     this.rate = chart("rate-chart", "Messages a second, from issue to count", {
@@ -115,43 +105,22 @@ export class SpeedCard {
       whole: true,
       series: [{ name: "messages/s", colour: "--c1", width: 2 }],
     });
-    this.latency = chart("latency-chart", "Upload latency at the shuffler, seconds", {
-      x: "batch",
-      whole: true,
-      series: [
-        { name: "p50", colour: "--c3" },
-        { name: "p95", colour: "--c1", dash: [8, 4] },
-        { name: "p99", colour: "--c2", dash: [2, 3] },
-      ],
-    });
     this.none = h("p", { class: "empty" }, "No batch is counted yet.");
-    this.untold = h("p", { class: "note" }, "No upload latencies: the shuffler tells them of full batches of 100 reports or more.");
     this.times = table("times-table", "Where the time went, all batches", [
       { name: "step", text: ([name]) => name, left: true },
       { name: "total", text: ([, value]) => seconds(value) },
     ]);
-    this.element = card("speed", "Throughput and latency", this.none, h("div", { class: "trio" }, this.rate.element, h("div", {}, this.latency.element, this.untold), this.times.element));
+    this.element = card("speed", "Throughput", this.none, h("div", { class: "trio" }, this.rate.element, this.times.element));
   }
 
-  draw({ books, result }, { deployments }) {
+  draw({ result }, { deployments }) {
     const rows = deployments.filter((one) => one.state === "counted" && one.settledAt > one.issuedAt);
     this.none.hidden = rows.length > 0;
     this.rate.element.hidden = rows.length === 0;
     const rate = (one) => one.total / (one.settledAt - one.issuedAt);
     if (rows.length) this.rate.show([rows.map((one) => one.index), rows.map(rate)], `Newest batch: ${number(rate(rows.at(-1)), 3)} messages/s.`);
-    const uploads = rows.map((one) => [one.index, books.get(one.index)?.shuffler?.upload_seconds]);
-    this.latencies(uploads.filter(([, found]) => found));
-    this.untold.hidden = rows.length === 0 || !this.latency.element.hidden;
     const times = Object.entries(result?.timings ?? {});
     this.times.element.hidden = times.length === 0;
     this.times.show(times.reverse());
-  }
-
-  latencies(found) {
-    this.latency.element.hidden = found.length === 0;
-    if (!found.length) return;
-    const columns = ["p50", "p95", "p99"].map((name) => found.map(([, one]) => one[name]));
-    const text = columns.map((column, i) => `${["p50", "p95", "p99"][i]} ${seconds(column.at(-1))}`).join(", ");
-    this.latency.show([found.map(([index]) => index), ...columns], `Newest batch: ${text}.`);
   }
 }

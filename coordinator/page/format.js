@@ -49,17 +49,3 @@ export function when(value) {
   if (value === null || value === undefined) return NONE;
   return TIME.format(value * 1000);
 }
-
-/** Counts by reason in one line. */
-export function reasons(found) {
-  const named = Object.entries(found ?? {}).filter(([, value]) => value > 0);
-  if (found === null || found === undefined) return NONE;
-  return named.length ? named.map(([name, value]) => `${name} ${count(value)}`).join(", ") : "0";
-}
-
-/** Sum of counts by reason, of some names or of all but these. */
-export function total(found, names, without = false) {
-  if (found === null || found === undefined) return null;
-  const wanted = Object.entries(found).filter(([name]) => names.includes(name) !== without);
-  return wanted.reduce((sum, [, value]) => sum + value, 0);
-}

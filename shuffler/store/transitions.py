@@ -301,14 +301,13 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
     """Returns the operator's status (see `for_coordinator`); raises as `find` does."""
     batch = find(connection, batch_id)
     counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
-    episodes = select(batches.c.episodes).where(batches.c.batch_id == batch_id)
     return BatchStatus(
         batch_id=batch_id,
         state=batch.state,
         n=batch.n,
         reports=batch.reports,
         leased=count_leased(connection, batch_id, now) if batch.state == "open" else 0,
-        episodes=connection.scalars(episodes).one(),
+        episodes=batch.n if batch.next_slot else 0,
         dropped={row.problem: row.frames for row in counts if row.problem != "replayed"},
     )
 

@@ -143,7 +143,6 @@ CONSERVATION = document(
     held=8,
     dropped={"expired": 0},
     messages={"accepted": 24, "held": 24, "forwarded": 0, "dropped": 0},
-    upload_seconds={"uploads": 8, "p50": 0.1, "p95": 0.2, "p99": 0.3},
     balanced=True,
 )
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, expect
 
 from riffle.deploy.operator import Operator
 from tests.page.conftest import Open
@@ -12,7 +12,6 @@ from tests.page.test_page import cells
 Run = dict[str, Any]
 Rows = list[list[float | None]]
 BAND = ["mean over runs", "mean, low", "mean, high"]
-QUANTILES = ["p50", "p95", "p99"]
 HEADERS = {
     "value": [
         *("episodes", "private estimate", "estimate \u2212 radius", "estimate + radius"),
@@ -23,7 +22,6 @@ HEADERS = {
     "active": ["stage", "active policies"],
     "privacy": ["batch", "spent", "budget"],
     "rate": ["batch", "messages/s"],
-    "latency": ["batch", *QUANTILES],
 }
 
 
@@ -34,10 +32,6 @@ def answers(operator: Operator, small: Run) -> dict[str, Rows]:
     truth, ledger = operator.true_values(run), operator.ledger(run)
     stages = operator.stages(run)
     rows = operator.deployments(run)
-    uploads = {
-        one["deployment"]: one["shuffler"]["upload_seconds"]
-        for one in operator.conservation(run)["batches"]
-    }
     value = values(operator, run, rows, truth, stages)
     said = list(zip(truth["episodes"], truth["regret"], truth["value"], strict=True))
     none = [None] * len(BAND)
@@ -54,11 +48,6 @@ def answers(operator: Operator, small: Run) -> dict[str, Rows]:
             for one in ledger["entries"]
         ],
         "rate": rates(operator, run),
-        "latency": [
-            [index, *(found[name] for name in QUANTILES)]
-            for index, found in uploads.items()
-            if found
-        ],
     }
 
 
@@ -126,29 +115,8 @@ def test_a_charts_table_says_what_the_services_say(
         assert found == known
 
 
-def test_the_latency_charts_columns_are_not_exchanged(opened: Open, small: Run) -> None:
-    """The nodes' reports came in one upload, whose quantiles are all the same: here they differ."""
-    planted = {name: 0.25 * (i + 1) for i, name in enumerate(QUANTILES)}
-
-    def answer(route: Route) -> None:
-        found = route.fetch()
-        body = found.json()
-        for one in body["batches"]:
-            if one["shuffler"]["upload_seconds"]:
-                one["shuffler"]["upload_seconds"].update(planted)
-        route.fulfill(response=found, json=body)
-
-    page = opened()
-    page.route("**/conservation?*", answer)
-    page.goto(f"{page.url}#/runs/{small['id']}")
-    rows = numbers(opened_table(page, "latency"))
-    assert rows
-    assert all(row[1:] == list(planted.values()) for row in rows)
-    page.unroute_all(behavior="wait")
-
-
 def test_no_two_columns_of_the_answers_are_alike(answers: dict[str, Rows]) -> None:
     """So columns that are exchanged, or wrong, cannot pass, but for a band that is not there."""
-    for name in set(HEADERS) - {"latency"}:
+    for name in HEADERS:
         known = [column for column in zip(*answers[name], strict=True) if set(column) != {None}]
         assert len(set(known)) == len(known), name

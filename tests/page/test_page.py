@@ -15,7 +15,7 @@ from tests.page.conftest import LONG, RUNS, Open, Watch
 from tests.page.seed import seeded_id
 
 Run = dict[str, Any]
-CHARTS = ("value", "regret", "truth", "active", "privacy", "rate", "latency")
+CHARTS = ("value", "regret", "truth", "active", "privacy", "rate")
 
 
 def card(page: Page, name: str) -> Locator:
@@ -106,8 +106,8 @@ def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, sma
     expect(page.locator(".about")).to_contain_text("sdp-pe \u00b7 trust model shuffle \u00b7")
     expect(card(page, "Privacy")).to_contain_text("within the budget")
     expect(card(page, "Regret and true value (simulated)")).to_contain_text("read by no learner")
-    expect(card(page, "Throughput and latency")).to_contain_text("messages/s.")
-    expect(card(page, "Throughput and latency")).to_contain_text("acknowledging")
+    expect(card(page, "Throughput")).to_contain_text("messages/s.")
+    expect(card(page, "Throughput")).to_contain_text("acknowledging")
 
 
 def test_events_during_the_drawing_of_cards_are_shown_too(
@@ -287,7 +287,6 @@ def test_a_policy_is_deployed_by_hand_and_seen_counted(
         figure(page, "Newest value estimate").inner_text().split(" ")[0].replace("-", "-")
     )
     assert value == pytest.approx(detail["value_estimate"]["value"], rel=0.01)
-    expect(page.locator("#latency-chart-text")).to_contain_text("p99")
     operator.stop(manual["id"])
 
 

@@ -236,7 +236,7 @@ def test_answers_to_an_end_show_what_the_status_shows(
     lease = api.leases(batch, [user(0)])[0]
     api.outcomes(batch, [(lease.lease, batch.report())])
     answer = api.abandon(batch, token).json()
-    assert (answer["state"], answer["episodes"], answer["reports"]) == ("abandoned", 1, reports)
+    assert (answer["state"], answer["episodes"], answer["reports"]) == ("abandoned", 4, reports)
     other = api.deposit(deployment=1)
     api.fill(other, first_user=10)
     digest = api.messages(other).headers[DIGEST_HEADER]

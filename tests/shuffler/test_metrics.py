@@ -1,15 +1,12 @@
 """Metrics and conservation records: their values, and what operator and coordinator may see."""
 
 import re
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, update
 
 from riffle.common.process.endpoint import hash_token
-from riffle.shuffler.metrics import BUCKETS, MAX_BATCHES, BatchStatistics, bucket, edge, quantiles
-from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import batches
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, Batch, user
@@ -179,54 +176,42 @@ def test_the_coordinator_sees_at_most_the_tenths_of_an_open_batch(api: Api) -> N
     assert record(api, batch, COORDINATOR_TOKEN)["fill_tenths"] == 5
 
 
-def test_a_full_batch_is_shown_whole(api: Api) -> None:
-    batch, left = filled(api, 100, 99)
-    api.restart()  # the next process has latencies of its own uploads only
-    api.outcomes(batch, [(left[0], batch.report())])
-    seen = record(api, batch, COORDINATOR_TOKEN)
-    assert seen == record(api, batch)
-    assert (seen["accepted"], seen["held"], seen["fill_tenths"]) == (100, 100, None)
-    assert seen["upload_seconds"]["uploads"] == 1
-    assert 0 < seen["upload_seconds"]["p50"] <= seen["upload_seconds"]["p99"] < 60
+def seen_by_the_coordinator(api: Api, batch: Batch) -> list[dict[str, Any]]:
+    """What the coordinator sees of a batch, as far as it does not name the batch."""
+    seen = [api.status(batch, COORDINATOR_TOKEN), record(api, batch, COORDINATOR_TOKEN)]
+    return [{**one, "batch_id": ""} for one in seen]
+
+
+@pytest.mark.parametrize("n", [4, 100])
+def test_the_coordinator_sees_nothing_of_who_was_slow(api: Api, n: int) -> None:
+    """A user who is late, a refused and a repeated report change no answer to the coordinator."""
+    quick, slow = api.deposit(n), api.deposit(n, deployment=1)
+    api.fill(quick)
+    late = api.leases(slow, [user(n)])[0]
+    api.clock.now += 60
+    assert api.outcomes(slow, [(late.lease, slow.report())]) == ["late"]
+    held = api.leases(slow, [user(n + 1 + i) for i in range(n)])
+    frames = [(lease.lease, slow.report()) for lease in held]
+    api.outcomes(slow, frames[:1])
+    api.outcomes(slow, [*frames, ("00" * 16, slow.report())])
+    for step in (lambda _: None, api.messages, api.finish):
+        step(quick), step(slow)
+        assert seen_by_the_coordinator(api, quick) == seen_by_the_coordinator(api, slow)
+    assert record(api, slow, COORDINATOR_TOKEN)["forwarded"] == n
+
+
+@pytest.mark.parametrize("n", [4, 100])
+def test_a_short_batch_tells_the_coordinator_tenths_at_most(api: Api, n: int) -> None:
+    one, other = api.deposit(n), api.deposit(n, deployment=1)
+    for first, batch, reports in ((0, one, 1), (n, other, max(2, n // 20))):
+        held = api.leases(batch, [user(first + number) for number in range(n)])
+        api.outcomes(batch, [(lease.lease, batch.report()) for lease in held[:reports]])
+        api.abandon(batch)
+    assert seen_by_the_coordinator(api, one) == seen_by_the_coordinator(api, other)
 
 
 @pytest.mark.parametrize(("n", "show"), [(99, True), (100, False)])
 def test_small_batches_and_a_setting_hide_the_fill(api: Api, n: int, show: bool) -> None:
     api.restart(show_fill=show)
-    batch, left = filled(api, n, n - 1)
+    batch, _ = filled(api, n, n - 1)
     assert record(api, batch, COORDINATOR_TOKEN)["fill_tenths"] is None
-    api.outcomes(batch, [(left[0], batch.report())])
-    told = record(api, batch, COORDINATOR_TOKEN)["upload_seconds"]
-    assert (told is None) == (n < 100)
-
-
-def test_latencies_survive_in_the_store(api: Api, tmp_path: Path) -> None:
-    batch = api.deposit()
-    api.fill(batch)
-    assert record(api, batch)["upload_seconds"]["uploads"] == 1
-    api.restart()
-    assert record(api, batch)["upload_seconds"]["uploads"] == 1
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.0011, 0.5, 3.0, 54.0, 1e6])
-def test_a_latency_lies_below_its_buckets_edge(seconds: float) -> None:
-    index = bucket(seconds)
-    assert 0 <= index < BUCKETS
-    assert seconds <= edge(index) * (1 + 1e-9) or index == BUCKETS - 1
-    assert index == 0 or seconds > edge(index - 1)
-
-
-def test_quantiles_of_a_histogram() -> None:
-    found = quantiles({0: 50, 8: 45, 16: 4, 20: 1})
-    assert found is not None
-    assert (found.uploads, found.p50, found.p95, found.p99) == (100, edge(0), edge(8), edge(16))
-    assert quantiles({}) is None
-
-
-def test_latencies_of_batches_without_queries_are_dropped() -> None:
-    """A batch's last uploads are followed by none that would write their latencies."""
-    statistics = BatchStatistics(cast("Store", None), show_fill=True)
-    for batch in range(MAX_BATCHES + 500):
-        statistics.add_upload(f"{batch:032x}", 0.01)
-    assert len(statistics._buffered) <= MAX_BATCHES
-    assert statistics.take_due(f"{MAX_BATCHES + 499:032x}", 0.0).total() == 1
