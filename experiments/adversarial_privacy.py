@@ -33,9 +33,9 @@ from riffle.coordinator.learning.privatizers import (
     BinaryMechanism,
     LocalPrivatizer,
     Sensitivity,
-    central_noise,
-    local_noise,
+    noise_of_draw,
     paper_guarantee,
+    tree_levels,
 )
 
 Privacy = Literal["none", "central", "local"]
@@ -63,11 +63,10 @@ class Protection:
         epsilon, beta = self.epsilon, self.beta
         if self.calibration == "correct":
             name, epsilon, beta = "tight", share * epsilon, share * beta
-        if self.privacy == "central" and summed:
-            return central_noise(
-                name, sensitivity=sensitivity, H=H, T=self.K - 1, epsilon=epsilon, beta=beta
-            )
-        return local_noise(name, sensitivity=sensitivity, H=H, epsilon=epsilon, beta=beta)
+        depth = tree_levels(self.K - 1) if self.privacy == "central" and summed else 1
+        return noise_of_draw(
+            name, sensitivity=sensitivity, H=H, depth=depth, epsilon=epsilon, beta=beta
+        )
 
     def sums(
         self, size: int, noise: AdditiveNoise, generator: np.random.Generator, variant: bool
@@ -117,9 +116,9 @@ class Channel:
 
     def E(self, t: int) -> float:
         """Returns E of Assumption 2.3 after t contributions; a run's all hold with 1 - 2 delta."""
-        terms = self._counts.terms(t) if isinstance(self._counts, BinaryMechanism) else t
         counters = self._layers.pair_count + self._layers.cell_count
-        return 4 * _deviation(self.count_noise, terms, counters * self._K / self._delta)
+        ratio = counters * self._K / self._delta
+        return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)
 
     def loss_sums(self, loss: FloatArray) -> FloatArray:
         """Returns noisy L(x,a) after one more episode's losses, all of them shown."""

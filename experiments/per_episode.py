@@ -34,9 +34,9 @@ from riffle.coordinator.learning.privatizers import NO_NOISE, AdditiveNoise, Noi
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS
 from riffle.coordinator.learning.ucbvi_parameters import (
     Bonus,
-    Confidence,
     Trust,
     layout_of,
+    log_terms,
     noise_of,
 )
 from riffle.coordinator.specs import Option, RunSpec
@@ -276,9 +276,6 @@ def _run_compiled(
     least = bonus.least_visits if bonus.name == "practical" else 0.0
     exploration = ucbvi.Exploration(kind, bonus.bonus_scale, bonus.noise_scale, least, iota)
     work = ucbvi.Work.of(mdp.sizes.X, mdp.r.size)
-    episodes = generator_for(setting.seed, "episodes")
-    if setting.trust is None:
-        return ucbvi.run_ucbvi(episodes, world, exploration, points, policy, work)
     privacy = ucbvi.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",
@@ -287,16 +284,14 @@ def _run_compiled(
         variance=noise.variance,
         log_term=_log_term(setting),
     )
-    generator = generator_for(setting.seed, "noise")
-    return ucbvi.run_private(episodes, generator, world, privacy, exploration, points, policy, work)
+    episodes, draws = (generator_for(setting.seed, name) for name in ("episodes", "noise"))
+    return ucbvi.run(episodes, draws, world, privacy, exploration, points, policy, work)
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:
     """Returns the kind of bonus, by the numbers of `ucbvi`, and its logarithm."""
-    confidence = Confidence(setting.mdp.sizes, setting.K, DELTA)
-    if setting.bonus.name == "practical":
-        return 0, confidence.iota
-    return (1, confidence.azar) if setting.trust is None else (2, confidence.qiao)
+    kind = 0 if setting.bonus.name == "practical" else 1 if setting.trust is None else 2
+    return kind, log_terms(setting.mdp.sizes, setting.K, DELTA)[kind]
 
 
 def _log_term(setting: Setting) -> float:

@@ -40,14 +40,11 @@ def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
     return _model(models.Run, run, tally, name=run.spec.name, trouble=trouble, **progress)
 
 
-def deployment_model(row: DeploymentRecord) -> models.Deployment:
-    """Presents a deployment as issued."""
-    return _deployment(models.Deployment, row)
-
-
-def progress_model(row: DeploymentRecord) -> models.DeploymentProgress:
-    """Presents a deployment and its progress."""
-    return _deployment(models.DeploymentProgress, row)
+def deployment_model(kind: type[Model], row: DeploymentRecord, **values: object) -> Model:
+    """Presents a deployment as a `models.Deployment` or a class derived from it."""
+    descriptor = row.descriptor
+    L, noise = descriptor.padding.messages, _noise(descriptor)
+    return _model(kind, row, descriptor, messages=L, noise=noise, **values)
 
 
 def detail_model(
@@ -55,7 +52,7 @@ def detail_model(
 ) -> models.DeploymentDetail:
     """Presents a deployment with its private counts, value estimate and spend, if it has them."""
     counts = None if histogram is None else private_counts(row.descriptor, histogram)
-    return _deployment(
+    return deployment_model(
         models.DeploymentDetail,
         row,
         counts=counts,
@@ -173,12 +170,6 @@ def _balanced(
         return None
     forwarded = None if record.messages is None else record.messages.forwarded
     return record.balanced and (spend is None or forwarded == expected)
-
-
-def _deployment(kind: type[Model], row: DeploymentRecord, **values: object) -> Model:
-    descriptor = row.descriptor
-    L, noise = descriptor.padding.messages, _noise(descriptor)
-    return _model(kind, row, descriptor, messages=L, noise=noise, **values)
 
 
 def _noise(descriptor: BatchDescriptor) -> models.Noise:

@@ -13,6 +13,7 @@ from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.server.service import read_body
 from riffle.coordinator.api import models, presentation
 from riffle.coordinator.api.access import OperatorOnly, ShufflerPart, StorePart
+from riffle.coordinator.api.models import DeploymentProgress
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learning.true_values import bands, curve
 from riffle.coordinator.specs import TrueValueSpec, read_document
@@ -68,8 +69,8 @@ async def download_deployments(run_id: str, store: StorePart) -> Response:
 
 def _deployments(store: Store, run_id: str) -> Response:
     _, rows, _ = store.run_records(run_id)
-    deployments = [presentation.progress_model(row).model_dump() for row in rows]
-    return _download(run_id, "deployments", deployments)
+    deployments = [presentation.deployment_model(DeploymentProgress, row) for row in rows]
+    return _download(run_id, "deployments", [each.model_dump() for each in deployments])
 
 
 @router.get("/{run_id}/conservation.csv", response_class=Response, responses=_CSV)

@@ -21,6 +21,7 @@ from riffle.coordinator.api.access import (
     SignalsPart,
     StorePart,
 )
+from riffle.coordinator.api.models import DeploymentProgress
 from riffle.coordinator.api.results import shuffler_records
 from riffle.coordinator.runs.coordinator import LONGEST_WAIT_SECONDS, Coordinator
 from riffle.coordinator.specs import ManualDeployment, RunSpec, read_document
@@ -105,7 +106,7 @@ async def current_deployment(
     if row.index == known:
         return cast("models.Deployment", Response(status_code=304, headers={"ETag": etag}))
     response.headers["ETag"] = etag
-    return presentation.deployment_model(row)
+    return presentation.deployment_model(models.Deployment, row)
 
 
 def _known_index(if_none_match: str | None) -> int | None:
@@ -118,16 +119,16 @@ def _known_index(if_none_match: str | None) -> int | None:
 async def list_deployments(run_id: str, store: StorePart) -> models.Deployments:
     """Returns all deployments, without their counts."""
     _, rows, _ = await in_thread(store.run_records, run_id)
-    return models.Deployments(deployments=[presentation.progress_model(row) for row in rows])
+    deployments = [presentation.deployment_model(DeploymentProgress, row) for row in rows]
+    return models.Deployments(deployments=deployments)
 
 
 @router.post("/{run_id}/deployments", status_code=201, openapi_extra=json_body(ManualDeployment))
-async def deploy(
-    run_id: str, request: Request, coordinator: CoordinatorPart
-) -> models.DeploymentProgress:
+async def deploy(run_id: str, request: Request, coordinator: CoordinatorPart) -> DeploymentProgress:
     """Manual mode: deploys a policy or a mixture for a number of episodes."""
     wanted = read_document(ManualDeployment, await read_body(request, MAX_MIXTURE_BYTES))
-    return presentation.progress_model(await coordinator.deploy(run_id, wanted))
+    row = await coordinator.deploy(run_id, wanted)
+    return presentation.deployment_model(DeploymentProgress, row)
 
 
 @router.get("/{run_id}/deployments/{index}")

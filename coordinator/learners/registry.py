@@ -121,21 +121,13 @@ def problem(spec: RunSpec) -> Problem:
     )
 
 
-def sdp_pe(problem: Problem, preset: str, options: Options) -> Learner:
-    """Makes SDP-PE with a preset's constants, some of them replaced by options."""
-    return _check_and_make(SDPPE, problem, _constants(preset, options))
+def sdp_pe(kind: type[SDPPE], problem: Problem, preset: str, options: Options) -> Learner:
+    """Makes SDP-PE (000 or 003) with a preset's constants, some of them replaced by options.
 
-
-def sdp_pe_conference(problem: Problem, preset: str, options: Options) -> Learner:
-    """Makes the conference variant of SDP-PE (003)."""
-    return _check_and_make(ConferenceSDPPE, problem, _constants(preset, options))
-
-
-def _check_and_make(kind: type[SDPPE], problem: Problem, constants: Constants) -> Learner:
-    """Returns a learner whose batches are all large enough. An operator sets K, not a batch's n.
-
-    Raises RemoteError ``batch-too-small``, naming a K that is large enough, if one was found.
+    Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. An operator sets
+    K, not a batch's n, so it names a K that is large enough, if one was found.
     """
+    constants = _constants(preset, options)
     try:
         learner = kind(problem, constants)
         _check_batches(problem, learner.schedule)
@@ -286,8 +278,8 @@ def manual(problem: Problem, _: str, options: Options) -> Learner:
 
 
 BUILT_IN: dict[str, Factory] = {
-    "sdp-pe": sdp_pe,
-    "sdp-pe-conference": sdp_pe_conference,
+    "sdp-pe": partial(sdp_pe, SDPPE),
+    "sdp-pe-conference": partial(sdp_pe, ConferenceSDPPE),
     "pe": pe,
     MANUAL: manual,
 }

@@ -166,11 +166,6 @@ def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
     return np.asarray(np.linalg.inv(gram), dtype=np.float64)
 
 
-def infrequent(transitions: FloatArray, threshold: FloatArray | float) -> BoolArray:
-    """Returns W of Algorithm 2, line 9: the tuples counted at most `threshold` times."""
-    return transitions <= threshold
-
-
 def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
     """Returns P~ (..., X, A, X) from consistent counts of that shape; 0 in rows without visits."""
     visits = transitions.sum(axis=-1, keepdims=True)

@@ -1,15 +1,16 @@
 """Privatizers: private running sums, with the assumptions of the documents as contract.
 
 User t contributes sigma_t, an array of one entry a counter; S_t = sigma_1 + ... + sigma_t. A
-Privatizer releases S_t + noise. Learners rely on this and on nothing else:
+Privatizer releases S_t + noise, which is a sum of `terms(t)` independent draws of `noise`. Learners
+rely on this and on nothing else:
 
-- Unbiased: the noise has mean zero and a variance that `variance(t)` tells beforehand.
+- Unbiased: the noise has mean zero and variance terms(t) noise.variance, both known beforehand.
 - Bounded (Assumption 4 of 000, Assumption 2.3 of 004): a counter's noise after t users exceeds
-  `deviation(t, l)` in absolute value with probability at most 2 exp(-l). With l = log(2 counters
-  times / delta), a union bound makes E = 4 deviation: all noises at these times are within E / 4
-  with probability 1 - delta. Eq. 7 and the add-on (`postprocess.consistent`, 5.1-5.2 of 004) then
-  make counts that satisfy the rest of the assumption: N(x,a) = sum_x' N(x,a,x'), never below the
-  true one, within E of it.
+  `noise.deviation(terms(t), l)` in absolute value with probability at most 2 exp(-l). With
+  l = log(2 counters times / delta), a union bound makes E = 4 deviation: all noises at these times
+  are within E / 4 with probability 1 - delta. Eq. 7 and the add-on (`postprocess.consistent`,
+  5.1-5.2 of 004) then make counts that satisfy the rest of the assumption: N(x,a) = sum_x'
+  N(x,a,x'), never below the true one, within E of it.
 - Private, as stated below. Neighbours are everywhere the same: one user is replaced by another.
 
 Two calibrations are offered by name: `paper` is the document's Laplace noise, literally, with the
@@ -145,40 +146,28 @@ class AdditiveNoise:
 NO_NOISE = AdditiveNoise("none", 0.0)
 
 
-def laplace_noise(sensitivity: Sensitivity, epsilon: float) -> AdditiveNoise:
-    """Returns Laplace noise that is epsilon-DP (Dwork et al. 2006): b = Delta_1 / epsilon."""
-    return AdditiveNoise("laplace", sensitivity.l1 / epsilon)
-
-
-def gaussian_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
-    """Returns the least (epsilon, beta)-DP Gaussian noise (Balle and Wang 2018, Theorem 8)."""
-    unit = gaussian_variance(epsilon, beta, 1) / 2.0
-    return AdditiveNoise("gaussian", sensitivity.l2 * math.sqrt(unit))
-
-
 def least_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
-    """Returns the one of the two that has the smaller variance."""
-    candidates = laplace_noise(sensitivity, epsilon), gaussian_noise(sensitivity, epsilon, beta)
-    return min(candidates, key=lambda noise: noise.variance)
+    """Returns (epsilon, beta)-DP noise, of the kind that has the smaller variance.
+
+    Laplace noise of b = Delta_1 / epsilon is epsilon-DP (Dwork et al. 2006); the least Gaussian
+    noise is that of Balle and Wang 2018, Theorem 8.
+    """
+    unit = gaussian_variance(epsilon, beta, 1) / 2.0
+    gaussian = AdditiveNoise("gaussian", sensitivity.l2 * math.sqrt(unit))
+    laplace = AdditiveNoise("laplace", sensitivity.l1 / epsilon)
+    return min(laplace, gaussian, key=lambda noise: noise.variance)
 
 
-def central_noise(
-    name: NoiseLevels, *, sensitivity: Sensitivity, H: int, T: int, epsilon: float, beta: float
+def noise_of_draw(
+    name: NoiseLevels, *, sensitivity: Sensitivity, H: int, depth: int, epsilon: float, beta: float
 ) -> AdditiveNoise:
-    """Returns the noise of one block, for T released sums of contributions of this sensitivity."""
-    depth = max(tree_levels(T), 1)
+    """Returns the noise of one draw, where a contribution of this sensitivity enters `depth` sums.
+
+    depth is 1 for a Local Privatizer, and `tree_levels(T)`, at least 1, for T central sums.
+    """
     if name == "paper":
         return AdditiveNoise("laplace", 3.0 * H * depth / epsilon)
     return least_noise(sensitivity.repeated(depth), epsilon, beta)
-
-
-def local_noise(
-    name: NoiseLevels, *, sensitivity: Sensitivity, H: int, epsilon: float, beta: float
-) -> AdditiveNoise:
-    """Returns the noise of one user's contribution of this sensitivity."""
-    if name == "paper":
-        return AdditiveNoise("laplace", 3.0 * H / epsilon)
-    return least_noise(sensitivity, epsilon, beta)
 
 
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
@@ -238,14 +227,6 @@ class BinaryMechanism:
         """Returns the number of noises in S_t."""
         return tree_levels(self.T) if self.variant and t > 0 else t.bit_count()
 
-    def variance(self, t: int) -> float:
-        """Returns the variance of the noise on one counter of S_t."""
-        return self.terms(t) * self.noise.variance
-
-    def deviation(self, t: int, log_term: float) -> float:
-        """Returns a bound on the noise of S_t, exceeded with probability <= 2 exp(-log_term)."""
-        return self.noise.deviation(self.terms(t), log_term)
-
 
 class LocalPrivatizer:
     """The Local Privatizer: arrays of one shape, each made private by its user."""
@@ -266,10 +247,6 @@ class LocalPrivatizer:
         self._total += self.privatize(sigma)
         return self._total.copy()
 
-    def variance(self, t: int) -> float:
-        """Returns the variance of the noise on one counter of S_t."""
-        return t * self.noise.variance
-
-    def deviation(self, t: int, log_term: float) -> float:
-        """Returns a bound on the noise of S_t, exceeded with probability <= 2 exp(-log_term)."""
-        return self.noise.deviation(t, log_term)
+    def terms(self, t: int) -> int:
+        """Returns the number of noises in S_t."""
+        return t

@@ -22,7 +22,7 @@ import numpy as np
 from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 
 PRACTICAL, AZAR, QIAO = 0, 1, 2
-LAPLACE, GAUSSIAN = 1, 2
+NONE, LAPLACE, GAUSSIAN = 0, 1, 2
 AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the cache
 
 
@@ -48,7 +48,10 @@ class Exploration(NamedTuple):
 
 
 class Privacy(NamedTuple):
-    """A Privatizer; one draw of its noise has `scale` and `variance`; log_term > 0 asks for E."""
+    """A Privatizer; one draw of its noise has `scale` and `variance`; log_term > 0 asks for E.
+
+    The kind NONE is UCBVI itself, which counts exactly.
+    """
 
     local: bool
     separate_visits: bool
@@ -186,39 +189,17 @@ def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
 
 
 @compiled
-def run_ucbvi(
-    generator: np.random.Generator,
-    world: World,
-    bonus: Exploration,
-    checkpoints: Ints,
-    policy: Ints,
-    work: Work,
-) -> tuple[Floats, int]:
-    """Returns regret at the checkpoints and switches; `policy` becomes the last one deployed."""
-    H, X, A = world.r.shape
-    counts, rows = np.zeros((X, H * X * A)), np.zeros((X, H * X * A))
-    rewards, means, N = np.zeros(H * X * A), np.zeros(H * X * A), np.zeros(H * X * A)
-    noise, U = np.zeros(3), np.zeros((2, X))
-    episode, curve = np.zeros((H, 4), np.int64), np.zeros(len(checkpoints))
-    switches, regret, gap, at = 0, 0.0, 0.0, 0
-    for k in range(1, checkpoints[-1] + 1):
-        if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
-            gap = loss(world, policy, U)
-            switches += k > 1
-        regret += gap
-        run_episode(generator, world, policy, episode)
-        for h in range(H):
-            i = (h * X + episode[h, 0]) * A + episode[h, 1]
-            counts[episode[h, 2], i] += 1.0
-            rewards[i] += episode[h, 3]
-            N[i] += 1.0
-            for y in range(X):
-                rows[y, i] = counts[y, i] / N[i]
-            means[i] = rewards[i] / N[i]
-        if k == checkpoints[at]:
-            curve[at] = regret
-            at += 1
-    return curve, switches
+def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats, N: Floats) -> None:
+    """Counts an episode exactly: N(x, a, x') (X', pairs), R and N (pairs,), and P^, r^ of them."""
+    pairs, X = len(N) // len(episode), len(rows)
+    for h in range(len(episode)):
+        i = h * pairs + episode[h, 0] * (pairs // X) + episode[h, 1]
+        counts[episode[h, 2], i] += 1.0
+        R[i] += episode[h, 3]
+        N[i] += 1.0
+        for y in range(X):
+            rows[y, i] = counts[y, i] / N[i]
+        means[i] = R[i] / N[i]
 
 
 @compiled
@@ -333,7 +314,7 @@ def count(episode: Ints, X: int, A: int, separate_visits: bool, counters: Floats
 
 
 @compiled
-def run_private(
+def run(
     generator: np.random.Generator,
     noise_generator: np.random.Generator,
     world: World,
@@ -343,21 +324,26 @@ def run_private(
     policy: Ints,
     work: Work,
 ) -> tuple[Floats, int]:
-    """Runs private UCB-VI for checkpoints[-1] episodes; returns as `run_ucbvi`."""
+    """Runs UCBVI or private UCB-VI for checkpoints[-1] episodes.
+
+    Returns regret at the checkpoints and switches; `policy` becomes the last one deployed.
+    """
     separate_visits, K = privacy.separate_visits, checkpoints[-1]
+    private = privacy.kind != NONE
     H, X, A = world.r.shape
     pairs, levels = H * X * A, 0
     C = pairs * (X + (2 if separate_visits else 1))
     while K - 1 >> levels:
         levels += 1
-    blocks, upcoming = np.zeros((0 if privacy.local else levels, C)), np.zeros((0, C))
+    blocks = np.zeros((levels if private and not privacy.local else 0, C))
+    upcoming, counts, R = np.zeros((0, C)), np.zeros((X, pairs)), np.zeros(pairs)
     total, released, noise = np.zeros(C), np.zeros(C), np.zeros(3)
     rows, means, N = np.zeros((X, pairs)), np.zeros(pairs), np.zeros(pairs)
     episode, U = np.zeros((H, 4), np.int64), np.zeros((2, X))
     curve = np.zeros(len(checkpoints))
     switches, regret, gap, at = 0, 0.0, 0.0, 0
     for k in range(1, K + 1):
-        if k > 1:
+        if private and k > 1:
             least = bonus.least_visits * np.sqrt(noise[0] * (1 if separate_visits else X))
             estimate(released, separate_visits, noise[2], least, rows, means, N, work)
         if plan(rows, means, N, bonus, noise, policy, work) or k == 1:
@@ -365,7 +351,9 @@ def run_private(
             switches += k > 1
         regret += gap
         run_episode(generator, world, policy, episode)
-        if k < K:
+        if not private:
+            learn(episode, counts, R, rows, means, N)
+        elif k < K:
             if (k - 1) % AT_ONCE == 0:
                 upcoming = draws(noise_generator, privacy, C)
             noises = upcoming[(k - 1) % AT_ONCE]

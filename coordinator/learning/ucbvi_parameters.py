@@ -58,8 +58,8 @@ from riffle.coordinator.learning.privatizers import (
     AdditiveNoise,
     NoiseLevels,
     Sensitivity,
-    central_noise,
-    local_noise,
+    noise_of_draw,
+    tree_levels,
 )
 
 BonusName = Literal["paper", "practical"]
@@ -89,31 +89,13 @@ class Bonus:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """The logarithms of the bonuses, for a run of K episodes with failure probability delta."""
+def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:
+    """Returns the logarithms of the bonuses `practical`, UCBVI-CH and DP-UCBVI, in this order.
 
-    sizes: Sizes
-    K: int
-    delta: float
-
-    @property
-    def iota(self) -> float:
-        """log(2 H X A K / delta)."""
-        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
-        return math.log(2 * H * X * A * self.K / self.delta)
-
-    @property
-    def azar(self) -> float:
-        """L = log(5 X A K H / delta) of UCBVI-CH."""
-        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
-        return math.log(5 * X * A * self.K * H / self.delta)
-
-    @property
-    def qiao(self) -> float:
-        """iota = log(30 H X A T / delta) of DP-UCBVI, T = K H."""
-        X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
-        return math.log(30 * H * X * A * self.K * H / self.delta)
+    log(2 H X A K / delta), L = log(5 X A K H / delta) and log(30 H X A T / delta), T = K H.
+    """
+    episodes = sizes.H * sizes.X * sizes.A * K / delta
+    return math.log(2 * episodes), math.log(5 * episodes), math.log(30 * sizes.H * episodes)
 
 
 def layout_of(sizes: Sizes, levels: NoiseLevels) -> CounterLayout:
@@ -126,7 +108,7 @@ def noise_of(
 ) -> AdditiveNoise:
     """Returns the noise of one draw of the Privatizer, for a run of K episodes."""
     sensitivity = Sensitivity.of_cells(layout_of(sizes, levels).cells)
-    H = sizes.H
-    if trust == "local":
-        return local_noise(levels, sensitivity=sensitivity, H=H, epsilon=epsilon, beta=beta)
-    return central_noise(levels, sensitivity=sensitivity, H=H, T=K - 1, epsilon=epsilon, beta=beta)
+    depth = 1 if trust == "local" else max(tree_levels(K - 1), 1)
+    return noise_of_draw(
+        levels, sensitivity=sensitivity, H=sizes.H, depth=depth, epsilon=epsilon, beta=beta
+    )

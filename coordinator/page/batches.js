@@ -1,11 +1,11 @@
-// Cards about batches: where every message went, what privacy was spent, how fast it went.
+// Cards about batches: the way of every message, and how fast it went.
 
 import { chart } from "./chart.js";
 import { card, h, say } from "./dom.js";
 import { count, number, seconds } from "./format.js";
 import { table } from "./table.js";
 
-/** Where every report and message of a batch went. */
+/** Shows where every report and message of a batch went. */
 export class BatchesCard {
   constructor(view) {
     this.view = view;
@@ -58,46 +58,7 @@ function balance(book) {
   return book.balanced ? "yes" : "NO";
 }
 
-/** What each batch spent against the budget. */
-export class PrivacyCard {
-  constructor(run) {
-    this.budget = run.spec.epsilon;
-    this.bar = h("meter", { min: "0", max: String(run.spec.epsilon), "aria-label": "Epsilon spent of the run's budget" });
-    this.text = h("p", { class: "sentence" });
-    this.chart = chart("privacy-chart", "\u03b5 that each batch spent, upper bound", {
-      x: "batch",
-      whole: true,
-      series: [
-        { name: "spent", colour: "--c1", width: 2 },
-        { name: "budget", colour: "--c2", dash: [6, 4] },
-      ],
-    });
-    const note = "Every user is in one batch of all runs, so batches compose in parallel: a user spends the largest, not the sum.";
-    this.element = card("privacy", "Privacy", h("div", { class: "row open" }, this.bar, this.text), this.chart.element, h("p", { class: "note" }, note));
-  }
-
-  draw({ result }, { deployments }) {
-    if (result) {
-      const spent = Number(result.epsilon);
-      this.bar.value = Math.min(spent, this.budget);
-      const within = result.within_budget ? "within the budget" : "BEYOND the budget";
-      say(this.text, `Spent \u03b5 = ${number(spent)} of ${number(this.budget)} at \u03b2 = ${number(result.beta)}: ${within}.`);
-    }
-    const rows = deployments.filter((one) => one.epsilon !== undefined);
-    const bounded = rows.filter((one) => Number.isFinite(one.epsilon));
-    this.chart.element.hidden = bounded.length === 0;
-    if (!bounded.length) return;
-    const largest = bounded.reduce((most, one) => Math.max(most, one.epsilon), 0);
-    const beyond = rows.length - bounded.length;
-    const unbounded = beyond ? ` ${beyond} batches have no bound: their noise was seeded, or nobody's noise can be relied on.` : "";
-    this.chart.show(
-      [bounded.map((one) => one.index), bounded.map((one) => one.epsilon), bounded.map(() => this.budget)],
-      `The largest of ${count(bounded.length)} batches is ${number(largest)}.${unbounded}`,
-    );
-  }
-}
-
-/** Messages a second, from issue to count, and where the time went. */
+/** Shows messages a second, from issue to count, and where the time went. */
 export class SpeedCard {
   constructor() {
     this.rate = chart("rate-chart", "Messages a second, from issue to count", {

@@ -1,7 +1,7 @@
 // The cards of a run's view; each draws one part of the run's state.
 
 import { chart } from "./chart.js";
-import { BatchesCard, PrivacyCard, SpeedCard } from "./batches.js";
+import { BatchesCard, SpeedCard } from "./batches.js";
 import { deployForm } from "./deploy.js";
 import { card, h, say } from "./dom.js";
 import { count, estimate, number } from "./format.js";
@@ -232,4 +232,43 @@ class PolicyCard {
 function likeliest({ policies, probabilities }) {
   const share = Math.max(...probabilities);
   return [policies[probabilities.indexOf(share)], share];
+}
+
+/** Shows what each batch spent against the budget. */
+class PrivacyCard {
+  constructor(run) {
+    this.budget = run.spec.epsilon;
+    this.bar = h("meter", { min: "0", max: String(run.spec.epsilon), "aria-label": "Epsilon spent of the run's budget" });
+    this.text = h("p", { class: "sentence" });
+    this.chart = chart("privacy-chart", "\u03b5 that each batch spent, upper bound", {
+      x: "batch",
+      whole: true,
+      series: [
+        { name: "spent", colour: "--c1", width: 2 },
+        { name: "budget", colour: "--c2", dash: [6, 4] },
+      ],
+    });
+    const note = "Every user is in one batch of all runs, so batches compose in parallel: a user spends the largest, not the sum.";
+    this.element = card("privacy", "Privacy", h("div", { class: "row open" }, this.bar, this.text), this.chart.element, h("p", { class: "note" }, note));
+  }
+
+  draw({ result }, { deployments }) {
+    if (result) {
+      const spent = Number(result.epsilon);
+      this.bar.value = Math.min(spent, this.budget);
+      const within = result.within_budget ? "within the budget" : "BEYOND the budget";
+      say(this.text, `Spent \u03b5 = ${number(spent)} of ${number(this.budget)} at \u03b2 = ${number(result.beta)}: ${within}.`);
+    }
+    const rows = deployments.filter((one) => one.epsilon !== undefined);
+    const bounded = rows.filter((one) => Number.isFinite(one.epsilon));
+    this.chart.element.hidden = bounded.length === 0;
+    if (!bounded.length) return;
+    const largest = bounded.reduce((most, one) => Math.max(most, one.epsilon), 0);
+    const beyond = rows.length - bounded.length;
+    const unbounded = beyond ? ` ${beyond} batches have no bound: their noise was seeded, or nobody's noise can be relied on.` : "";
+    this.chart.show(
+      [bounded.map((one) => one.index), bounded.map((one) => one.epsilon), bounded.map(() => this.budget)],
+      `The largest of ${count(bounded.length)} batches is ${number(largest)}.${unbounded}`,
+    );
+  }
 }

@@ -202,7 +202,6 @@ def test_a_run_equals_the_oracles_run(name: Algorithm, monkeypatch: pytest.Monke
     """Sums are taken in another order, so the two agree to rounding."""
     compiled = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
     monkeypatch.setattr(uc_o_reps, "ftrl_step", omd_oracle.ftrl_step)
-    monkeypatch.setattr(uc_o_reps, "post_process", confidence_oracle.post_process)
     monkeypatch.setattr(uc_o_reps, "confidence_set", confidence_oracle.confidence_set)
     monkeypatch.setattr(uob_lbps, "log_barrier_step", log_barrier_oracle.log_barrier_step)
     monkeypatch.setattr(uob_lbps, "upper_occupancy", confidence_oracle.upper_occupancy)

@@ -194,7 +194,7 @@ def test_the_oracles_episodes_follow_the_mdp() -> None:
 
 def test_the_oracle_of_a_setting_has_its_number_of_episodes() -> None:
     setting = Setting("ucbvi-ldp", riverswim(), 40, 1.0, 1e-5, 0, "tight", Bonus())
-    assert learner_of(setting).confidence.K == 40
+    assert learner_of(setting).K == 40
 
 
 def test_noise_beyond_the_services_default_length_is_simulated() -> None:

@@ -41,8 +41,10 @@ import numpy as np
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.postprocess import project
 
 MARGIN = 1e-6
+NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,10 @@ class Box:
 
 def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
     """Applies Eq. 5.1 and 5.2 to noisy counts (H, W, A, W) and (H, W, A)."""
-    n, N = np.zeros(transitions.shape), np.zeros(visits.shape)
-    make_consistent(np.array(layers.widths), transitions, visits, E, n, N)
-    return Counts(n, N, E)
+    c = np.where(layers.cells, transitions, NEVER)
+    n = project(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
+    n *= layers.cells
+    return Counts(n, n.sum(axis=-1), E)
 
 
 def log_iota(layers: Layers, K: int, delta: float) -> float:
@@ -83,18 +86,12 @@ def estimate(
     layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0
 ) -> tuple[FloatArray, FloatArray]:
     """Returns P~ of Eq. 2.5 and the width beta of Eq. 3.1, (H, W, A, W) each."""
-    P, width = np.zeros((2, *layers.cells.shape))
-    deviations(
-        np.array(layers.widths),
-        counts.transitions,
-        counts.visits,
-        counts.E,
-        ln_iota,
-        scale,
-        P,
-        width,
-    )
-    return P, width
+    N = counts.visits[..., None]
+    unknown = np.broadcast_to(1 / layers.successors[..., None], layers.cells.shape)
+    P = np.divide(counts.transitions, N, out=unknown * layers.cells, where=N > 0)
+    N = np.maximum(N, 1e-300)
+    width = np.sqrt(2 * P * (1 - P) * ln_iota / N) + (4 * counts.E + 7 * ln_iota) / N
+    return P, np.minimum(scale * width, 1.0)
 
 
 def confidence_set(layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0) -> Box:
@@ -122,37 +119,6 @@ def upper_occupancy(layers: Layers, box: Box, policy: FloatArray) -> FloatArray:
 
 
 @compiled
-def make_consistent(
-    widths: Ints, transitions: Floats, visits: Floats, E: float, n: Floats, N: Floats
-) -> None:
-    """Writes `Counts.transitions` and `Counts.visits` into n and N."""
-    order = np.zeros(n.shape[3], np.int64)
-    for h in range(len(n)):
-        size = widths[h + 1]
-        for x in range(widths[h]):
-            for a in range(n.shape[2]):
-                row = n[h, x, a]
-                project(size, transitions[h, x, a], visits[h, x, a], E / 4, row, order)
-                for y in range(size):
-                    row[y] += E / (2 * size)
-                    N[h, x, a] += row[y]
-
-
-@compiled
-def project(size: int, c: Floats, total: float, tolerance: float, n: Floats, order: Ints) -> None:
-    """Projects a row of `size` counts by Eq. 5.1 into n, as `postprocess`; `order` is scratch."""
-    rank(size, c, order)
-    prefix, raised, lowered = 0.0, np.inf, np.inf
-    for k in range(1, size + 1):
-        prefix += c[order[k - 1]]
-        raised = min(raised, (total - tolerance - prefix) / k)
-        lowered = min(lowered, (total + tolerance - prefix) / k)
-    shift = max(0.0, raised) + min(0.0, lowered)
-    for y in range(size):
-        n[y] = max(c[y] + shift, 0.0) if total + tolerance >= 0 else 0.0
-
-
-@compiled
 def rank(size: int, values: Floats, order: Ints) -> None:
     """Writes the indices of the first `size` values into `order`, the largest value first."""
     for i in range(size):
@@ -161,31 +127,6 @@ def rank(size: int, values: Floats, order: Ints) -> None:
             order[j] = order[j - 1]
             j -= 1
         order[j] = i
-
-
-@compiled
-def deviations(
-    widths: Ints,
-    n: Floats,
-    N: Floats,
-    E: float,
-    ln_iota: float,
-    scale: float,
-    centre: Floats,
-    width: Floats,
-) -> None:
-    """Writes P~ and the widths of Eq. 3.1."""
-    for h in range(len(n)):
-        size = widths[h + 1]
-        for x in range(widths[h]):
-            for a in range(n.shape[2]):
-                total = N[h, x, a]
-                visits = max(total, 1e-300)
-                for y in range(size):
-                    P = n[h, x, a, y] / total if total > 0.0 else 1 / size
-                    beta = np.sqrt(2 * P * (1 - P) * ln_iota / visits)
-                    beta += (4 * E + 7 * ln_iota) / visits
-                    centre[h, x, a, y], width[h, x, a, y] = P, min(scale * beta, 1.0)
 
 
 @compiled

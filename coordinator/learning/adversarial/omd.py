@@ -110,25 +110,14 @@ def solve(
     H, W, A = cost.shape
     logs, m, p = np.zeros((2, H, W, A, W)), np.zeros((2, H, W, A)), np.zeros((3, H, W, A, W))
     flows = np.zeros((2, H + 1, W))
-    logarithms(widths, lower, logs[0])
-    logarithms(widths, upper, logs[1])
+    logs[0] = np.where(lower > 0.0, np.log(np.maximum(lower, TINY)), LOG_ZERO)
+    logs[1] = np.where(upper > 0.0, np.log(np.maximum(upper, TINY)), LOG_ZERO)
     longest = LONGEST_STEP + (cost.max() - cost.min()) / 10
     f, iterations = descend(widths, logs, cost, v, tolerance, longest, m, p, flows)
     residual = np.abs(flows[0, 1:-1] - flows[1, 1:-1]).max() if H > 1 else 0.0
     q, log_q, policy = np.zeros((H, W, A, W)), np.full((H, W, A, W), -np.inf), np.zeros((H, W, A))
     gap = f + answer(widths, cost, m[1], p, q, log_q, policy)
     return q, log_q, policy, p[0].copy(), residual, gap, iterations
-
-
-@compiled
-def logarithms(widths: Ints, values: Floats, logs: Floats) -> None:
-    """Writes the logarithms of one side of the box, on cells."""
-    for h in range(len(widths) - 1):
-        for x in range(widths[h]):
-            for a in range(values.shape[2]):
-                for y in range(widths[h + 1]):
-                    value = values[h, x, a, y]
-                    logs[h, x, a, y] = np.log(value) if value > 0.0 else LOG_ZERO
 
 
 @compiled

@@ -32,7 +32,7 @@ from riffle.coordinator.learning.learner import (
     StageResult,
 )
 from riffle.coordinator.learning.planning import Model
-from riffle.coordinator.learning.postprocess import estimate_transition, infrequent, precision
+from riffle.coordinator.learning.postprocess import estimate_transition, precision
 from riffle.coordinator.learning.sdp_pe.active import ActiveSet, all_policies
 from riffle.coordinator.learning.sdp_pe.coverage import Design, design
 from riffle.coordinator.learning.sdp_pe.estimation import (
@@ -222,7 +222,7 @@ class SDPPE:
         E = self._tolerance(float(variance.max()))
         N = counts.consistent(E, add_on=self.constants.add_on).transitions
         N = N + self.constants.crude_add_on * np.sqrt(1 + variance)
-        W = infrequent(N, self._threshold(variance))
+        W = self._threshold(variance) >= N
         return W, estimate_transition(N, W)
 
     # -- Algorithm 3 ---------------------------------------------------------------------------

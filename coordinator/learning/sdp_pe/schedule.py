@@ -1,4 +1,4 @@
-"""How K episodes are cut into stages and batches, to the last episode.
+"""Cuts K episodes into stages and batches, to the last episode.
 
 Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
 of 2 L_b. `crude_share` is the crude ones' share, a third there (003: one half, so half as much

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from riffle.coordinator.learning.privatizers import (
     NO_NOISE,
     AdditiveNoise,
     BinaryMechanism,
+    NoiseLevels,
     Sensitivity,
-    central_noise,
+    noise_of_draw,
     paper_guarantee,
     tree_levels,
 )
@@ -116,7 +118,7 @@ def test_the_noise_has_the_stated_variance_at_every_t(variant: bool) -> None:
     for t in range(1, T + 1):
         noise = mechanism.add(np.zeros(copies))
         terms = tree_levels(T) if variant else t.bit_count()
-        assert mechanism.variance(t) == terms
+        assert mechanism.terms(t) * mechanism.noise.variance == terms
         # chi-square with `copies` degrees of freedom; 18 tests at level 1e-5 each.
         law = stats.chi2(copies)
         assert law.ppf(5e-6) < float((noise**2).sum()) / terms < law.ppf(1 - 5e-6)
@@ -134,12 +136,15 @@ def test_the_variants_noises_have_one_law() -> None:
 
 def test_calibrations_are_the_papers_and_the_tight_one() -> None:
     sensitivity = Sensitivity.of_cells(18)
-    paper = central_noise("paper", sensitivity=sensitivity, H=6, T=19_999, epsilon=1.0, beta=1e-5)
+    depth = tree_levels(19_999)
+    paper, tight = (
+        noise_of_draw(name, sensitivity=sensitivity, H=6, depth=depth, epsilon=1.0, beta=1e-5)
+        for name in get_args(NoiseLevels)
+    )
     assert (paper.kind, paper.scale) == ("laplace", 3 * 6 * 15)
     assert paper_guarantee(sensitivity, 6, 1.0) == 2.0
     full_information = Sensitivity.of_cells(12) + Sensitivity.of_losses(20)
     assert paper_guarantee(full_information, 6, 1.0) == pytest.approx(44 / 18)
-    tight = central_noise("tight", sensitivity=sensitivity, H=6, T=19_999, epsilon=1.0, beta=1e-5)
     assert tight.kind == "gaussian"
     assert tight.variance < paper.variance / 10
 

@@ -11,7 +11,7 @@ from riffle.coordinator.learning.privatizers import (
     AdditiveNoise,
     LocalPrivatizer,
     Sensitivity,
-    local_noise,
+    noise_of_draw,
 )
 
 
@@ -27,7 +27,7 @@ def test_the_noise_adds_up_over_users() -> None:
     privatizer = LocalPrivatizer((copies,), noise, np.random.default_rng(2))
     for t in range(1, 41):
         released = privatizer.add(np.zeros(copies))
-        assert privatizer.variance(t) == t * 18.0
+        assert privatizer.terms(t) * privatizer.noise.variance == t * 18.0
     # Nearly Gaussian after 40 users; chi-square at level 1e-4, with 20 % slack for the kurtosis.
     law = stats.chi2(copies)
     scaled = float((released**2).sum()) / (40 * 18.0)
@@ -42,18 +42,18 @@ def test_released_sums_are_not_overwritten_later() -> None:
 
 
 def test_calibrations_are_the_papers_and_the_tight_one() -> None:
-    common = {"epsilon": 1.0, "beta": 1e-5}
+    common = {"depth": 1, "epsilon": 1.0, "beta": 1e-5}
     three, two = Sensitivity.of_cells(18), Sensitivity.of_cells(12)
-    assert local_noise("paper", sensitivity=three, H=6, **common).scale == 18.0
-    tight = local_noise("tight", sensitivity=two, H=6, **common)
+    assert noise_of_draw("paper", sensitivity=three, H=6, **common).scale == 18.0
+    tight = noise_of_draw("tight", sensitivity=two, H=6, **common)
     assert (tight.kind, round(tight.variance)) == ("gaussian", 334)
-    bandit = local_noise("tight", sensitivity=Sensitivity.of_cells(2), H=1, **common)
+    bandit = noise_of_draw("tight", sensitivity=Sensitivity.of_cells(2), H=1, **common)
     assert (bandit.kind, bandit.scale) == ("laplace", 4.0)
 
 
 def test_laplace_messages_keep_the_likelihood_ratio_within_epsilon() -> None:
     sensitivity = Sensitivity.of_cells(1)
-    noise = local_noise("tight", sensitivity=sensitivity, H=1, epsilon=0.7, beta=1e-9)
+    noise = noise_of_draw("tight", sensitivity=sensitivity, H=1, depth=1, epsilon=0.7, beta=1e-9)
     message = np.linspace(-60, 60, 1001)[:, None] + np.zeros(2)
     law = stats.laplace(scale=noise.scale)
     one, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])

@@ -13,7 +13,6 @@ from riffle.coordinator.learning.postprocess import (
     consistent,
     estimate_rewards,
     estimate_transition,
-    infrequent,
     precision,
     project,
 )
@@ -115,7 +114,7 @@ def test_precision_bounds_binomial_noise() -> None:
 
 def test_rare_tuples_go_to_the_absorbing_state() -> None:
     counts = np.array([[[[60.0, 30.0, 10.0]], [[5.0, 5.0, 0.0]], [[0.0, 0.0, 0.0]]]])
-    W = infrequent(counts, 10.0)
+    W = counts <= 10.0
     P = estimate_transition(counts, W)
     assert W[0, :, 0].tolist() == [[False, False, True], [True] * 3, [True] * 3]
     assert np.allclose(P[0, :, 0], np.array([[0.6, 0.3, 0.0], [0, 0, 0], [0, 0, 0]]))

@@ -95,12 +95,12 @@ def test_the_bonuses_written_out() -> None:
     V = np.array([0.0, 2.0])
     PV = expectation(P[0], V)
     learner = private(Bonus(noise_scale=0.2))
-    iota = learner.confidence.iota
+    iota = learner.iota
     plain = UCBVI(SIZES, 100, bonus=learner.bonus).exploration(model, 0, V, PV)
     added = 0.2 * math.sqrt(iota * (9.0 * 2.0 + 4.0)) / N
     assert learner.exploration(model, 0, V, PV) == pytest.approx(plain + added)
     literal = private(Bonus("paper"))
-    width = literal.confidence.qiao / N
+    width = literal.qiao / N
     first, second = 2 * math.sqrt(1.0 * width), math.sqrt(2 * width)
     expected = first + second + 20 * H * X * 7.0 * width + 4 * H * math.sqrt(width)
     assert literal.exploration(model, 0, V, PV) == pytest.approx(expected)

@@ -17,8 +17,6 @@ from riffle.coordinator.learning.privatizers import (
     LocalPrivatizer,
     NoiseKind,
     Sensitivity,
-    gaussian_noise,
-    laplace_noise,
     least_noise,
 )
 from tests.coordinator.learning.ucbvi_oracle import contribution, precision
@@ -75,8 +73,10 @@ def test_draws_have_the_stated_law(kind: NoiseKind, law: stats.rv_continuous) ->
 
 def test_laplace_noise_is_tight_and_gaussian_noise_meets_its_delta() -> None:
     sensitivity = Sensitivity.of_cells(12)
-    assert laplace_noise(sensitivity, 0.5).scale == 48.0
-    sigma = gaussian_noise(sensitivity, 1.0, 1e-5).scale
+    assert least_noise(Sensitivity(24.0, 1e9), 0.5, 1e-5) == AdditiveNoise("laplace", 48.0)
+    least = least_noise(sensitivity, 1.0, 1e-5)
+    assert least.kind == "gaussian"
+    sigma = least.scale
     ratio = sensitivity.l2 / sigma
     # Balle and Wang 2018, Theorem 8, written out.
     delta = stats.norm.cdf(ratio / 2 - 1 / ratio) - math.e * stats.norm.cdf(-ratio / 2 - 1 / ratio)

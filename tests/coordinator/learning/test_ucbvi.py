@@ -9,7 +9,7 @@ import pytest
 
 from riffle.common.mechanism.counters import Episode, Sizes
 from riffle.coordinator.learning.planning import plan
-from riffle.coordinator.learning.ucbvi_parameters import Bonus, Confidence
+from riffle.coordinator.learning.ucbvi_parameters import Bonus, log_terms
 from tests.coordinator.learning.ucbvi_oracle import UCBVI, Estimates, expectation, spread
 from tests.coordinator.learning.worlds import random_model
 
@@ -62,10 +62,10 @@ def test_the_bonuses_written_out() -> None:
 
 
 def test_the_confidence_terms() -> None:
-    confidence = Confidence(Sizes(X=4, A=2, H=6), 20_000, 0.05)
-    assert confidence.iota == pytest.approx(math.log(2 * 48 * 20_000 / 0.05))
-    assert confidence.azar == pytest.approx(math.log(5 * 48 * 20_000 / 0.05))
-    assert confidence.qiao == pytest.approx(math.log(30 * 48 * 120_000 / 0.05))
+    practical, azar, qiao = log_terms(Sizes(X=4, A=2, H=6), 20_000, 0.05)
+    assert practical == pytest.approx(math.log(2 * 48 * 20_000 / 0.05))
+    assert azar == pytest.approx(math.log(5 * 48 * 20_000 / 0.05))
+    assert qiao == pytest.approx(math.log(30 * 48 * 120_000 / 0.05))
 
 
 def test_spread_is_the_variance_of_a_row() -> None:

@@ -19,7 +19,9 @@ from riffle.coordinator.learning.privatizers import (
     BinaryMechanism,
     LocalPrivatizer,
 )
-from riffle.coordinator.learning.ucbvi_parameters import Bonus, Confidence, Trust
+from riffle.coordinator.learning.ucbvi_parameters import Bonus, Trust, log_terms
+
+Privatizer = BinaryMechanism | LocalPrivatizer
 
 Privatizer = BinaryMechanism | LocalPrivatizer
 
@@ -59,7 +61,8 @@ class UCBVI:
     ) -> None:
         self.sizes = sizes
         self.bonus = bonus or Bonus()
-        self.confidence = Confidence(sizes, K, delta)
+        self.K, self.delta = K, delta
+        self.iota, self.azar, self.qiao = log_terms(sizes, K, delta)
         self.layout = CounterLayout(sizes, "lean")
         self.episodes = 0
         self._counts = np.zeros(self.layout.counters)
@@ -95,8 +98,8 @@ class UCBVI:
         H = self.sizes.H
         N = np.maximum(model.N[h], 1.0)
         if self.bonus.name == "paper":
-            return np.asarray(7.0 * H * self.confidence.azar / np.sqrt(N))
-        sampling = bernstein(model, h, V, PV, H - h, self.confidence.iota)
+            return np.asarray(7.0 * H * self.azar / np.sqrt(N))
+        sampling = bernstein(model, h, V, PV, H - h, self.iota)
         return np.asarray(self.bonus.bonus_scale * sampling)
 
 
@@ -164,7 +167,8 @@ def precision(privatizer: Privatizer, t: int, *, counters: int, times: int, delt
     Used at each of `times` moments, it bounds all noises of all `counters` by E / 4 together with
     probability 1 - delta.
     """
-    return 4.0 * privatizer.deviation(t, math.log(2.0 * counters * times / delta))
+    log_term = math.log(2.0 * counters * times / delta)
+    return 4.0 * privatizer.noise.deviation(privatizer.terms(t), log_term)
 
 
 class PrivateUCBVI(UCBVI):
@@ -187,15 +191,16 @@ class PrivateUCBVI(UCBVI):
     def observe(self, episode: Episode) -> None:
         """Take one user's contribution through the Privatizer; the last user's is not needed."""
         self.episodes += 1
-        if self.episodes < self.confidence.K:
+        if self.episodes < self.K:
             self._counts = self.privatizer.add(contribution(self.layout, episode))
 
     def estimates(self) -> Estimates:
         """P~, r~, N~ of the private counts so far."""
-        t = min(self.episodes, self.confidence.K - 1)
+        t = min(self.episodes, self.K - 1)
         if t == 0:
             return super().estimates()
-        counts = batch_counts(self.layout, t, self._counts, self.privatizer.variance(t))
+        variance = self.privatizer.terms(t) * self.privatizer.noise.variance
+        counts = batch_counts(self.layout, t, self._counts, variance)
         E = self._precision(t)
         literal = self.bonus.name == "paper"
         projected = consistent(
@@ -211,13 +216,13 @@ class PrivateUCBVI(UCBVI):
         for then in V:
             squares = squares + (then - PV) ** 2
         noise = model.transition_variance * squares + model.reward_variance
-        scaled = self.bonus.noise_scale * np.sqrt(self.confidence.iota * noise)
+        scaled = self.bonus.noise_scale * np.sqrt(self.iota * noise)
         sampling = super().exploration(model, h, V, PV)
         return np.asarray(sampling + scaled / np.maximum(model.N[h], 1.0))
 
     def _literal(self, model: Estimates, h: int, V: FloatArray, PV: FloatArray) -> FloatArray:
         X, H = self.sizes.X, self.sizes.H
-        width = self.confidence.qiao / np.maximum(model.N[h], 1.0)
+        width = self.qiao / np.maximum(model.N[h], 1.0)
         shift = 20.0 * H * (model.E * X) * width
         b = 2.0 * np.sqrt(spread(model.P[h], V, PV) * width) + np.sqrt(2.0 * width)
         return np.asarray(b + shift + 4.0 * H * np.sqrt(width))
@@ -225,7 +230,5 @@ class PrivateUCBVI(UCBVI):
     def _precision(self, t: int) -> float:
         if self.bonus.name != "paper":
             return 0.0
-        counters, confidence = self.layout.counters, self.confidence
-        return precision(
-            self.privatizer, t, counters=counters, times=confidence.K, delta=confidence.delta
-        )
+        counters = self.layout.counters
+        return precision(self.privatizer, t, counters=counters, times=self.K, delta=self.delta)

@@ -1,4 +1,4 @@
-"""The sets and bounds of `confidence` in NumPy, on padded arrays: the oracle of its loops."""
+"""The boxes and occupancy bounds of `confidence` in NumPy: the oracle of its loops."""
 
 from __future__ import annotations
 
@@ -6,35 +6,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from riffle.coordinator.learning.adversarial.confidence import MARGIN, Box, Counts
+from riffle.coordinator.learning.adversarial.confidence import MARGIN, Box, Counts, estimate
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.learner import BoolArray, FloatArray
-from riffle.coordinator.learning.postprocess import project
-
-_NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
-
-
-def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
-    """Eq. 5.1 and 5.2 on noisy counts (H, W, A, W) and (H, W, A)."""
-    c = np.where(layers.cells, transitions, _NEVER)
-    n = project(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
-    n *= layers.cells
-    return Counts(n, n.sum(axis=-1), E)
-
-
-def estimate(layers: Layers, counts: Counts) -> FloatArray:
-    """P~ of Eq. 2.5 (H, W, A, W)."""
-    visits = counts.visits[..., None]
-    unknown = np.broadcast_to(1 / layers.successors[..., None], counts.transitions.shape)
-    return np.divide(counts.transitions, visits, out=unknown * layers.cells, where=visits > 0)
 
 
 def confidence_set(layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0) -> Box:
     """P_k of Eq. 3.1."""
-    P = estimate(layers, counts)
-    N = np.maximum(counts.visits[..., None], 1e-300)
-    width = np.sqrt(2 * P * (1 - P) * ln_iota / N) + (4 * counts.E + 7 * ln_iota) / N
-    return box(layers, P, np.minimum(scale * width, 1.0))
+    return box(layers, *estimate(layers, counts, ln_iota, scale))
 
 
 def box(layers: Layers, centre: FloatArray, width: FloatArray) -> Box:

@@ -68,7 +68,7 @@ def test_the_confidence_set_equals_the_oracles(case: int) -> None:
     scale = (1.0, 0.3, 1e-9)[case % 4 % 3]
     constants = Constants(layers, 1000, 0.1, 0.1, scale)
     ln_iota = confidence.log_iota(layers, constants.K, constants.delta)
-    counts = confidence_oracle.post_process(layers, noisy, visits, E)
+    counts = confidence.post_process(layers, noisy, visits, E)
     expected = confidence_oracle.confidence_set(layers, counts, ln_iota, scale)
     box = constants.confidence_set(noisy, visits, E)
     np.testing.assert_allclose(box.lower, expected.lower, rtol=1e-12, atol=1e-14)
