@@ -144,11 +144,6 @@ class NextStep:
     failure: str | None = None
     finished: bool = False
 
-    @property
-    def needs_running(self) -> bool:
-        """True if only a running run can take this step."""
-        return self.issue is not None or self.failure is not None or self.finished
-
 
 @dataclass(frozen=True, slots=True)
 class Settlement:

@@ -215,7 +215,7 @@ class Store(Queries):
         """
         with self._driving(lease) as connection:
             run = read_run(connection, lease.run_id)
-            if settlement.next.needs_running and run.state != "running":
+            if settlement.next != NextStep() and run.state != "running":
                 raise LocalError("wrong-state", f"run {lease.run_id} is {run.state}")
             changes.add_settlement(connection, lease.run_id, settlement, now)
             self._take_step(connection, lease.run_id, settlement.next, now)
