@@ -14,6 +14,7 @@ honest reports; each dishonest one can move one report's counters.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.workflow import debias
@@ -62,3 +63,15 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
         noise_deviation=math.sqrt(variance) / n,
         confidence=1 - delta,
     )
+
+
+def counts_document(counts: BatchCounts) -> dict[str, Any]:
+    """Returns counts with arrays as nested lists; `coordinator.api.models.Counts` describes it."""
+    return {
+        "transitions": counts.transitions.tolist(),
+        "visits": counts.visits.tolist(),
+        "rewards": None if counts.rewards is None else counts.rewards.tolist(),
+        "transition_variance": counts.transition_variance,
+        "visit_variance": counts.visit_variance,
+        "reward_variance": counts.reward_variance,
+    }
