@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -42,12 +44,12 @@ def test_released_sums_are_not_overwritten_later() -> None:
 
 
 def test_calibrations_are_the_papers_and_the_tight_one() -> None:
-    common = {"depth": 1, "epsilon": 1.0, "beta": 1e-5}
+    common = partial(noise_of_draw, depth=1, epsilon=1.0, beta=1e-5)
     three, two = Sensitivity.of_cells(18), Sensitivity.of_cells(12)
-    assert noise_of_draw("paper", sensitivity=three, H=6, **common).scale == 18.0
-    tight = noise_of_draw("tight", sensitivity=two, H=6, **common)
+    assert common("paper", sensitivity=three, H=6).scale == 18.0
+    tight = common("tight", sensitivity=two, H=6)
     assert (tight.kind, round(tight.variance)) == ("gaussian", 334)
-    bandit = noise_of_draw("tight", sensitivity=Sensitivity.of_cells(2), H=1, **common)
+    bandit = common("tight", sensitivity=Sensitivity.of_cells(2), H=1)
     assert (bandit.kind, bandit.scale) == ("laplace", 4.0)
 
 

@@ -23,8 +23,6 @@ from riffle.coordinator.learning.ucbvi_parameters import Bonus, Trust, log_terms
 
 Privatizer = BinaryMechanism | LocalPrivatizer
 
-Privatizer = BinaryMechanism | LocalPrivatizer
-
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
