@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from functools import wraps
-from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -24,23 +24,10 @@ from rich.table import Table
 from riffle.common.process.tables import Row, columns_of, csv_text
 from riffle.common.protocol.errors import LocalError, RiffleError
 
-
-class Format(StrEnum):
-    """Output format of a command."""
-
-    text = "text"
-    json = "json"
-
-
-Output = Annotated[Format, typer.Option("--format", help="text or json")]
-
-
-class TableFormat(StrEnum):
-    """Output format of a command whose answer is rows."""
-
-    text = "text"
-    json = "json"
-    csv = "csv"
+Output = Annotated[Literal["text", "json"], typer.Option("--format", help="text or json")]
+TableOutput = Annotated[
+    Literal["text", "json", "csv"], typer.Option("--format", help="text, json or csv")
+]
 
 
 class Exit(IntEnum):
@@ -70,9 +57,9 @@ progress = Console(stderr=True)
 _UNAVAILABLE = {"unavailable", "internal", "too-many-requests"}
 
 
-def emit(document: Mapping[str, Any], output: Format, text: Callable[[], None]) -> None:
+def emit(document: Mapping[str, Any], output: Output, text: Callable[[], None]) -> None:
     """Prints the answer: the document as JSON, or whatever ``text`` prints."""
-    if output is Format.json:
+    if output == "json":
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     else:
         text()
@@ -81,13 +68,13 @@ def emit(document: Mapping[str, Any], output: Format, text: Callable[[], None]) 
 def emit_rows(
     document: Mapping[str, Any],
     rows: Sequence[Row],
-    output: TableFormat,
+    output: TableOutput,
     columns: Sequence[str] | None = None,
 ) -> None:
     """Prints rows as a table (of some columns) or CSV, or as JSON the document they are from."""
-    if output is TableFormat.json:
-        emit(document, Format.json, lambda: None)
-    elif output is TableFormat.csv:
+    if output == "json":
+        emit(document, "json", lambda: None)
+    elif output == "csv":
         sys.stdout.write(csv_text(rows))
     else:
         names = columns or columns_of(rows)

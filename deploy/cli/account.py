@@ -9,7 +9,7 @@ import typer
 from riffle.common.accounting import Account, BatchEvent, account, calibrate, gaussian_variance
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
-from riffle.deploy.output import Format, Output, emit, one_line_errors, table
+from riffle.deploy.output import Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
 CalibrationName = Literal["exact", "paper"]
@@ -36,7 +36,7 @@ def account_command(
     noise_slots: Annotated[
         int | None, typer.Option(help="with --bits: slots for noise in a report")
     ] = None,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Compute the noise that a guarantee needs, or the guarantee of a noise.
 

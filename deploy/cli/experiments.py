@@ -11,7 +11,6 @@ from riffle.common.mechanism.counters import Families
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.output import (
     Exit,
-    Format,
     Output,
     dotted_rows,
     emit,
@@ -51,7 +50,7 @@ def figures_command(
         bool, typer.Option("--quick", help="a tenth of K, to see that it works")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="compute again and write over")] = False,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Compute figures of the papers.
 
@@ -112,7 +111,7 @@ def audit_command(
     seed: Annotated[
         int | None, typer.Option(help="repeat an audit: noise then protects nobody")
     ] = None,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Attack the real code, to bound epsilon and beta from below.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from riffle.deploy.cli.options import Force, Out, is_given
-from riffle.deploy.cli.runs import results
+from riffle.deploy.cli.up import results
 from riffle.deploy.load.benchmark import disturbance, missed_bars, run_benchmark
 from riffle.deploy.load.generator import Arrivals
 from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, loopback_target, run
@@ -18,7 +18,6 @@ from riffle.deploy.network.processes import interrupt_on_termination
 from riffle.deploy.operator import COORDINATOR_URL
 from riffle.deploy.output import (
     Exit,
-    Format,
     Output,
     dotted_rows,
     emit,
@@ -61,7 +60,7 @@ def load_command(
     seed: Annotated[int, typer.Option(min=0, help="of the arrivals")] = 0,
     out: Out = Path("runs/load"),
     force: Force = False,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Load a network with real nodes, and name what limits it.
 
@@ -156,7 +155,7 @@ def wire_command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes for cryptography; default: one a core")
     ] = None,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Measure messages a second through live services, beside the primitive's own rate.
 

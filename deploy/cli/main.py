@@ -23,15 +23,15 @@ COMPLETION = "_RIFFLE_COMPLETE"
 # Each command's module in this package and its line of help, which is the first paragraph of its
 # docstring. Its function, or its group of commands, is named `<command>_command`.
 COMMANDS = {
-    "up": ("runs", "Start a network on loopback, run to the end, write the results."),
-    "run": ("runs", "Run on a network that is up, follow to the end, write the results."),
-    "list": ("operate", "List all runs, oldest first, with trust model and progress."),
-    "show": ("operate", "Show a run's state, result and cost, or one of its tables."),
-    "log": ("operate", "Print a run's events, one a line."),
-    "stop": ("operate", "Stop a run: abandon its open batch, count a sealed one."),
-    "deploy": ("operate", "Deploy a policy or a mixture in a run whose learner is manual."),
-    "conservation": ("operate", "Account for every message of a run, at both services."),
-    "compare": ("runs", "Run shuffle, local and central trust on one loopback network."),
+    "up": ("up", "Start a network on loopback, run to the end, write the results."),
+    "run": ("up", "Run on a network that is up, follow to the end, write the results."),
+    "list": ("runs", "List all runs, oldest first, with trust model and progress."),
+    "show": ("runs", "Show a run's state, result and cost, or one of its tables."),
+    "log": ("runs", "Print a run's events, one a line."),
+    "stop": ("runs", "Stop a run: abandon its open batch, count a sealed one."),
+    "deploy": ("runs", "Deploy a policy or a mixture in a run whose learner is manual."),
+    "conservation": ("runs", "Account for every message of a run, at both services."),
+    "compare": ("up", "Run shuffle, local and central trust on one loopback network."),
     "simulate": ("simulate", "Simulate a run over several seeds and report exact regret."),
     "figures": ("experiments", "Compute figures of the papers."),
     "account": (

@@ -19,7 +19,6 @@ from riffle.common.process.journal import Journal, log_to_stderr
 from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.deploy.output import (
     Exit,
-    Format,
     Output,
     emit,
     exit_code,
@@ -44,7 +43,7 @@ def init_command(
     replicas: Annotated[
         int, typer.Option(min=1, help="hosts that a server's certificate names: shuffler-2, ...")
     ] = 1,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Write the keys, tokens and certificates that are missing; never replace one."""
     from riffle.deploy.network.secrets import init_network
@@ -65,7 +64,7 @@ def enrol_command(
     owners: Annotated[
         int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
     ] = 1,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Enrol an owner's nodes at the shuffler, as its operator, and write their credentials."""
     from riffle.deploy.network.secrets import enrol
@@ -86,7 +85,7 @@ def rotate_key_command(
     activate: Annotated[
         bool, typer.Option(help="seal new batches to the new key, once it is pinned")
     ] = True,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Give the analyzer a new key: create it, pin it at nodes and shuffler, then activate it.
 
@@ -161,7 +160,7 @@ def node_command() -> None:
 def health_command(
     url: Annotated[str, typer.Argument(help="as http://host:port/readyz")],
     ca: Annotated[Path | None, typer.Option(help="PEM of a private CA, for https")] = None,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Ask a service whether it is ready.
 
@@ -187,7 +186,7 @@ def doctor_command(
     port: Annotated[list[int] | None, typer.Option(help="port to be used; repeatable")] = None,
     network: Annotated[Path | None, typer.Option(help="folder of a network's secrets")] = None,
     url: Annotated[list[str] | None, typer.Option(help="service to ask; repeatable")] = None,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Check this machine and, if given, a network and its services.
 

@@ -1,202 +1,275 @@
-"""``riffle up``, ``run`` and ``compare``: live runs, from their spec to their results."""
+"""``riffle list``, ``show``, ``log``, ``stop``, ``deploy``, ``conservation``: an operator's runs.
+
+A run is named by its id, the beginning of its id, or its name.
+"""
 
 import contextlib
 import json
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from riffle.coordinator.learners.registry import Registry
-from riffle.coordinator.specs import RunSpec
-from riffle.deploy.cli.options import (
-    SECRETS,
-    CoordinatorUrl,
-    Force,
-    Network,
-    Nodes,
-    Out,
-    RunOptions,
-    Workers,
-    expand_options,
+from riffle.common.process.tables import flatten
+from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, Network
+from riffle.deploy.network.processes import is_locked
+from riffle.deploy.operator import FINISHED, Answer, Operator
+from riffle.deploy.output import (
+    Exit,
+    Output,
+    TableOutput,
+    bar,
+    emit,
+    emit_rows,
+    line,
+    one_line_errors,
+    progress,
+    readable,
+    table,
+    utc,
 )
-from riffle.deploy.follow import TRUST_MODELS, compare, run_to_end, stop_unfinished
-from riffle.deploy.load.benchmark import Split
-from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
-from riffle.deploy.network.processes import lock_folder
-from riffle.deploy.operator import Operator
-from riffle.deploy.output import Format, Output, emit, one_line_errors, progress, table
-from riffle.deploy.presets import Preset
-from riffle.deploy.report import FILES
-
-COMPARISON = "comparison.json"
-COMPARISON_FILES = (COMPARISON, *(f"{trust}/{name}" for trust in TRUST_MODELS for name in FILES))
+from riffle.deploy.report import Table, rows_of
 
 
-@one_line_errors
-@expand_options()
-def up_command(
-    options: RunOptions,
-    test_seed: Annotated[
-        int | None,
-        typer.Option(help="seed noise and episodes: protects nobody, can be repeated by simulate"),
-    ] = None,
-    nodes: Nodes = 20,
-    workers: Workers = 2,
-    shuffler_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
-    coordinator_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
-    out: Out = Path("runs/up"),
-    force: Force = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="leave the network up after the run, until Ctrl-C")
-    ] = False,
-    output: Output = Format.text,
-) -> None:
-    """Start a network on loopback, run to the end, write the results.
+def _run_ids(context: typer.Context) -> list[str]:
+    """Returns ids and names for a shell to complete, or none if the coordinator does not answer."""
+    network = context.params.get("network") or SECRETS
+    with (
+        contextlib.suppress(RiffleError),
+        Operator.of(Path(network), context.params.get("coordinator_url")) as operator,
+    ):
+        return [text for run in operator.runs() for text in (run["id"], run["name"])]
+    return []
 
-    The network is a shuffler, a coordinator and nodes, each a process. An unfinished run that
-    an earlier command left in the folder is stopped first.
-    """
-    started = time.monotonic()
-    chosen = options.apply(test_seed=test_seed)
-    _refuse_unsupported(chosen, chosen.spec)
-    config = replace(
-        LoopbackConfig.of(chosen, out, nodes, workers, (chosen.spec.trust,)),
-        shuffler_port=shuffler_port,
-        coordinator_port=coordinator_port,
-    )
-    with results(out, force=force) as lock, LoopbackNetwork(config, lock) as network:
-        _print_summary(_run_on(network, chosen, started), output, out)
-        if keep:
-            _keep_up(network)
+
+Run = Annotated[
+    str,
+    typer.Argument(help="id of a run, its beginning, or the run's name", autocompletion=_run_ids),
+]
+SPECIFIED = ("learner", "environment", "trust")
+LISTED = ("id", "name", "state", *SPECIFIED, "episodes", "of", "stage", "trouble")
+ACCOUNTED = (
+    "deployment",
+    "state",
+    "expected",
+    *(f"shuffler_messages_{name}" for name in ("accepted", "held", "forwarded", "dropped")),
+    "opened",
+    "failed",
+    "balanced",
+)
+SHORT = 12
+UNLOGGED = {"run", "at", "policy", "timings", "constants", "spec"}
+"""Fields of events that the text of ``riffle log`` leaves out."""
 
 
 @one_line_errors
-@expand_options(without=["preset"])
-def run_command(
-    options: RunOptions,
-    preset: Annotated[str, typer.Argument(help="demo or paper: what to start from")] = "demo",
+def list_command(
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
-    name: Annotated[str | None, typer.Option(help="name of the run; default the preset's")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="create the run, print its id, do not follow it")
-    ] = False,
-    out: Out = Path("runs/run"),
-    force: Force = False,
-    output: Output = Format.text,
+    output: TableOutput = "text",
 ) -> None:
-    """Run on a network that is up, follow to the end, write the results."""
-    started = time.monotonic()
-    chosen = replace(options, preset=preset).apply(name=name)
+    """List all runs, oldest first, with trust model and progress."""
     with Operator.of(network, coordinator_url) as operator:
-        if detach:
-            run = operator.create_run(chosen.spec)
-            emit(run, output, lambda: typer.echo(run["id"]))
-            return
-        with results(out, force=force):
-            summary = run_to_end(operator, chosen, out, started)
-    _print_summary(summary, output, out)
+        runs = operator.runs()
+    rows = [_listed(run) for run in runs]
+    if output == "text":  # the beginning of an id is enough to name a run
+        rows = [row | {"id": row["id"][:SHORT]} for row in rows]
+    emit_rows({"runs": runs}, rows, output)
 
 
 @one_line_errors
-@expand_options(without=["trust"])
-def compare_command(
-    options: RunOptions,
-    nodes: Nodes = 20,
-    workers: Workers = 2,
-    out: Out = Path("runs/compare"),
-    force: Force = False,
-    output: Output = Format.text,
+def show_command(
+    run: Run,
+    of: Annotated[
+        Table | None, typer.Option("--table", help="deployments, stages or ledger instead")
+    ] = None,
+    network: Network = SECRETS,
+    coordinator_url: CoordinatorUrl = None,
+    output: TableOutput = "text",
 ) -> None:
-    """Run shuffle, local and central trust on one loopback network.
+    """Show a run's state, result and cost, or one of its tables."""
+    with Operator.of(network, coordinator_url) as operator:
+        answer = operator.find(run)
+        if of is not None:
+            rows = rows_of(operator, answer["id"], of)
+            emit_rows({of: rows}, rows, output)
+            return
+        result = operator.result(answer["id"])
+    row = _listed(answer) | flatten(result)
+    if output != "text":
+        emit_rows({"run": answer, "result": result}, [row], output)
+        return
+    table(("quantity", "value"), [(name, readable(name, value)) for name, value in row.items()])
+    for h, actions in enumerate(result["policy"] or []):
+        typer.echo(f"policy, step {h}: {' '.join(map(str, actions))}")
 
-    The command prints one table. The three run one after another, each with users of its own.
-    An unfinished run that an earlier command left in the folder is stopped first.
+
+@one_line_errors
+def log_command(
+    run: Run,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="wait for more events until the run is over")
+    ] = False,
+    network: Network = SECRETS,
+    coordinator_url: CoordinatorUrl = None,
+    output: Output = "text",
+) -> None:
+    """Print a run's events, one a line.
+
+    As json, every line is a document. With --follow the exit code is 1 when the run failed or was
+    stopped.
     """
-    chosen = options.apply()
-    for trust in TRUST_MODELS:
-        _refuse_unsupported(chosen, chosen.spec.model_copy(update={"trust": trust}))
-    config = LoopbackConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
-    with (
-        results(out, force=force, names=COMPARISON_FILES) as lock,
-        LoopbackNetwork(config, lock) as network,
-        Operator.of(network.secrets) as operator,
-    ):
-        stop_unfinished(operator)
-        models = compare(operator, chosen, out)
-        (out / COMPARISON).write_text(json.dumps(models, indent=2) + "\n")
-    emit({"models": models}, output, lambda: _print_comparison(models, out))
+    kind = ""
+    with Operator.of(network, coordinator_url) as operator:
+        for event in operator.events(operator.find(run)["id"], follow=follow):
+            kind = event["kind"]
+            typer.echo(json.dumps(event) if output == "json" else _line(event))
+            sys.stdout.flush()
+    if follow and kind != FINISHED:
+        raise typer.Exit(Exit.NO)
 
 
-def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
-    """Refuses a spec that no network started here could run, before anything is started."""
-    registry = Registry(files=chosen.learners)
-    if spec.learner not in registry.names:
-        # Imported for this message only.
-        from riffle.experiments.adversarial import ALGORITHMS  # noqa: PLC0415
-        from riffle.experiments.per_episode import PER_EPISODE  # noqa: PLC0415
+@one_line_errors
+def stop_command(
+    run: Run,
+    network: Network = SECRETS,
+    coordinator_url: CoordinatorUrl = None,
+    output: Output = "text",
+) -> None:
+    """Stop a run: abandon its open batch, count a sealed one."""
+    with Operator.of(network, coordinator_url) as operator:
+        stopped = operator.stop(operator.find(run)["id"])
+    emit(stopped, output, lambda: typer.echo(f"run {stopped['id']} is {stopped['state']}"))
 
-        if spec.learner in {*PER_EPISODE, *ALGORITHMS}:
-            command = f"riffle simulate --learner {spec.learner}"
-            raise ValueError(f"{spec.learner} is on the simulator only: {command}")
-    registry.build(spec)
 
+@one_line_errors
+def deploy_command(
+    run: Run,
+    episodes: Annotated[int, typer.Option(min=1, help="n, users who shall run it")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON, or a file of it: H lists of X actions; or an object with policy, or with "
+            "policies and probabilities; summary.json is one"
+        ),
+    ] = None,
+    always: Annotated[int | None, typer.Option(min=0, help="or: one action, always")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="count this step only")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="until it is counted: its value")] = False,
+    network: Network = SECRETS,
+    coordinator_url: CoordinatorUrl = None,
+    output: Output = "text",
+) -> None:
+    """Deploy a policy or a mixture in a run whose learner is manual.
 
-@contextlib.contextmanager
-def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator[int]:
-    """Locks the results' folder for the block and removes earlier results; yields the lock.
-
-    Results are files of these ``names``. Raises LocalError ``unavailable`` if a network is up in
-    the folder or a command writes there, and FileExistsError if there are results, finished or not,
-    and ``force`` is false.
+    Exit code 1 when --wait ends without counts.
     """
-    with lock_folder(out) as lock:
-        earlier = [out / name for name in names if (out / name).exists()]
-        if earlier and not force:
-            raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
-        for file in earlier:
-            file.unlink()
-        yield lock
+    if (policy is None) == (always is None):
+        raise ValueError("give either --policy or --always")
+    with Operator.of(network, coordinator_url) as operator:
+        answer = operator.find(run)
+        spec = answer["spec"]
+        body = (
+            {"policy": [[always] * spec["states"]] * spec["horizon"]}
+            if policy is None
+            else _read_policies(policy)
+        )
+        body |= {"episodes": episodes, "layer": layer}
+        deployment = operator.deploy(answer["id"], body)
+        if wait:
+            deployment = _wait(operator, answer["id"], deployment["index"])
+    emit(deployment, output, lambda: table(("quantity", "value"), _rows(deployment)))
+    if not wait:
+        last = answer["episodes"] + episodes >= spec["episodes"]
+        progress.print(
+            _next_step(run, network, coordinator_url, last=last), highlight=False, soft_wrap=True
+        )
+    elif deployment["state"] != "counted":
+        raise typer.Exit(Exit.NO)
 
 
-def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[str, Any]:
-    """Runs to the end on a network that was just started; writes files, returns the summary."""
-    out = network.config.folder
-    progress.print(
-        f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "
-        f"{network.config.nodes} nodes; logs in {out / 'logs'}"
-    )
-    with Operator.of(network.secrets) as operator:
-        stop_unfinished(operator)
-        usage, opening = network.usage(), network.opening_seconds()
-        summary = run_to_end(operator, chosen, out, started)
-    used = {role: now.since(usage[role]) for role, now in network.usage().items()}
-    split = asdict(Split.of(used, network.opening_seconds() - opening))
-    times = {"wall_seconds": summary["timings"], "core_seconds": split}
-    (out / "timings.json").write_text(json.dumps(times, indent=2) + "\n")
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in split.items())
-    progress.print(f"seconds of one core: {parts}")
-    return summary
+@one_line_errors
+def conservation_command(
+    run: Run,
+    network: Network = SECRETS,
+    coordinator_url: CoordinatorUrl = None,
+    output: TableOutput = "text",
+) -> None:
+    """Account for every message of a run, at both services.
+
+    The table has a row for each batch. Exit code 1 when something does not add up.
+    """
+    with Operator.of(network, coordinator_url) as operator:
+        answer = operator.conservation(operator.find(run)["id"])
+    emit_rows(answer, [flatten(batch) for batch in answer["batches"]], output, ACCOUNTED)
+    raise typer.Exit(Exit.NO if answer["balanced"] is False else Exit.DONE)
 
 
-def _keep_up(network: LoopbackNetwork) -> None:
-    """Keeps the network up until Ctrl-C, or until one of its processes ends."""
-    progress.print(f"the network stays up: riffle list --network {network.secrets}; Ctrl-C ends it")
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            network.check_alive()
-            time.sleep(1)
+def _listed(run: Answer) -> Answer:
+    spec = run["spec"]
+    row = {**run, **{name: spec[name] for name in SPECIFIED}, "of": spec["episodes"]}
+    return {name: row[name] for name in LISTED}
 
 
-def _print_summary(summary: dict[str, Any], output: Format, out: Path) -> None:
-    rows = [(key, value) for key, value in summary.items() if key not in {"policy", "timings"}]
-    emit(summary, output, lambda: table(("quantity", "value"), rows, f"written to {out}"))
+def _line(event: Answer) -> str:
+    data = event["data"].items()
+    words = " ".join(f"{key}={value}" for key, value in data if key not in UNLOGGED)
+    return f"{utc(event['data']['at'])} {event['kind']} {words}".rstrip()
 
 
-def _print_comparison(models: list[dict[str, Any]], out: Path) -> None:
-    rows = [(quantity, *(model[quantity] for model in models)) for quantity in models[0]]
-    table(("quantity", *(model["trust"] for model in models)), rows[1:], f"written to {out}")
+def _rows(deployment: Answer) -> list[tuple[str, Any]]:
+    """Returns a deployment as rows of a table, without its long values."""
+    rows = [
+        (key, readable(key, value))
+        for key, value in flatten(deployment).items()
+        if key not in {"mixture", "noise", "counts", "spend"}
+    ]
+    estimate = deployment.get("value_estimate") or {}
+    return rows + [(f"value_estimate.{key}", value) for key, value in estimate.items()]
+
+
+def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
+    """Returns where the caller finds the results of a deployment that is counted later.
+
+    A run ends with its ``last`` episodes, and so does the network of ``riffle up`` if the run is
+    its own. Other runs may be on that network, and nothing tells which run is its own, so the
+    text names both places.
+    """
+    words = ["riffle", "show", run, "--network", str(network)]
+    show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
+    if not last:
+        return f"once it is counted, {show} has the best value so far; --wait waits for it"
+    where, folder = f"{show} has its result", network.parent
+    if is_locked(folder):  # by a command that writes results beside its network
+        where = (
+            f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
+            f"network too; of any other, {show} has the result"
+        )
+    return f"these are the run's last episodes: once they are counted it ends; {where}"
+
+
+def _read_policies(text: str) -> Answer:
+    """Reads --policy, JSON or a file of it, as the fields of a deployment."""
+    source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_bytes()
+    try:
+        document = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise LocalError("invalid-spec", f"--policy is not JSON: {error}") from error
+    if isinstance(document, list):
+        return {"policy": document}
+    names = document.keys() if isinstance(document, dict) else set()
+    fields = {"policy", "policies", "probabilities"} & names
+    if not fields:
+        raise LocalError("invalid-spec", "--policy has neither policy nor policies")
+    return {name: document[name] for name in fields}
+
+
+def _wait(operator: Operator, run_id: str, index: int) -> Answer:
+    what = "waiting for the batch to fill and be counted"
+    line(what)
+    with bar("") as shown:
+        shown.add_task(what, total=None)
+        return operator.wait(run_id, index)

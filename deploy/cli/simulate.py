@@ -6,7 +6,7 @@ The work is in `simulation`, apart, because it imports the learners and this hel
 import typer
 
 from riffle.deploy.cli.options import RunOptions, SimulationOptions, expand_options, is_given
-from riffle.deploy.output import Format, Output, emit, one_line_errors, table
+from riffle.deploy.output import Output, emit, one_line_errors, table
 
 
 @one_line_errors
@@ -15,7 +15,7 @@ def simulate_command(
     context: typer.Context,
     options: RunOptions,
     how: SimulationOptions,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Simulate a run over several seeds and report exact regret.
 

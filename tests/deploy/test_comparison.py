@@ -75,7 +75,7 @@ def test_unfinished_run_is_stopped_before_the_comparison_begins(
     unfinished = start_unfinished(tmp_path)
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "stages.csv").write_text("of an earlier one")
-    monkeypatch.setattr("riffle.deploy.cli.runs.compare", begin)
+    monkeypatch.setattr("riffle.deploy.cli.up.compare", begin)
     code, _, err = compare(*SMALL, "--out", str(tmp_path), "--force", "--format", "json")
     assert code == 0, err
     assert seen == [(unfinished, "stopped")]
