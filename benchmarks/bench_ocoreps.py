@@ -25,8 +25,7 @@ from riffle.coordinator.learning.adversarial.confidence import Box, box
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.adversarial import Algorithm, Case, run
-from riffle.experiments.adversarial_privacy import Privacy
+from riffle.experiments.adversarial import Algorithm, Case, Privacy, run
 from riffle.node_client.environments.builtin import layered_mdp
 from tests.coordinator.learning.adversarial import omd_oracle
 

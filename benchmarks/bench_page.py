@@ -229,7 +229,7 @@ def steps(task: dict[str, Any], timed: list[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """How much there is to show, how long the run grows and how long a page is watched after it
+    """Amount of content, how long the run grows and how long a page is watched after it
     is complete, both in seconds."""
 
     runs: int = 50

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.counters import CounterLayout, Ints
 from riffle.common.mechanism.parameters import BatchNoise
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
@@ -32,7 +32,7 @@ from riffle.coordinator.learning.learner import BatchCounts, Deployment, FloatAr
 from riffle.coordinator.learning.planning import plan
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.regret import optimal_value, policy_value
-from riffle.experiments.simulator import IntArray, counters, joint_counts, noisy_counts
+from riffle.experiments.simulator import counters, joint_counts, noisy_counts
 from riffle.node_client.environments.tabular import LEFT, RIGHT, riverswim
 
 K = 20_000
@@ -66,17 +66,17 @@ class Batch:
         layout = CounterLayout(MDP.sizes, spec.families, deployment.layer)
         return cls(deployment, layout, calibration.noise, calibration.padding.messages)
 
-    def honest(self, reports: int, generator: np.random.Generator) -> IntArray:
+    def honest(self, reports: int, generator: np.random.Generator) -> Ints:
         """Draws the counts (C,) of this many honest reports."""
         true = counters(self.layout, joint_counts(MDP, self.deployment.mixture, reports, generator))
         return noisy_counts(true, reports, self.noise, generator)
 
-    def lies(self, reports: int, chosen: Sequence[int]) -> IntArray:
+    def lies(self, reports: int, chosen: Sequence[int]) -> Ints:
         """Returns the counts (C,) of dishonest reports: all messages, evenly on chosen counters."""
         named = np.resize(np.asarray(chosen), reports * self.L)
         return np.bincount(named, minlength=self.layout.counters)
 
-    def counts(self, histogram: IntArray) -> BatchCounts:
+    def counts(self, histogram: Ints) -> BatchCounts:
         """Debiases a histogram as the analyzer does."""
         n = self.deployment.n
         debiased = debias(self.noise, n, np.append(histogram, n))

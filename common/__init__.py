@@ -1,4 +1,4 @@
-"""What two or more roles of Riffle share: formats, mechanisms, accounting, process and server code.
+"""Code that two or more roles share: formats, mechanisms, accounting, process and server code.
 
 Code that only one role uses belongs in that role's folder.
 """

@@ -1,4 +1,4 @@
-"""What starts and operates Riffle: command line, loopback network, load tests, containers.
+"""Starts and operates Riffle: command line, loopback network, load tests, containers.
 
 Code that a service, a node or an experiment needs belongs to them, not here.
 """

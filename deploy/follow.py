@@ -25,7 +25,7 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
     "local": ("sealed", "one randomised report", "nobody"),
     "central": ("sealed", "the episode itself", "coordinator"),
 }
-"""What shuffler and coordinator see of one user's episode, and who is trusted (`000`, Fig. 2)."""
+"""The views that shuffler and coordinator have of an episode, and the trusted (`000`, Fig. 2)."""
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
@@ -135,16 +135,16 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
     Every run leaves its own files in ``folder/<trust>``. Raises RunError if one failed or was
     stopped.
     """
-    return [_run_under(trust, operator, preset, folder / trust) for trust in TRUST_MODELS]
-
-
-def _run_under(trust: Trust, operator: Operator, preset: Preset, folder: Path) -> dict[str, Any]:
-    progress.print(f"trust {trust}")
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{preset.spec.name}-{trust}"
-    spec = preset.spec.model_copy(update={"trust": trust, "name": name, "run_id": None})
-    summary = run_to_end(operator, replace(preset, spec=spec), folder, time.monotonic())
-    return _comparison(summary, operator.deployments(summary["run_id"]), trust)
+    rows = []
+    for trust in TRUST_MODELS:
+        progress.print(f"trust {trust}")
+        (folder / trust).mkdir(parents=True, exist_ok=True)
+        name = f"{preset.spec.name}-{trust}"
+        spec = preset.spec.model_copy(update={"trust": trust, "name": name, "run_id": None})
+        chosen = replace(preset, spec=spec)
+        summary = run_to_end(operator, chosen, folder / trust, time.monotonic())
+        rows.append(_comparison(summary, operator.deployments(summary["run_id"]), trust))
+    return rows
 
 
 def _comparison(

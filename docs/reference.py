@@ -75,13 +75,16 @@ def learners_page() -> str:
         "Made from the code by `make docs`. How to bring others: [Bring your own](own.md).",
         "## Learners",
         "On the services and in the simulator, `--learner NAME`:",
-        _table(("learner", "is"), ((f"`{n}`", _paragraph(f)) for n, f in sorted(BUILT_IN.items()))),
-        "In the simulator only, as they plan anew before every episode (`004`'s are figures of "
-        "`riffle figures`):",
+        _table(
+            ("learner", "is"),
+            ((f"`{n}`", _paragraph(f).removeprefix("Makes ")) for n, f in sorted(BUILT_IN.items())),
+        ),
+        "In the simulator only, because they plan before every episode, as do `uc-o-reps` and "
+        "`uob-lbps` of `004` ([figures](figures.md)):",
         _table(("learner", "trust"), ((f"`{n}`", PROTECTION[t]) for n, t in PER_EPISODE.items())),
         "## Options of SDP-PE",
-        "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names; all of "
-        "SDP-PE's kin have the same. What each is worth: [ablation](ablation.md).",
+        "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names. All "
+        "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",
         _table(("option", *(f"`{name}`" for name in PRESETS), "meaning"), _sdp_pe_options()),
         "## Options of UCBVI",
         "`ucbvi`, `ucbvi-jdp`, `ucbvi-ldp`. " + _paragraph(Bonus, 1),

@@ -6,7 +6,20 @@ information) or the episode's noisy losses alone (UOB-LBPS, bandit feedback). Re
 (Eq. 2.2): at every checkpoint k, sum_{i<=k} <q^{P,pi_i}, l_i> minus the least value of one fixed
 policy on l_1 + ... + l_k, found by backward induction; no realised loss enters.
 
-Privacy and its calibrations are those of `adversarial_privacy`. Draws are keyed by (seed, purpose):
+Privacy is `none`, `central` (JDP: the Binary Mechanism; the variant of Algorithm 4 for
+full-information losses; plain noise for bandit losses, Lemma 5.6) or `local` (LDP). There are two
+calibrations.
+
+`paper` is 004 literally: Lap(3H/epsilon) for each family, times the levels of the tree. It does not
+keep its promise. Replacing one user changes, in L1: each visit family, N(x,a) and N(x,a,x'), by 2H
+(one entry down and one up in every layer); bandit losses likewise by up to 2H; and under full
+information all XA losses (XA counts the pairs), since the new user may bring any l_k in [0, 1]. The
+epsilon really given is Delta_1 / (3H) times the stated one, with Delta_1 = 6H, or 4H + XA.
+
+`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses, each with the least
+noise for its sensitivity (Laplace or analytic Gaussian); they compose to (epsilon, beta)-DP.
+
+Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose):
 "LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
 """
 
@@ -15,6 +28,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -29,12 +43,15 @@ from riffle.coordinator.learning.adversarial.layered import (
     uniform_policy,
 )
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.adversarial_privacy import (
-    Calibration,
-    Channel,
-    Privacy,
-    Protection,
-    guarantee,
+from riffle.coordinator.learning.privatizers import (
+    NO_NOISE,
+    AdditiveNoise,
+    BinaryMechanism,
+    LocalPrivatizer,
+    Sensitivity,
+    noise_of_draw,
+    paper_guarantee,
+    tree_levels,
 )
 from riffle.node_client.environments.builtin import layered_mdp
 
@@ -43,12 +60,15 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["uc-o-reps", "uob-lbps"]
 Adversary = Literal["stochastic", "switching", "drifting"]
+Privacy = Literal["none", "central", "local"]
+Calibration = Literal["paper", "correct"]
 Constant = str | int | float | bool
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
 WIDTHS = (1, 3, 3, 3, 1)
 CHECKPOINTS = 50
 PHASES = 4
+COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +106,11 @@ class Case:
                 raise LocalError("invalid-spec", f"{value!r} is unknown here; known: {known}")
         if self.K < 2 or self.epsilon <= 0 or not 0 < self.beta < 1:
             raise LocalError("invalid-spec", "need K >= 2, epsilon > 0 and 0 < beta < 1")
+
+    @property
+    def full(self) -> bool:
+        """Whether the learner sees all losses (full information) or its own (bandit feedback)."""
+        return self.name == "uc-o-reps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +192,21 @@ def learn(
     # Here, not above: these modules import numba where it is installed, which takes long.
     from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps  # noqa: PLC0415
 
-    full = case.name == "uc-o-reps"
-    constants_of = uc_o_reps.constants if full else uob_lbps.constants
+    constants_of = uc_o_reps.constants if case.full else uob_lbps.constants
     constants = constants_of(layers, case.K, eta=case.eta, scale=case.scale)
-    protection = Protection(case.privacy, case.calibration, case.epsilon, case.beta, case.K, full)
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
-    channel = Channel(protection, layers, constants.delta, *draws)
+    channel = Channel(case, layers, constants.delta, *draws)
     uc, uob = uc_o_reps.PrivateUCOREPS(constants), uob_lbps.PrivateUOBLBPS(constants)
 
     def update(visited: FloatArray, loss: FloatArray) -> FloatArray:
         transitions, visits, E = channel.counts(visited)
-        if full:
+        if case.full:
             return uc.observe(transitions, visits, channel.loss_sums(loss), E).policy
         noisy = channel.visited_losses(loss * visited.sum(axis=-1))
         return uob.observe(transitions, visits, noisy, E, channel.E_loss).policy
 
     policies, generator = np.empty(losses.shape), generator_for(case.seed, "episodes")
-    policies[0] = uc.policy if full else uob.policy
+    policies[0] = uc.policy if case.full else uob.policy
     for k, loss in enumerate(losses[:-1]):
         policies[k + 1] = update(play(generator, P, policies[k]), loss)
     return policies, _constants(case, constants, channel)
@@ -210,17 +233,120 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
 
 
 def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, Constant]:
-    layers, full = constants.layers, case.name == "uc-o-reps"
     recorded = {key: value for key, value in asdict(case).items() if key not in ("widths", "eta")}
     return recorded | {
         "widths": "-".join(map(str, case.widths)),
         "eta": constants.eta,
         "delta": constants.delta,
         "E_counts": channel.E(case.K - 1),
-        "E_losses": 0.0 if full else channel.E_loss,
+        "E_losses": 0.0 if case.full else channel.E_loss,
         "count_noise": f"{channel.count_noise.kind} {channel.count_noise.scale:.6g}",
         "loss_noise": f"{channel.loss_noise.kind} {channel.loss_noise.scale:.6g}",
         "epsilon_given": math.inf
         if case.privacy == "none"
-        else guarantee(full, layers, case.calibration, case.epsilon),
+        else guarantee(case.full, constants.layers, case.calibration, case.epsilon),
     }
+
+
+# -- the Privatizer --------------------------------------------------------------------------------
+
+
+def _noise(
+    case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
+) -> AdditiveNoise:
+    """Returns the noise of one release; `summed` sums come from a tree of a central agent."""
+    if case.privacy == "none":
+        return NO_NOISE
+    name: Literal["paper", "tight"] = "paper"
+    epsilon, beta = case.epsilon, case.beta
+    if case.calibration == "correct":
+        name, epsilon, beta = "tight", share * epsilon, share * beta
+    depth = tree_levels(case.K - 1) if case.privacy == "central" and summed else 1
+    return noise_of_draw(
+        name, sensitivity=sensitivity, H=H, depth=depth, epsilon=epsilon, beta=beta
+    )
+
+
+def _sums(
+    case: Case, size: int, noise: AdditiveNoise, generator: np.random.Generator, variant: bool
+) -> BinaryMechanism | LocalPrivatizer:
+    """Returns the private running sums of K - 1 arrays of this size."""
+    if case.privacy == "central":
+        return BinaryMechanism(case.K - 1, (size,), noise, generator, variant=variant)
+    return LocalPrivatizer((size,), noise, generator)
+
+
+class Channel:
+    """The Privatizer of a case: noise on the cells that exist (no padding), and its precision.
+
+    Counts: N(x,a) and N(x,a,x') in one stream of T = K - 1 contributions. Losses: a stream of sums
+    under full information; noise on every episode's own losses under bandit feedback.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        layers: Layers,
+        delta: float,
+        count_draws: np.random.Generator,
+        loss_draws: np.random.Generator,
+    ) -> None:
+        self._layers, self._delta, self._K = layers, delta, case.K
+        pairs, H = layers.pair_count, layers.H
+        sensitivity = _loss_sensitivity(case.full, layers)
+        self.count_noise = _noise(case, Sensitivity.of_cells(2 * H), H, COUNT_SHARE, True)
+        self.loss_noise = _noise(case, sensitivity, H, 1 - COUNT_SHARE, case.full)
+        size = pairs + layers.cell_count
+        self._counts = _sums(case, size, self.count_noise, count_draws, variant=False)
+        self._sums = _sums(case, pairs, self.loss_noise, loss_draws, variant=True)
+        self._bandit = LocalPrivatizer((pairs,), self.loss_noise, loss_draws)
+        self._t = 0
+        self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
+
+    def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        """Returns noisy sums N(x,a,x'), N(x,a) after one more episode, and E."""
+        layers, pairs = self._layers, self._layers.pair_count
+        self._t += 1
+        sigma = np.concatenate((visited.sum(axis=-1)[layers.pairs], visited[layers.cells]))
+        released = self._counts.add(sigma)
+        transitions, visits = np.zeros(layers.cells.shape), np.zeros(layers.pairs.shape)
+        visits[layers.pairs], transitions[layers.cells] = released[:pairs], released[pairs:]
+        return transitions, visits, self.E(self._t)
+
+    def E(self, t: int) -> float:
+        """Returns E of Assumption 2.3 after t contributions; a run's all hold with 1 - 2 delta."""
+        counters = self._layers.pair_count + self._layers.cell_count
+        ratio = counters * self._K / self._delta
+        return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)
+
+    def loss_sums(self, loss: FloatArray) -> FloatArray:
+        """Returns noisy L(x,a) after one more episode's losses, all of them shown."""
+        return self._unpacked(self._sums.add(loss[self._layers.pairs]))
+
+    def visited_losses(self, loss: FloatArray) -> FloatArray:
+        """Returns l~ of one episode from its losses at visited pairs, zero elsewhere."""
+        return self._unpacked(self._bandit.privatize(loss[self._layers.pairs]))
+
+    def _unpacked(self, values: FloatArray) -> FloatArray:
+        array = np.zeros(self._layers.pairs.shape)
+        array[self._layers.pairs] = values
+        return array
+
+
+def guarantee(full: bool, layers: Layers, calibration: Calibration, epsilon: float) -> float:
+    """Returns the epsilon that a calibration really gives for replacing one user."""
+    if calibration == "correct":
+        return epsilon
+    total = Sensitivity.of_cells(2 * layers.H) + _loss_sensitivity(full, layers)
+    return paper_guarantee(total, layers.H, epsilon)
+
+
+def _loss_sensitivity(full: bool, layers: Layers) -> Sensitivity:
+    if full:
+        return Sensitivity.of_losses(layers.pair_count)
+    return Sensitivity.of_cells(layers.H)
+
+
+@lru_cache(maxsize=1 << 16)
+def _deviation(noise: AdditiveNoise, terms: int, ratio: float) -> float:
+    return noise.deviation(terms, math.log(ratio))

@@ -16,12 +16,12 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.counters import CounterLayout, Ints
 from riffle.common.mechanism.parameters import Padding
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.process.plugins import unknown_name
@@ -40,7 +40,7 @@ from riffle.coordinator.learning.ucbvi_parameters import (
     noise_of,
 )
 from riffle.coordinator.specs import Option, RunSpec
-from riffle.experiments.regret import optimal_value
+from riffle.experiments.regret import optimal_value, regret
 from riffle.experiments.simulator import Calibrate, Mechanism, simulate
 from riffle.node_client.environments.tabular import TabularMDP
 
@@ -53,7 +53,6 @@ BATCHED = ("pe", "sdp-pe", "sdp-pe-conference")
 KINDS = {"none": 0, "laplace": 1, "gaussian": 2}
 DELTA = 0.05
 
-IntArray = NDArray[np.int64]
 Constant = str | int | float | bool
 
 
@@ -68,7 +67,7 @@ class Result:
     """
 
     learner: str
-    episodes: IntArray
+    episodes: Ints
     cumulative: FloatArray
     switches: int
     seconds: float
@@ -154,8 +153,10 @@ def run(
         known = ", ".join(PRESETS)
         raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
     if name in BATCHED:
-        spec = _spec(name, mdp, K, epsilon, beta, seed, calibration, constants, options or {})
-        return _run_batched(spec, mdp, seed, points)
+        chosen = {"learner": name, "episodes": K, "epsilon": epsilon, "beta": beta, "seed": seed}
+        chosen |= {"calibration": "exact" if calibration == "tight" else "paper"}
+        spec = _spec(mdp, chosen | {"preset": constants, "options": dict(options or {})})
+        return _run_batched(spec, mdp, points)
     if name not in PER_EPISODE:
         raise LocalError("invalid-spec", unknown_name("learner", name, (*PER_EPISODE, *BATCHED)))
     bonus = _bonus(constants, options or {})
@@ -163,42 +164,6 @@ def run(
 
 
 # -- batched learners, by population ---------------------------------------------------------------
-
-
-def _spec(
-    name: str,
-    mdp: TabularMDP,
-    K: int,
-    epsilon: float,
-    beta: float,
-    seed: int,
-    calibration: NoiseLevels,
-    preset: str,
-    options: Mapping[str, Option],
-) -> RunSpec:
-    try:
-        return RunSpec.model_validate(
-            {
-                "name": "simulation",
-                "learner": name,
-                "environment": "MDP",
-                "states": mdp.sizes.X,
-                "actions": mdp.sizes.A,
-                "horizon": mdp.sizes.H,
-                "start": tuple(mdp.d1.tolist()),
-                "episodes": K,
-                "epsilon": epsilon,
-                "beta": beta,
-                "calibration": "exact" if calibration == "tight" else "paper",
-                "preset": preset,
-                "options": dict(options),
-                "seed": seed,
-                # No report is sent here, so its length does not matter.
-                "max_messages": MAX_MESSAGES,
-            }
-        )
-    except ValidationError as error:
-        raise LocalError("invalid-spec", first_fault(error)) from error
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
@@ -213,20 +178,30 @@ def mechanism_of(spec: RunSpec) -> Calibrate:
     return mechanism
 
 
-def _run_batched(spec: RunSpec, mdp: TabularMDP, seed: int, points: IntArray) -> Result:
+def _spec(mdp: TabularMDP, chosen: dict[str, Any]) -> RunSpec:
+    # No report is sent here, so its length does not matter.
+    fields = {"name": "simulation", "environment": "MDP", "max_messages": MAX_MESSAGES}
+    X, A, H, start = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H, tuple(mdp.d1.tolist())
+    sizes = {"states": X, "actions": A, "horizon": H, "start": start}
+    try:
+        return RunSpec.model_validate(fields | sizes | chosen)
+    except ValidationError as error:
+        raise LocalError("invalid-spec", first_fault(error)) from error
+
+
+def _run_batched(spec: RunSpec, mdp: TabularMDP, points: Ints) -> Result:
     started = time.process_time()
-    result = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), seed)
+    run = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), spec.seed)
     seconds = time.process_time() - started
+    curve = regret(mdp, run.deployments)
     # Within a deployment every episode has the same regret, so the curve is piecewise linear.
-    curve = np.interp(
-        points, np.append(0.0, result.regret.episodes), np.append(0.0, result.regret.cumulative)
-    )
-    constants: dict[str, Constant] = {**result.summary.constants, "delta": spec.delta}
-    constants |= {"families": spec.families, "seed": seed}
+    cumulative = np.interp(points, np.append(0.0, curve.episodes), np.append(0.0, curve.cumulative))
+    constants: dict[str, Constant] = {**run.summary.constants, "delta": spec.delta}
+    constants |= {"families": spec.families, "seed": spec.seed}
     if spec.learner != "pe":
         constants |= {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": spec.calibration}
-    switches, policy = result.regret.switches, result.summary.policy
-    return Result(spec.learner, points, curve, switches, seconds, policy, constants)
+    policy = run.summary.policy
+    return Result(spec.learner, points, cumulative, curve.switches, seconds, policy, constants)
 
 
 # -- learners that plan before every episode ------------------------------------------------------
@@ -243,7 +218,7 @@ def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
         raise LocalError("invalid-spec", f"option {first_fault(error)}") from error
 
 
-def _run_per_episode(setting: Setting, points: IntArray) -> Result:
+def _run_per_episode(setting: Setting, points: Ints) -> Result:
     policy = np.zeros((setting.mdp.sizes.H, setting.mdp.sizes.X), dtype=np.int64)
     noise = setting.noise
     started = time.process_time()
@@ -253,7 +228,7 @@ def _run_per_episode(setting: Setting, points: IntArray) -> Result:
 
 
 def _run_compiled(
-    setting: Setting, noise: AdditiveNoise, points: IntArray, policy: PolicyArray
+    setting: Setting, noise: AdditiveNoise, points: Ints, policy: PolicyArray
 ) -> tuple[FloatArray, int]:
     try:
         # Here, not above: numba is an optional dependency.
@@ -302,7 +277,7 @@ def _log_term(setting: Setting) -> float:
     return math.log(2.0 * counters * setting.K / DELTA)
 
 
-def _checkpoints(K: int, given: Sequence[int] | None) -> IntArray:
+def _checkpoints(K: int, given: Sequence[int] | None) -> Ints:
     if K < 1:
         raise LocalError("invalid-spec", f"K is {K}; it must be at least 1")
     wanted = np.linspace(K / 100, K, 100).astype(np.int64) if given is None else np.array(given)

@@ -9,7 +9,6 @@ Seed 0 has the spec's own seeds and so is the run that services do with this spe
 adds s to them.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,32 +26,18 @@ from riffle.coordinator.batches.analyzer import add_noise
 from riffle.coordinator.batches.counts import counts_document, private_counts
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learners.registry import Registry, refusal
-from riffle.coordinator.learning.learner import (
-    BatchCounts,
-    Deployment,
-    Learner,
-    LearnerError,
-    LearnerSummary,
-    StageResult,
-)
+from riffle.coordinator.learning.learner import BatchCounts, Deployment, LearnerError
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.regret import optimal_value, policy_value, regret, switches
-from riffle.experiments.study import (
-    NO_FILES,
-    Files,
-    SeedResult,
-    Study,
-    any_eliminated,
-    map_seeds,
-    optimal_survives,
-)
+from riffle.experiments.simulator import Run, run_batches
+from riffle.experiments.study import NO_FILES, Files, SeedResult, Study, map_seeds, result_of
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.registry import Parameter, make
-from riffle.node_client.environments.tabular import Environment, Modelled, TabularMDP
+from riffle.node_client.environments.tabular import Environment, Modelled
 from riffle.node_client.episode import PreparedBatch, play, slot_randomness, slot_report
 
 NEVER = 1 << 40
 SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
+Batch = tuple[BatchDescriptor, BatchCounts]
 PROGRESS_EVERY = 1_000
 """Users between two calls of ``on_users``, which receives how many more are done."""
 
@@ -120,49 +105,27 @@ def _user_code(environment: Environment) -> object:
     return environment.native if isinstance(environment, GymnasiumEnvironment) else environment
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedBatch:
-    """A deployment's batch: descriptor, private counts, and the stage that it completed, if any."""
-
-    deployment: Deployment
-    descriptor: BatchDescriptor
-    counts: BatchCounts
-    stage: StageResult | None
-
-
-@dataclass(frozen=True, slots=True)
-class UserRun:
-    """A completed run."""
-
-    batches: list[SimulatedBatch]
-    learner: Learner
-    summary: LearnerSummary
-
-
 def run_per_user(
     spec: RunSpec, run_id: str, users: Users, registry: Registry | None = None
-) -> UserRun:
-    """Runs a spec to its end, user by user.
+) -> tuple[Run, list[Batch]]:
+    """Runs a spec to its end, user by user; returns also descriptor and private counts of batches.
 
     Raises:
         RemoteError: ``batch-too-small`` or ``invalid-spec``, as the coordinator would.
     """
     learner = (registry or Registry()).build(spec)
-    batches: list[SimulatedBatch] = []
+    batches: list[Batch] = []
+
+    def count(index: int, deployment: Deployment) -> tuple[BatchCounts, int]:
+        issued = SIMULATOR.issue(run_id, spec, deployment, index=index, step=index)
+        counts = private_counts(issued.descriptor, batch_histogram(issued.descriptor, users))
+        batches.append((issued.descriptor, counts))
+        return counts, issued.descriptor.padding.messages
+
     try:
-        while (deployment := learner.next_deployment()) is not None:
-            batches.append(_run_batch(spec, run_id, users, learner, deployment, len(batches)))
-        return UserRun(batches, learner, learner.summary())
+        return run_batches(learner, count), batches
     except LearnerError as error:
         raise refusal(spec, error) from error
-
-
-def _run_batch(
-    spec: RunSpec, run_id: str, users: Users, learner: Learner, deployment: Deployment, index: int
-) -> SimulatedBatch:
-    issued = SIMULATOR.issue(run_id, spec, deployment, index=index, step=index)
-    counts = private_counts(issued.descriptor, batch_histogram(issued.descriptor, users))
-    return SimulatedBatch(deployment, issued.descriptor, counts, learner.observe(counts))
 
 
 def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
@@ -255,43 +218,22 @@ def run_seed(
     seeds = {"seed": spec.seed + seed, "test_seed": (spec.test_seed or 0) + seed}
     seeded = spec.model_copy(update=seeds)
     users = Users(world, on_users)
-    run = run_per_user(seeded, run_id_of(spec), users, Registry(files=learners))
+    run, batches = run_per_user(seeded, run_id_of(spec), users, Registry(files=learners))
     users.notify()
     mdp = world.mdp if isinstance(world, Modelled) else None
     return UserSeed(
-        result=_result(seeded, seed, run, mdp, time.perf_counter() - started),
+        result=result_of(seeded, seed, run, mdp, time.perf_counter() - started),
         value_estimate=run.summary.value_estimate,
         reward_mean=users.reward_mean,
         episodes_failed=users.failed,
         first_failure=users.failure,
         batches=[
             {
-                "batch_id": batch.descriptor.batch_id,
-                "n": batch.descriptor.n,
-                "layer": batch.descriptor.layer,
-                "counts": counts_document(batch.counts),
+                "batch_id": descriptor.batch_id,
+                "n": descriptor.n,
+                "layer": descriptor.layer,
+                "counts": counts_document(counts),
             }
-            for batch in run.batches
+            for descriptor, counts in batches
         ],
-    )
-
-
-def _result(
-    spec: RunSpec, seed: int, run: UserRun, mdp: TabularMDP | None, seconds: float
-) -> SeedResult:
-    policy, deployments = run.summary.policy, [batch.deployment for batch in run.batches]
-    stages = [batch.stage for batch in run.batches if batch.stage is not None]
-    sent = (batch.descriptor.n * batch.descriptor.padding.messages for batch in run.batches)
-    return SeedResult(
-        seed=seed,
-        regret=math.nan if mdp is None else regret(mdp, deployments).total,
-        optimal_value=math.nan if mdp is None else optimal_value(mdp),
-        policy_value=math.nan if mdp is None else policy_value(mdp, policy),
-        policy_switches=switches(deployments),
-        messages=sum(sent),
-        seconds=seconds,
-        policy=policy.tolist(),
-        constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
-        optimal_survives=None if mdp is None else optimal_survives(run.learner, mdp),
-        eliminated=any_eliminated(run.learner, stages),
     )

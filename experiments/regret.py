@@ -38,13 +38,11 @@ def mixture_value(mdp: TabularMDP, mixture: Mixture) -> float:
 class Regret:
     """Cumulative pseudo-regret after each deployment, against cumulative episodes.
 
-    episodes (D,), cumulative (D,), per_episode (D,) the gap V* - V^mixture of each deployment;
-    switches counts changes of the deployed mixture.
+    episodes (D,), cumulative (D,); switches counts changes of the deployed mixture.
     """
 
     episodes: FloatArray
     cumulative: FloatArray
-    per_episode: FloatArray
     switches: int
 
     @property
@@ -58,7 +56,7 @@ def regret(mdp: TabularMDP, deployments: list[Deployment]) -> Regret:
     best = optimal_value(mdp)
     n = np.array([float(deployment.n) for deployment in deployments])
     gaps = np.array([best - mixture_value(mdp, d.mixture) for d in deployments])
-    return Regret(np.cumsum(n), np.cumsum(n * gaps), gaps, switches(deployments))
+    return Regret(np.cumsum(n), np.cumsum(n * gaps), switches(deployments))
 
 
 def switches(deployments: list[Deployment]) -> int:

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from riffle.common.mechanism.counters import CounterLayout, Families
+from riffle.common.mechanism.counters import CounterLayout, Families, Ints
 from riffle.common.mechanism.parameters import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
@@ -27,16 +26,12 @@ from riffle.common.mechanism.workflow import debias
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
-    FloatArray,
     Learner,
     LearnerSummary,
     StageResult,
     batch_counts,
 )
-from riffle.experiments.regret import Regret, regret
 from riffle.node_client.environments.tabular import TabularMDP
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +49,34 @@ Calibrate = Callable[[CounterLayout, int], Mechanism]
 class Run:
     """A finished simulated run. `messages` is the number sent: the sum of n L over batches."""
 
+    learner: Learner
     deployments: list[Deployment]
     stages: list[StageResult]
     summary: LearnerSummary
-    regret: Regret
     messages: int
 
 
-def joint_counts(
-    mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random.Generator
-) -> IntArray:
+def run_batches(
+    learner: Learner, count: Callable[[int, Deployment], tuple[BatchCounts, int]]
+) -> Run:
+    """Runs a learner to its end.
+
+    ``count`` returns the private counts of the deployment with this number, and the messages of a
+    report.
+    """
+    deployments: list[Deployment] = []
+    stages: list[StageResult] = []
+    messages = 0
+    while (deployment := learner.next_deployment()) is not None:
+        counts, a_report = count(len(deployments), deployment)
+        stage = learner.observe(counts)
+        stages.extend([stage] if stage is not None else [])
+        messages += deployment.n * a_report
+        deployments.append(deployment)
+    return Run(learner, deployments, stages, learner.summary(), messages)
+
+
+def joint_counts(mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random.Generator) -> Ints:
     """Draws the true counts N_h(x, a, x', r) of n users under a mixture: (H, X, A, X, 2)."""
     X, A, H = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H
     users = generator.multinomial(n, mixture.probabilities)
@@ -72,14 +85,15 @@ def joint_counts(
     N = np.zeros((H, X, A, X), dtype=np.int64)
     for h in range(H):
         actions = mixture.policies[:, h, :]
-        moves = generator.multinomial(standing, _transition_rows(mdp.P[h], x, actions))
+        rows = mdp.P[h][x, actions]  # renormalised: the multinomial rejects rounding
+        moves = generator.multinomial(standing, rows / rows.sum(axis=-1, keepdims=True))
         np.add.at(N[h], (x, actions), moves)
         standing = moves.sum(axis=1)
     ones = generator.binomial(N, mdp.r[..., None])
     return np.stack([N - ones, ones], axis=-1)
 
 
-def counters(layout: CounterLayout, N: IntArray) -> IntArray:
+def counters(layout: CounterLayout, N: Ints) -> Ints:
     """Returns the counters (C,) of a layout from joint counts N (H, X, A, X, 2)."""
     if layout.layer is not None:
         N = N[layout.layer : layout.layer + 1]
@@ -109,9 +123,7 @@ def private_counts(
     return batch_counts(layout, n, debiased, noise.variance(n), noise.term)
 
 
-def noisy_counts(
-    counts: IntArray, n: int, noise: BatchNoise, generator: np.random.Generator
-) -> IntArray:
+def noisy_counts(counts: Ints, n: int, noise: BatchNoise, generator: np.random.Generator) -> Ints:
     """Draws what the analyzer counts (C,), given the true counts of n users; the law is exact.
 
     If c of n users add to a counter, it has Binomial(c, 1 - f) + Binomial(n - c, f) ones after
@@ -134,23 +146,12 @@ def simulate(
     mdp: TabularMDP, learner: Learner, families: Families, calibrate: Calibrate, seed: int
 ) -> Run:
     """Runs a learner to its end; every draw is keyed by (seed, batch number)."""
-    deployments: list[Deployment] = []
-    stages: list[StageResult] = []
-    messages = 0
-    while (deployment := learner.next_deployment()) is not None:
+
+    def count(number: int, deployment: Deployment) -> tuple[BatchCounts, int]:
         layout = CounterLayout(mdp.sizes, families, deployment.layer)
         mechanism = calibrate(layout, deployment.n)
-        generator = generator_for(seed, "batch", len(deployments))
+        generator = generator_for(seed, "batch", number)
         counts = private_counts(mdp, deployment, layout, mechanism.noise, generator)
-        stage = learner.observe(counts)
-        stages.extend([stage] if stage is not None else [])
-        messages += deployment.n * mechanism.padding.messages
-        deployments.append(deployment)
-    return Run(deployments, stages, learner.summary(), regret(mdp, deployments), messages)
+        return counts, mechanism.padding.messages
 
-
-def _transition_rows(P: FloatArray, x: IntArray, actions: IntArray) -> FloatArray:
-    """Returns P (X, A, X) at (x, a), renormalised because the multinomial rejects rounding."""
-    rows: FloatArray = P[x, actions]
-    normalised: FloatArray = rows / rows.sum(axis=-1, keepdims=True)
-    return normalised
+    return run_batches(learner, count)

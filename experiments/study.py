@@ -18,14 +18,14 @@ import numpy as np
 
 from riffle.common.process.workers import SPAWN
 from riffle.coordinator.learners.registry import Registry, refusal, sdp_pe_in
-from riffle.coordinator.learning.learner import Learner, LearnerError, StageResult
+from riffle.coordinator.learning.learner import Learner, LearnerError
 from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.bands import METHOD, student_band
 from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of
 from riffle.experiments.per_episode import run as run_per_episode
-from riffle.experiments.regret import optimal_value, policy_value
-from riffle.experiments.simulator import simulate
+from riffle.experiments.regret import optimal_value, policy_value, regret, switches
+from riffle.experiments.simulator import Run, simulate
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 from riffle.node_client.environments.tabular import TabularMDP
 
@@ -141,27 +141,34 @@ def _run_by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Regi
         run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed)
     except LearnerError as error:
         raise refusal(spec, error) from error
+    return result_of(spec, seed, run, mdp, time.perf_counter() - started)
+
+
+def result_of(
+    spec: RunSpec, seed: int, run: Run, mdp: TabularMDP | None, seconds: float
+) -> SeedResult:
+    """Returns the result of a run of batches; ``mdp`` None: the probabilities are unknown."""
     policy = run.summary.policy
     return SeedResult(
         seed=seed,
-        regret=run.regret.total,
-        optimal_value=optimal_value(mdp),
-        policy_value=policy_value(mdp, policy),
-        policy_switches=run.regret.switches,
+        regret=math.nan if mdp is None else regret(mdp, run.deployments).total,
+        optimal_value=math.nan if mdp is None else optimal_value(mdp),
+        policy_value=math.nan if mdp is None else policy_value(mdp, policy),
+        policy_switches=switches(run.deployments),
         messages=run.messages,
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         policy=policy.tolist(),
         constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
-        optimal_survives=optimal_survives(learner, mdp),
-        eliminated=any_eliminated(learner, run.stages),
+        optimal_survives=None if mdp is None else optimal_survives(run.learner, mdp),
+        eliminated=_any_eliminated(run),
     )
 
 
-def any_eliminated(learner: Learner, stages: list[StageResult]) -> bool | None:
+def _any_eliminated(run: Run) -> bool | None:
     """Returns whether some policy was eliminated; None for a learner without an active set."""
-    if sdp_pe_in(learner) is None:
+    if sdp_pe_in(run.learner) is None:
         return None
-    return any(stage.eliminated or stage.decisions_eliminated for stage in stages)
+    return any(stage.eliminated or stage.decisions_eliminated for stage in run.stages)
 
 
 def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:

@@ -1,6 +1,6 @@
-"""Exact privacy accounting: what guarantee a batch's noise gives, and the least noise for one.
+"""Exact privacy accounting: the guarantee that noise gives, and the least noise for a guarantee.
 
-Here belongs what follows from noise, padding and n alone: no clock, randomness, I/O or document.
+Code here depends on noise, padding and n alone: no clock, randomness, I/O or document.
 `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
 guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 

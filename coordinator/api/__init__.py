@@ -1,4 +1,4 @@
-"""The coordinator's REST routes, their response models, and the turning of records into them.
+"""The coordinator's REST routes, their response models, and the code that makes these of records.
 
 Routes translate only: they hold no state and decide nothing about runs.
 """

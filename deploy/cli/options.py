@@ -55,7 +55,7 @@ def _environment_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run is, as the command line has it: an option for each field, in this order."""
+    """The options that describe a run: one for each field, in this order."""
 
     preset: Annotated[
         str,
@@ -123,7 +123,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """How to simulate a run."""
+    """The options of a simulation."""
 
     calibration: Annotated[
         Literal["tight", "paper"] | None,

@@ -1,1 +1,1 @@
-"""Files and processes of a network: secrets, certificates, loopback services, checks."""
+"""Files and processes of a network: secrets, certificates, loopback network, locks, checks."""

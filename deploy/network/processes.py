@@ -232,7 +232,7 @@ def busy_by_core() -> dict[int, tuple[float, float]]:
 
 
 def _usage(pid: int, children: dict[int, list[int]]) -> Usage:
-    main = _main_seconds(pid)
+    main = NANO * int((PROC / f"{pid}/task/{pid}/schedstat").read_text().split()[0])
     pool = list(_descendants(pid, children))
     return Usage(
         at=time.monotonic(),
@@ -266,11 +266,6 @@ def _seconds(process: Path) -> float:
     hundredths of a second.
     """
     return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)
-
-
-def _main_seconds(pid: int) -> float:
-    """Returns user and system time of a process's main thread."""
-    return NANO * int((PROC / f"{pid}/task/{pid}/schedstat").read_text().split()[0])
 
 
 def _waited(process: Path) -> float:

@@ -64,7 +64,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     for role in ("shuffler", "coordinator"):
         _write(folder / f"{role}-storage" / "key", secrets.token_bytes(32).hex())
         _write_key_pair(folder, role)
-    _copy(nodes / "coordinator_key", shuffler / "coordinator_key")
+    _write(shuffler / "coordinator_key", (nodes / "coordinator_key").read_text())
     ring = key_ring(folder)
     ring.init()
     for pinning in (nodes, shuffler):
@@ -73,7 +73,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
     _write_token(operator / "metrics_token", shuffler / "metrics_token_hash")
-    _copy(shuffler / "metrics_token_hash", coordinator / "metrics_token_hash")
+    _write(coordinator / "metrics_token_hash", (shuffler / "metrics_token_hash").read_text())
     _write_certificates(folder, replicas)
 
 
@@ -132,10 +132,6 @@ def _write_certificates(folder: Path, replicas: int) -> None:
         _replace(folder / role / "ca.pem", authority.pem)
 
 
-def _copy(source: Path, target: Path) -> None:
-    _write(target, source.read_text())
-
-
 def _write(file: Path, text: str) -> None:
     if not file.exists():
         _replace(file, text)
@@ -172,7 +168,9 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     ``url`` may list several replicas, with commas. Raises ValueError if one of them is not an
     address, or would show the token to an eavesdropper.
     """
-    urls, verify = _addresses(url), endpoint.server_verification(folder / "operator" / "ca.pem")
+    each = endpoint.split_urls(url)
+    urls = tuple(endpoint.check_url(f"the address {one!r}", one) for one in each)
+    verify = endpoint.server_verification(folder / "operator" / "ca.pem")
     transport = endpoint.Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.Client(
@@ -183,13 +181,6 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 def shuffler_operator(folder: Path, url: str) -> httpx.Client:
     """Opens the HTTP client of the shuffler's operator. Raises as `operator_client` does."""
     return operator_client(folder, url, operator_token(folder, SHUFFLER_TOKEN_FILE))
-
-
-def _addresses(url: str) -> tuple[str, ...]:
-    """Returns the addresses that a token may be sent to: over TLS, or on this machine."""
-    return tuple(
-        endpoint.check_url(f"the address {each!r}", each) for each in endpoint.split_urls(url)
-    )
 
 
 def refusal(answer: httpx.Response, service: str) -> RemoteError:

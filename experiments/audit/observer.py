@@ -14,8 +14,8 @@ this observer can see anything at all.
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -98,7 +98,7 @@ class Guess:
 
 def observe(users: int, *, padded: bool) -> Guess:
     """Makes the reports of ``users`` users and guesses the data of a third of them."""
-    with _padding(padded):
+    with nullcontext() if padded else patch.object(node_report, "encode", unpadded):
         traffic = _traffic(build(POPULATION, calibrated_noise(POPULATION)), users)
     third = users // 3
     train, pick, test = (slice(i * third, (i + 1) * third) for i in range(3))
@@ -118,15 +118,6 @@ def unpadded(
     del padding
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     return np.concatenate([data, draw_noise(layout.counters, noise, randomness)])
-
-
-@contextmanager
-def _padding(padded: bool) -> Iterator[None]:
-    if padded:
-        yield
-        return
-    with patch.object(node_report, "encode", unpadded):
-        yield
 
 
 def _traffic(world: World, users: int) -> Traffic:

@@ -28,19 +28,6 @@ from riffle.experiments.figures.sweep import Backend, Job, sweep
 PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 
 
-def refuse_existing(names: Iterable[str], folder: Path) -> None:
-    """Refuses to overwrite finished figures.
-
-    Raises:
-        LocalError: ``wrong-state``, with the figures that exist.
-    """
-    if existing := [name for name in names if (folder / f"{name}.json").exists()]:
-        raise LocalError(
-            "wrong-state",
-            f"{folder} already has {', '.join(existing)}; choose another --out, or --force",
-        )
-
-
 def write(
     figure: Figure, series: Sequence[Series], seeds: int, folder: Path, about: dict[str, Any]
 ) -> dict[str, Any]:
@@ -225,8 +212,11 @@ def make(
     Raises:
         LocalError: ``wrong-state``: the folder has finished figures, or results of other code.
     """
-    if not order.force:
-        refuse_existing((figure.name for figure in order.figures), order.folder)
+    names = [figure.name for figure in order.figures]
+    existing = [name for name in names if (order.folder / f"{name}.json").exists()]
+    if existing and not order.force:
+        text = f"{order.folder} already has {', '.join(existing)}; choose another --out, or --force"
+        raise LocalError("wrong-state", text)
     order.folder.mkdir(parents=True, exist_ok=True)
     rows = Rows(order.folder / "rows.jsonl")
     wanted = {(run.key, seed) for run, seed in order.jobs}

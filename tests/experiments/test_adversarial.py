@@ -19,13 +19,13 @@ from riffle.experiments.adversarial import (
     Algorithm,
     Case,
     adversary_losses,
+    guarantee,
     learn,
     play,
     regret_curve,
     run,
     world,
 )
-from riffle.experiments.adversarial_privacy import guarantee
 from tests.coordinator.learning.adversarial import (
     confidence_oracle,
     log_barrier_oracle,

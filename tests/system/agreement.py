@@ -60,11 +60,10 @@ def assert_equal_to_simulator(
     run_id = spec.run_id or ""
     count = len(operator.deployments(run_id))
     live = [operator.deployment(run_id, index) for index in range(count)]
-    done = run_per_user(spec, run_id, Users(environment), registry)
-    assert len(done.batches) == count > 1
-    for batch, detail in zip(done.batches, live, strict=True):
-        expected = batch.counts
-        assert detail["batch_id"] == batch.descriptor.batch_id
+    done, batches = run_per_user(spec, run_id, Users(environment), registry)
+    assert len(batches) == count > 1
+    for (descriptor, expected), detail in zip(batches, live, strict=True):
+        assert detail["batch_id"] == descriptor.batch_id
         np.testing.assert_array_equal(detail["counts"]["transitions"], expected.transitions)
         np.testing.assert_array_equal(detail["counts"]["visits"], expected.visits)
         if expected.rewards is not None:

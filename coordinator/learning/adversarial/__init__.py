@@ -1,1 +1,1 @@
-"""Learners of 004: adversarial losses on loop-free layered MDPs; nothing of SDP-PE or UCBVI."""
+"""Learners of 004: adversarial losses on loop-free layered MDPs. SDP-PE and UCBVI are elsewhere."""
