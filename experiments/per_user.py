@@ -96,13 +96,11 @@ class Users:
         try:
             play(self._environment, policy, rewards, environment_draws)
         except Exception as error:  # a user's environment may raise anything
-            return describe_error(error, source_file(_user_code(self._environment)))
+            code: object = self._environment
+            if isinstance(code, GymnasiumEnvironment):
+                code = code.native  # what a user wrote is behind our adapter
+            return describe_error(error, source_file(code))
         return "it did not fail when it was run again"
-
-
-def _user_code(environment: Environment) -> object:
-    """Returns the object that a user wrote: behind our adapter, if there is one."""
-    return environment.native if isinstance(environment, GymnasiumEnvironment) else environment
 
 
 def run_per_user(
@@ -137,7 +135,7 @@ def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
     return add_noise(descriptor, histogram)
 
 
-RUN_ID = "0" * 32
+RUN_ID = "0" * 32  # keys the draws of a spec without its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def summarize(spec: RunSpec, seeds: list[UserSeed]) -> dict[str, Any]:
         "reward_mean": float(np.mean(rewards)) if rewards else None,
         "episodes_failed": sum(seed.episodes_failed for seed in seeds),
         "first_failure": next((s.first_failure for s in seeds if s.first_failure), None),
-        "run_id": run_id_of(spec),
+        "run_id": spec.run_id or RUN_ID,
         "test_seed": spec.test_seed or 0,
         "policy": first.result.policy,
         "batches": first.batches,
@@ -200,11 +198,6 @@ def study(
     return results
 
 
-def run_id_of(spec: RunSpec) -> str:
-    """Returns the run id, which keys the draws."""
-    return spec.run_id or RUN_ID
-
-
 def run_seed(
     spec: RunSpec,
     environment: dict[str, Parameter],
@@ -218,7 +211,7 @@ def run_seed(
     seeds = {"seed": spec.seed + seed, "test_seed": (spec.test_seed or 0) + seed}
     seeded = spec.model_copy(update=seeds)
     users = Users(world, on_users)
-    run, batches = run_per_user(seeded, run_id_of(spec), users, Registry(files=learners))
+    run, batches = run_per_user(seeded, spec.run_id or RUN_ID, users, Registry(files=learners))
     users.notify()
     mdp = world.mdp if isinstance(world, Modelled) else None
     return UserSeed(

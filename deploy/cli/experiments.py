@@ -80,14 +80,8 @@ def figures_command(
         "figures": written,
     }
     columns = ("figure", "curves", "picture", "not computed")
-    emit(document, output, lambda: table(columns, _rows(written), f"written to {out}"))
-
-
-def _rows(figures: list[dict[str, Any]]) -> list[tuple[str, int, str, str]]:
-    return [
-        (figure["figure"], len(figure["curves"]), figure["picture"], _missing(figure))
-        for figure in figures
-    ]
+    rows = [(f["figure"], len(f["curves"]), f["picture"], _missing(f)) for f in written]
+    emit(document, output, lambda: table(columns, rows, f"written to {out}"))
 
 
 def _missing(figure: dict[str, Any]) -> str:

@@ -259,6 +259,8 @@ def to_html(summary: Summary) -> str:
     """Returns the summary as one HTML file."""
     reports, verdict, series = summary["reports"], summary["verdict"], summary["series"]
     limit = "nothing" if verdict["limit"] == "none" else f"the {verdict['limit']}"
+    totals = {name: reports[name] for name in ("due", "accepted", "undecided", "messages")}
+    totals |= {n: summary[n] for n in ("seconds", "accepted_a_second", "messages_a_second")}
     label = "Reports were sealed before and sent again: sealing is not part of this load. "
     parts = [
         f"<h1>Load test</h1><p class=verdict>Limited by <b>{_text(limit)}</b>: "
@@ -266,7 +268,7 @@ def to_html(summary: Summary) -> str:
         f"<p>{label if summary['parameters']['presealed'] else ''}"
         f"{'It was interrupted. ' if summary.get('interrupted') else ''}"
         "Latency counts from the time a report was due, whether or not the generator was free.</p>",
-        _table("Reports", _totals(summary)),
+        _table("Reports", totals),
         _table("Rejected, by reason", reports["rejected"] or {"none": 0}),
         _table("Answers that were no success, also those tried again", reports["answers"]),
         _grid("Latency, ms", _latencies(reports)),
@@ -280,12 +282,6 @@ def to_html(summary: Summary) -> str:
     head = f"<meta charset=utf-8><title>Load test</title><style>{_STYLE}</style>"
     viewport = '<meta name=viewport content="width=device-width">'
     return f"<!doctype html><html lang=en>{head}{viewport}<body>{''.join(parts)}</body></html>\n"
-
-
-def _totals(summary: Summary) -> dict[str, object]:
-    counts = ("due", "accepted", "undecided", "messages")
-    rates = ("seconds", "accepted_a_second", "messages_a_second")
-    return {name: summary["reports"][name] for name in counts} | {n: summary[n] for n in rates}
 
 
 def _latencies(reports: Summary) -> Summary:

@@ -77,15 +77,12 @@ def check_secrets(network: Path) -> Iterator[Finding]:
             detail = f"there is no network in {network}, but one in {inner}: name that folder"
         yield Finding("secrets", False, detail)
     for folder in (folder for folder in folders if folder not in missing):
-        readable = [file for file in sorted(folder.rglob("*")) if _others_can_read(file)]
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+        readable = [file for file in files if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
         if readable:
             yield Finding("secrets", False, f"others can read {readable[0]}; say chmod go= on it")
         else:
             yield Finding("secrets", True, f"{folder} is its owner's alone")
-
-
-def _others_can_read(file: Path) -> bool:
-    return bool(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)) and file.is_file()
 
 
 def check_encryption(network: Path) -> Iterator[Finding]:

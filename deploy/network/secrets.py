@@ -219,7 +219,10 @@ def enrol(
     the credentials file is damaged.
     """
     file = folder / "nodes" / "credentials.json"
-    credentials = _read_credentials(file) if file.exists() else []
+    try:
+        credentials = _CREDENTIALS.validate_json(file.read_bytes()) if file.exists() else []
+    except ValidationError as error:  # without its cause, which may show tokens
+        raise LocalError("invalid-spec", f"credentials file {file}: {first_fault(error)}") from None
     with shuffler_operator(folder, shuffler_url) as client:
         enrolled = Counter(each.owner for each in credentials)
         for owner in owners:
@@ -262,10 +265,3 @@ def _request(
     if answer.is_error:
         raise refusal(answer, "the shuffler")
     return answer
-
-
-def _read_credentials(file: Path) -> list[Enrolment]:
-    try:
-        return _CREDENTIALS.validate_json(file.read_bytes())
-    except ValidationError as error:  # without its cause, which may show tokens
-        raise LocalError("invalid-spec", f"credentials file {file}: {first_fault(error)}") from None

@@ -105,21 +105,17 @@ def release(world: World, messages: Ints, number: int) -> bytes:
     )
     _, reports = split_frames(body, size)
     opened = open_each(world.outer.private, world.context.report_info, reports)
+    seed, key = world.setting.seed, os.urandom(KEY_BYTES)
+    if seed is not None:
+        key = SeededRandomness.keyed(seed, "permutation", number).read(KEY_BYTES)
     released = permute_messages(
         (([slot], report or b"") for slot, report in enumerate(opened)),
-        _permutation_key(world, number),
+        key,
         n=descriptor.n,
         L=descriptor.padding.messages,
         message_bytes=descriptor.message_bytes,
     )
     return released.messages.tobytes()
-
-
-def _permutation_key(world: World, number: int) -> bytes:
-    seed = world.setting.seed
-    if seed is None:
-        return os.urandom(KEY_BYTES)
-    return SeededRandomness.keyed(seed, "permutation", number).read(KEY_BYTES)
 
 
 def _count(world: World, messages: bytes) -> Ints:

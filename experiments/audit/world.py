@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.accounting import Account, calibrate
+from riffle.common.accounting import calibrate
 from riffle.common.accounting.binomial import fewest_slots
 from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Ints, Sizes
@@ -147,16 +147,10 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
     added = noise or fitting_noise(setting)
     descriptor = _descriptor(setting, added, analyzer)
     if noise is None:
-        check_claim(descriptor)
+        check_guarantee(descriptor, Guarantee(setting.epsilon, setting.beta))
     context = parse(serialize(descriptor))
     keys = SealKeys.of(context, outer.public)
     return World(setting, context, PreparedBatch.of(descriptor), added, analyzer, outer, keys)
-
-
-def check_claim(descriptor: BatchDescriptor) -> Account:
-    """Checks a descriptor as every role of the product does before it takes part."""
-    promised = descriptor.guarantee
-    return check_guarantee(descriptor, Guarantee(promised.epsilon, promised.beta))
 
 
 def fitting_noise(setting: Setting) -> Noise:

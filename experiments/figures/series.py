@@ -198,7 +198,12 @@ def gather(figure: Figure, rows: Rows, seeds: int) -> tuple[Series, ...]:
 def _series(figure: Figure, curve: Curve, rows: Rows, seeds: int) -> Series:
     points = tuple(_point(x, run, rows, seeds) for x, run in zip(curve.x, curve.runs, strict=True))
     computed = [point for point in points if point.rows]
-    x, band = _against_time(computed) if figure.kind == "time" else _at_points(computed)
+    x = np.array([point.x for point in computed])
+    band = stack([point.regret for point in computed])
+    if figure.kind == "time" and computed:
+        rows_of_run = computed[0].rows
+        x = np.array(rows_of_run[0].episodes)
+        band = student_band([row.regret for row in rows_of_run])
     missing = [point.missing for point in points if point.missing]
     missing += [f"{x:,.10g}: {reason}" for x, reason in curve.absent]
     ceilings = [row.ceiling for point in computed for row in point.rows]
@@ -213,17 +218,6 @@ def _point(x: float, run: Run, rows: Rows, seeds: int) -> Point:
     reasons = Counter(row.reason for row in known if row.reason is not None)
     texts = [f"{x:,.10g}: {n} of {seeds} seeds: {reason}" for reason, n in reasons.items()]
     return Point(x, run, results, "; ".join(texts))
-
-
-def _against_time(points: Sequence[Point]) -> tuple[FloatArray, Band]:
-    if not points:
-        return _at_points(points)
-    rows = points[0].rows
-    return np.array(rows[0].episodes), student_band([row.regret for row in rows])
-
-
-def _at_points(points: Sequence[Point]) -> tuple[FloatArray, Band]:
-    return np.array([point.x for point in points]), stack([point.regret for point in points])
 
 
 def merge_constants(constants: Sequence[Constants]) -> dict[str, str]:

@@ -63,13 +63,20 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
     """Returns Markdown: final regret at every x, all constants, and why results are missing."""
     columns = sorted({point.x for curve in series for point in curve.points})
     over = f"mean over {seeds} seeds and its band ({METHOD})" if seeds > 1 else "of one seed"
-    unit = {"epsilon": "epsilon"}.get(figure.kind, "K")
+    unit = "epsilon" if figure.kind == "epsilon" else "K"
     heads = [
         "",
         *(f"{unit} = {x:,.10g}" for x in columns),
         "switches",
         "within 5 % of V*",
         "s / run",
+    ]
+    constants = [
+        [
+            c.line.label,
+            ", ".join(f"{k}={v}" for k, v in c.constants.items()) or "none: not computed",
+        ]
+        for c in series
     ]
     parts = [
         f"# {figure.name}: {figure.title}",
@@ -79,9 +86,7 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
         f"those of the last run. {figure.note}".rstrip(),
         _markdown(heads, [_table_row(curve, columns) for curve in series]),
         "## Constants",
-        _markdown(
-            ["curve", "constants"], [[c.line.label, _constants_text(c.constants)] for c in series]
-        ),
+        _markdown(["curve", "constants"], constants),
     ]
     if gaps := [[c.line.label, reason] for c in series for reason in c.missing]:
         parts += ["## Not computed", _markdown(["curve", "at: why"], gaps)]
@@ -109,10 +114,6 @@ def _cell(point: Point) -> str:
     band = point.regret
     interval = f" [{band.low:,.0f}, {band.high:,.0f}]" if len(point.rows) > 1 else ""
     return f"{band.mean:,.0f}{interval}"
-
-
-def _constants_text(constants: dict[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in constants.items()) or "none: not computed"
 
 
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.counters import Families, Sizes
-from riffle.common.mechanism.parameters import Noise
+from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.shuffle_model import count
 from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.verification import check_guarantee
 from riffle.experiments.audit import pipeline, world
 from riffle.experiments.audit.pipeline import identity_seals
 from riffle.experiments.audit.world import SMALLEST, Setting
@@ -66,7 +67,7 @@ def test_only_user_0_differs() -> None:
 def test_a_claim_beyond_the_accountants_guarantee_is_refused() -> None:
     weak = world.build(SEEDED, Noise(2, 1, 3))
     with pytest.raises(RemoteError, match="gives"):
-        world.check_claim(weak.context.descriptor)
+        check_guarantee(weak.context.descriptor, Guarantee(2.0, 1e-2))
 
 
 @pytest.mark.parametrize(
