@@ -44,7 +44,7 @@ def create_app(
         LocalError: a setting or a key file is wrong.
     """
     settings.check_test_entry()
-    keys = KeyRing(settings.analyzer_keys_dir, settings.file_cipher(), clock)
+    keys = KeyRing(settings.analyzer_keys_dir, settings.storage_cipher(), clock)
     keys.check()
     learners = registry or Registry(files=settings.learners)
     metrics = CoordinatorMetrics()

@@ -11,7 +11,7 @@ The path of a report:
          -> store.committer -> store.slots.store_reports (rules decide; one transaction: rows of
             store.leases and users, the reports encrypted by store.vault, the seal)
     coordinator -> app.messages -> lifecycle.release -> permutation.permute_messages
-         -> store.transitions.mark_forwarded (the digest of the bytes) -> the permuted messages
+         -> store.batch_rows.mark_forwarded (the digest of the bytes) -> the permuted messages
     coordinator -> app.acknowledge -> lifecycle.tidy -> secret destroyed, reports deleted
 
 ``rules`` and ``states`` decide and do nothing else. ``store`` keeps the durable state; all writes

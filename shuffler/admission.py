@@ -24,7 +24,7 @@ from starlette.types import Message
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
-from riffle.shuffler.store import transitions, users
+from riffle.shuffler.store import batch_rows, users
 from riffle.shuffler.store.committer import Store
 
 T = TypeVar("T")
@@ -191,19 +191,19 @@ class Admission:
     ) -> None:
         self._store = store
         self._nodes: AnswerCache[str] = AnswerCache(lambda: changes.version, clock)
-        self._batches: AnswerCache[transitions.Batch] = AnswerCache(lambda: changes.version, clock)
+        self._batches: AnswerCache[batch_rows.Batch] = AnswerCache(lambda: changes.version, clock)
 
     async def node(self, token: str) -> str:
         """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
         read = partial(self._store.read, users.authenticate, token)
         return await self._nodes.get(hash_token(token), read)
 
-    async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, transitions.Batch]:
+    async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, batch_rows.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
 
         The batch's counts may be some uploads old; its keys and sizes never change. Raises
         RemoteError ``unauthorized``, ``unknown-batch``.
         """
         node = await self.node(token)
-        read = partial(self._store.read, transitions.find, batch_id)
+        read = partial(self._store.read, batch_rows.find, batch_id)
         return node, await self._batches.get(batch_id, read)

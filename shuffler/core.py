@@ -34,7 +34,7 @@ from riffle.shuffler.lifecycle import BatchLifecycle
 from riffle.shuffler.metrics import CoarseRecords, ShufflerMetrics, conservation, note
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
-from riffle.shuffler.store import slots, transitions, users
+from riffle.shuffler.store import batch_rows, slots, users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import dropped, not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
@@ -57,7 +57,7 @@ class Shuffler:
         self.callers = CallerLimits(settings.rate_limit())
         self._clock = clock
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._vault = Vault(settings.data_dir / "secrets", settings.file_cipher())
+        self._vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())
         self._store = Store(settings.url)
         self.changes = ChangeSignal(shared=self._store.shared)
         self.admission = Admission(self._store, self.changes)
@@ -66,7 +66,7 @@ class Shuffler:
         )
         self._coarse = CoarseRecords(show_fill=settings.show_fill)
         self._open = VersionedCache(
-            lambda: self.batches.tidied(transitions.open_batches, self.now),
+            lambda: self.batches.tidied(batch_rows.open_batches, self.now),
             lambda: (self._store.writes, self.now),
         )
         self._probed = VersionedCache(self._probe, lambda: self.now)
@@ -121,13 +121,13 @@ class Shuffler:
         self.metrics.count_leases(reply)
         return reply
 
-    def upload_limit(self, batch: transitions.Batch) -> int:
+    def upload_limit(self, batch: batch_rows.Batch) -> int:
         """Returns the largest size of an upload to a batch in bytes; one report always fits."""
         frame = LEASE_BYTES + batch.report_bytes
         return max(frame, min(self.settings.max_upload_bytes, MAX_USERS_A_LEASE * frame))
 
     async def upload(
-        self, batch: transitions.Batch, node_id: str, body: bytes, began: float
+        self, batch: batch_rows.Batch, node_id: str, body: bytes, began: float
     ) -> UploadReply:
         """Stores reports; those answered ``accepted`` are durable.
 
@@ -138,7 +138,7 @@ class Shuffler:
         try:
             leases, sealed = split_frames(body, batch.report_bytes)
         except RemoteError as error:
-            await self._store.write(transitions.add_counts, dropped, batch_id, {error.slug: 1})
+            await self._store.write(batch_rows.add_counts, dropped, batch_id, {error.slug: 1})
             self.metrics.frames.labels(error.slug).inc()
             raise
         self.callers.reports(node_id, len(leases), clock())
@@ -154,7 +154,7 @@ class Shuffler:
         return summary.reply
 
     async def _open_reports(
-        self, batch: transitions.Batch, leases: list[str], sealed: list[memoryview]
+        self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
         """Opens every outer seal, so that no batch is sealed with a report that does not open.
 
@@ -168,7 +168,7 @@ class Shuffler:
         return await asyncio.to_thread(slots.build_frames, leases, sealed), None
 
     def _open_seals(
-        self, batch: transitions.Batch, leases: list[str], sealed: list[memoryview]
+        self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher]:
         secret = self._vault.get(batch.batch_id)
         began = time.thread_time()
@@ -200,7 +200,7 @@ class Shuffler:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
             raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
-        await self._store.write(transitions.write_probe, self.now)
+        await self._store.write(batch_rows.write_probe, self.now)
 
     async def measure(self) -> None:
         """Brings the gauges up to date."""
@@ -222,12 +222,12 @@ def preflight(settings: Settings) -> None:
     settings.coordinator_hash()
     settings.operator_hash()
     settings.metrics_hash()
-    vault = Vault(settings.data_dir / "secrets", settings.file_cipher())
+    vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())
     vault.probe()
     engine = open_store(settings.url)
     try:
         with writer(engine).begin() as connection:
-            transitions.bind_to_vault(connection, vault.identity())
+            batch_rows.bind_to_vault(connection, vault.identity())
     except SQLAlchemyError as error:
         raise not_usable("written", error) from error
     finally:

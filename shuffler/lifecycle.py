@@ -29,7 +29,7 @@ from riffle.shuffler.permutation import Release, permute_messages
 from riffle.shuffler.rules import accept_deposit
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import after, reached
-from riffle.shuffler.store import transitions
+from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
 
@@ -74,7 +74,7 @@ class BatchLifecycle:
 
         Raises RemoteError as `accept_deposit`, or ``descriptor-conflict`` for a second descriptor.
         """
-        present = await self._store.read(transitions.signed_descriptor, batch_id)
+        present = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if present is not None:
             return _same(present, data), False
         pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
@@ -91,7 +91,7 @@ class BatchLifecycle:
         self, connection: Connection, data: bytes, context: Context, signature: str
     ) -> tuple[SignedDescriptor, bool]:
         batch_id = context.descriptor.batch_id
-        present = transitions.signed_descriptor(connection, batch_id)
+        present = batch_rows.signed_descriptor(connection, batch_id)
         if present is not None:
             return _same(present, data), False
         secret = self._vault.put(batch_id, BatchSecret.generate())
@@ -101,12 +101,12 @@ class BatchLifecycle:
             batch_key=secret.outer.public.hex(),
             shuffler_signature=countersign(self._signing_key, context.digest, secret.outer.public),
         )
-        transitions.insert_batch(connection, data, context, signed)
+        batch_rows.insert_batch(connection, data, context, signed)
         return signed, True
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
         """Returns a descriptor as nodes get it, or raises RemoteError ``unknown-batch``."""
-        signed = await self._store.read(transitions.signed_descriptor, batch_id)
+        signed = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
         return signed
@@ -117,7 +117,7 @@ class BatchLifecycle:
         """Returns the status once ``wanted`` is reached, after ``wait`` seconds at the latest."""
         return await self._changes.poll(
             wait,
-            lambda: self.tidied(transitions.status, batch_id, self._clock()),
+            lambda: self.tidied(batch_rows.status, batch_id, self._clock()),
             lambda status: wanted is None or reached(status.state, wanted),
         )
 
@@ -129,17 +129,17 @@ class BatchLifecycle:
         Raises RemoteError ``unknown-batch``, ``batch-not-ready``, ``late``.
         """
         async with self._releasing:
-            batch = await self._store.read(transitions.find, batch_id)
+            batch = await self._store.read(batch_rows.find, batch_id)
             after(batch.state, "forward")
             release = self._releases.get(batch_id) or await self._permuted(batch)
             digest, count = release.sha256, len(release.messages)
-            await self._store.write(transitions.mark_forwarded, batch_id, digest, count)
+            await self._store.write(batch_rows.mark_forwarded, batch_id, digest, count)
             self._remember(batch_id, release)
         self._changes.notify()
         note("forwarded", batch_id=batch_id, messages=count)
         return release
 
-    async def _permuted(self, batch: transitions.Batch) -> Release:
+    async def _permuted(self, batch: batch_rows.Batch) -> Release:
         try:
             with self._metrics.shuffling.time():
                 release = await asyncio.to_thread(self._permute, batch)
@@ -151,17 +151,17 @@ class BatchLifecycle:
         self._metrics.shuffled.inc(len(release.messages))
         return release
 
-    def _permute(self, batch: transitions.Batch) -> Release:
+    def _permute(self, batch: batch_rows.Batch) -> Release:
         secret = self._vault.get(batch.batch_id)
         with self._store.engine.connect() as connection:
             if not try_claim(connection, f"shuffle {batch.batch_id}"):
                 # Both replicas would make the same bytes; one saves the other's work and memory.
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)
-            cipher, info = ReportCipher(batch.batch_id, secret), batch.report_info
-            with closing(transitions.stored_reports(connection, batch.batch_id)) as stored:
+            cipher = ReportCipher(batch.batch_id, secret)
+            with closing(batch_rows.stored_reports(connection, batch.batch_id)) as stored:
                 return permute_messages(
-                    ((slots, cipher.decrypt(slots, data, info)) for slots, data in stored),
+                    ((slots, cipher.decrypt(slots, data)) for slots, data in stored),
                     secret.permutation,
                     n=batch.n,
                     L=batch.L,
@@ -178,12 +178,12 @@ class BatchLifecycle:
 
     async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
         """Erases a batch whose messages the analyzer has."""
-        await self._store.write(transitions.acknowledge, batch_id, sha256)
+        await self._store.write(batch_rows.acknowledge, batch_id, sha256)
         return await self._end(batch_id)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
         """Gives a short batch up; its users stay marked."""
-        await self._store.write(transitions.abandon, batch_id)
+        await self._store.write(batch_rows.abandon, batch_id)
         return await self._end(batch_id)
 
     async def _end(self, batch_id: str) -> BatchStatus:
@@ -195,8 +195,8 @@ class BatchLifecycle:
 
     async def give_up(self, batch_id: str) -> None:
         """Gives up a batch whose secret is lost, unless its messages have left."""
-        state = await self._store.write(transitions.give_up, batch_id)
-        if state in transitions.NEED_SECRET:  # else it ended meanwhile, and its secret with it
+        state = await self._store.write(batch_rows.give_up, batch_id)
+        if state in batch_rows.NEED_SECRET:  # else it ended meanwhile, and its secret with it
             note("secret-lost", batch_id=batch_id, state=state)
         await self.tidy()
         self._changes.notify()
@@ -206,7 +206,7 @@ class BatchLifecycle:
 
         Raises LocalError ``unavailable`` if a secret is there and cannot be read.
         """
-        needed = await self._store.read(transitions.holding_secrets)
+        needed = await self._store.read(batch_rows.holding_secrets)
         for batch_id in sorted(needed):
             try:
                 await asyncio.to_thread(self._vault.get, batch_id)
@@ -235,23 +235,23 @@ class BatchLifecycle:
         async with self._tidying:
             if not await self._store.read(self._due):
                 return
-            await self._store.write(transitions.end_due, now, retention)
+            await self._store.write(batch_rows.end_due, now, retention)
             # Read after the write returned: a secret goes only once its batch's end is durable.
-            for batch_id in await self._store.read(transitions.to_clean):
+            for batch_id in await self._store.read(batch_rows.to_clean):
                 await self._clean(batch_id)
         self._changes.notify()
 
     def _due(self, connection: Connection) -> bool:
-        return transitions.anything_due(connection, self._clock(), self._retention)
+        return batch_rows.anything_due(connection, self._clock(), self._retention)
 
     async def _clean(self, batch_id: str) -> None:
         self._releases.pop(batch_id, None)
         await asyncio.to_thread(self._vault.destroy, batch_id)
-        batch = await self._store.read(transitions.find, batch_id)
+        batch = await self._store.read(batch_rows.find, batch_id)
         for start in range(0, batch.next_slot, SLOTS_A_DELETE):
             slots = range(start, start + SLOTS_A_DELETE)
-            await self._store.write(transitions.delete_reports, batch_id, slots)
-        await self._store.write(transitions.mark_clean, batch_id)
+            await self._store.write(batch_rows.delete_reports, batch_id, slots)
+        await self._store.write(batch_rows.mark_clean, batch_id)
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:

@@ -31,7 +31,7 @@ from riffle.common.process.journal import Journal
 from riffle.common.protocol.messages import Conservation, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.states import ORDER
-from riffle.shuffler.store import transitions
+from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.schema import batches, dropped, reports
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
@@ -119,12 +119,10 @@ MAX_BATCHES = 1_024
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
     """Returns a batch's whole record, for the operator; raises RemoteError ``unknown-batch``."""
-    batch = transitions.find(connection, batch_id)
+    batch = batch_rows.find(connection, batch_id)
     ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
     row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()
-    held = (
-        transitions.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
-    )
+    held = batch_rows.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
     flow = MessageFlow(
         accepted=batch.reports * batch.L,
         held=held * batch.L,

@@ -24,7 +24,7 @@ NONCE_BYTES = 12
 OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
 
 
-class FileCipher:
+class StorageCipher:
     """Seals and opens files. ``key`` is 32 random bytes, or None to leave files in clear."""
 
     def __init__(self, key: bytes | None) -> None:

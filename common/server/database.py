@@ -1,4 +1,4 @@
-"""Databases of services: opening, migration, locks between replicas, notifications.
+"""Databases of services: opening, schema versions, locks between replicas, notifications.
 
 SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both:
 
@@ -11,10 +11,9 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
 A replica that stops in the middle of a write loses its lock, and its transaction, after
 `IDLE_SECONDS`.
 
-Schemas are Alembic revisions. A store is migrated to the program's revision in the transaction that
-opens it, under the writing lock: of replicas that start together, one migrates and the others find
-it done. A store of an unknown revision is refused, since no program writes to a store that it does
-not understand.
+A store holds the version of its schema. Opening an empty database creates the tables, under the
+writing lock: of replicas that start together, one creates them and the others find them. A store of
+another version is refused and left alone.
 
 Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit delivers. A
 notification only wakes waiters; the facts are in the store. A lost notification costs a moment,
@@ -24,16 +23,11 @@ because waiters also check again by themselves. SQLite has one process and no no
 import asyncio
 import hashlib
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -45,10 +39,10 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    insert,
     inspect,
     make_url,
     select,
-    text,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
@@ -82,47 +76,42 @@ _POSTGRES_ARGUMENTS = {
     },
 }
 
-_ALEMBIC_LOCK = threading.Lock()  # Alembic keeps its state in globals of the process
-
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A folder of Alembic revisions, and the revision that the program works with."""
+    """The tables of a service's store, and a version that changes whenever one of them does."""
 
-    folder: Path
-    head: str
+    service: str
+    version: int
+    metadata: MetaData
 
+    def prepare(self, connection: Connection) -> None:
+        """Creates the tables in an empty database; refuses tables of another version.
 
-def migrate(connection: Connection, schema: Schema) -> None:
-    """Migrates a store to ``schema.head``; raises LocalError ``unavailable`` if it is unknown."""
-    current = revision(connection)
-    if current == schema.head:
-        return
-    known = {script.revision for script in ScriptDirectory(str(schema.folder)).walk_revisions()}
-    if current is not None and current not in known:
-        raise LocalError(
-            "unavailable",
-            f"it has schema version {current}, this program knows {schema.head}; run the program "
-            "that wrote it, or use another data directory or database",
-        )
-    config = Config()
-    config.set_main_option("script_location", _option(Path(__file__).with_name("migrations")))
-    config.set_main_option("version_locations", _option(schema.folder / "versions"))
-    config.set_main_option("path_separator", "newline")  # the default one splits at blanks
-    config.attributes["connection"] = connection
-    with _ALEMBIC_LOCK:
-        command.upgrade(config, schema.head)
-
-
-def revision(connection: Connection) -> str | None:
-    """Returns a store's revision; None for a new store."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return str(connection.scalar(text("SELECT version_num FROM alembic_version")))
-
-
-def _option(path: Path) -> str:
-    return str(path).replace("%", "%%")
+        Raises LocalError ``unavailable``.
+        """
+        tables, key = self.metadata.tables, f"{self.service} schema"
+        present = tables.keys() & inspect(connection).get_table_names()
+        meta = tables["meta"]
+        if not present:
+            self.metadata.create_all(connection)
+            connection.execute(insert(meta).values(key=key, value=self.version))
+            return
+        query = select(meta.c.value).where(meta.c.key == key)
+        found = connection.scalar(query) if "meta" in present else None
+        if found is None:
+            raise LocalError(
+                "unavailable",
+                f"a pre-release of Riffle, or something else than a {self.service}, made its "
+                "tables, and they cannot be converted; finish its runs with the program that made "
+                "it, or use another data directory or database",
+            )
+        if found != self.version:
+            raise LocalError(
+                "unavailable",
+                f"it has schema version {found}, this program knows {self.version}; run the "
+                "program that wrote it, or use another data directory or database",
+            )
 
 
 def meta_table(metadata: MetaData) -> Table:
@@ -149,7 +138,7 @@ def is_shared(engine: Engine) -> bool:
 
 
 def open_database(url: str, schema: Schema) -> Engine:
-    """Returns an engine of the database at ``url``, after creating or migrating its tables.
+    """Returns an engine of the database at ``url``, with its tables.
 
     Raises LocalError ``unavailable`` if the database is damaged, of another version, or out of
     reach; ``invalid-spec`` if the URL is malformed or its driver is not installed.
@@ -158,7 +147,7 @@ def open_database(url: str, schema: Schema) -> Engine:
     try:
         with writer(engine).begin() as connection:
             _check_integrity(connection)
-            migrate(connection, schema)
+            schema.prepare(connection)
     except (SQLAlchemyError, sqlite3.Error, LocalError) as error:
         engine.dispose()
         raise _store_error(error, engine) from error

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex32, hex_file
 from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import FileCipher
+from riffle.common.server.at_rest import StorageCipher
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ServerSettings(RoleSettings):
             raise LocalError("invalid-spec", detail)
         return None
 
-    def file_cipher(self) -> FileCipher:
+    def storage_cipher(self) -> StorageCipher:
         """Returns the cipher of the private keys on this service's disk.
 
         Raises LocalError ``invalid-spec`` if the storage key is given twice or malformed, or if
@@ -69,21 +69,21 @@ class ServerSettings(RoleSettings):
         if self.storage_key is not None and self.storage_key_file is not None:
             raise LocalError("invalid-spec", f"set one of {variable} and {variable}_FILE")
         if self.storage_key_file is not None:
-            return FileCipher(hex_file(f"{variable}_FILE", self.storage_key_file))
+            return StorageCipher(hex_file(f"{variable}_FILE", self.storage_key_file))
         if self.storage_key is not None:
-            return FileCipher(hex32(variable, self.storage_key.get_secret_value().encode()))
+            return StorageCipher(hex32(variable, self.storage_key.get_secret_value().encode()))
         if not is_loopback(self.host):
             raise LocalError(
                 "invalid-spec",
                 f"private keys must be encrypted where others can connect: set {variable}_FILE",
             )
-        return FileCipher(None)
+        return StorageCipher(None)
 
     def signing_key(self) -> bytes:
         """Returns the raw Ed25519 private key (32 bytes)."""
         variable = f"{self.prefix()}SIGNING_KEY_FILE"
         data = file_bytes(variable, self.signing_key_file)
-        return hex32(variable, self.file_cipher().open(data, "signing key"))
+        return hex32(variable, self.storage_cipher().open(data, "signing key"))
 
     def metrics_hash(self) -> str | None:
         """Returns the hash of a token that may read only the metrics, if there is one."""

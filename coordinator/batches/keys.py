@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.server.at_rest import FileCipher, erase_file, replace_file, sync_directory
+from riffle.common.server.at_rest import StorageCipher, erase_file, replace_file, sync_directory
 from riffle.coordinator.states import KEY, KeyEvent, KeyState, after
 
 USABLE: tuple[KeyState, ...] = ("active", "expired")
@@ -42,7 +42,7 @@ _RECORDS = TypeAdapter(tuple[KeyRecord, ...], config=ConfigDict(strict=True))
 class KeyRing:
     """The keys of one folder. Made with its first key by `init`."""
 
-    def __init__(self, folder: Path, cipher: FileCipher, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, cipher: StorageCipher, clock: Callable[[], float]) -> None:
         self._folder = folder
         self._cipher = cipher
         self._clock = clock

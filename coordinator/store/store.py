@@ -43,7 +43,7 @@ from riffle.coordinator.store.records import (
     Timings,
 )
 
-_runs, _leases = schema.runs, schema.drivers
+_runs, _leases = schema.runs, schema.run_leases
 
 FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).with_for_update()
 

@@ -35,7 +35,7 @@ from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, problem_slug
 from riffle.common.protocol.messages import Enrolment, EnrolRequest
-from riffle.common.server.at_rest import FileCipher, replace_file
+from riffle.common.server.at_rest import StorageCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
 from riffle.deploy.network.certificates import make_authority
 from riffle.deploy.network.processes import make_folder
@@ -83,10 +83,10 @@ def key_ring(folder: Path) -> KeyRing:
     return KeyRing(keys, storage_cipher(folder, "coordinator"), time.time)
 
 
-def storage_cipher(folder: Path, role: str) -> FileCipher:
+def storage_cipher(folder: Path, role: str) -> StorageCipher:
     """Returns the cipher of a server's private keys; raises LocalError as `hex_file` does."""
     file = folder / f"{role}-storage" / "key"
-    return FileCipher(hex_file(str(file), file))
+    return StorageCipher(hex_file(str(file), file))
 
 
 def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:

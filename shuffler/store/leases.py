@@ -2,7 +2,7 @@
 
 The leases of one request share batch, node and expiry, so they share a row, a *lease group*, and an
 upload changes that row alone. With a row or an index entry for each lease, every commit would write
-a page for each. The table keeps its name of the first release, ``grants``.
+a page for each.
 
 A lease's id is its slot, then the id of its group. A node knows its own slots, and nobody else is
 told a lease's id, so the id gives nothing away.

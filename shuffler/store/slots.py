@@ -40,7 +40,7 @@ from riffle.shuffler.rules import (
     new_users_granted,
     share_slots,
 )
-from riffle.shuffler.store import leases, transitions, users
+from riffle.shuffler.store import batch_rows, leases, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, dropped, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
@@ -86,7 +86,7 @@ def lease_slots(
     Raises RemoteError ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
-    batch = transitions.find(connection, batch_id, lock=True)
+    batch = batch_rows.find(connection, batch_id, lock=True)
     closed = closed_problem(batch.state, batch.expires_at, terms.now)
     room = _room(connection, batch, owner, quota, terms)
     distinct = list(dict.fromkeys(wanted))
@@ -110,12 +110,12 @@ def lease_slots(
 
 
 def _room(
-    connection: Connection, batch: transitions.Batch, owner: str, quota: int, terms: LeaseTerms
+    connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, terms: LeaseTerms
 ) -> Room:
-    leased = transitions.count_leased(connection, batch.batch_id, terms.now)
+    leased = batch_rows.count_leased(connection, batch.batch_id, terms.now)
     share = share_slots(terms.owner_share, batch.n)
     if share < batch.n:
-        share -= transitions.count_held(connection, batch.batch_id, owner, terms.now)
+        share -= batch_rows.count_held(connection, batch.batch_id, owner, terms.now)
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 
@@ -129,7 +129,7 @@ def _view(user: str, record: UserRecord, batch_id: str, now: int) -> UserView:
 
 def _grant(
     connection: Connection,
-    batch: transitions.Batch,
+    batch: batch_rows.Batch,
     node_id: str,
     people: Sequence[str],
     existing: dict[str, UserRecord],
@@ -184,7 +184,7 @@ def store_reports(
 ) -> UploadSummary:
     """Stores accepted reports, encrypted by ``cipher``; counts others; raises as `lease_slots`."""
     users.lock_node(connection, node_id)
-    batch = transitions.find(connection, batch_id, lock=True)
+    batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
     groups = leases.groups_of_upload(connection, batch_id, node_id, ids)
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
@@ -206,7 +206,7 @@ def store_reports(
         _write(connection, batch, groups, accepted, cipher)
     counts = Counter[str](outcomes)
     refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
-    transitions.add_counts(connection, dropped, batch_id, refused)
+    batch_rows.add_counts(connection, dropped, batch_id, refused)
     sealed = _seal_if_full(connection, batch, len(accepted))
     return UploadSummary(
         UploadReply(results=tuple(map(UploadResult, ids, outcomes))), counts, sealed
@@ -239,7 +239,7 @@ def _reported_elsewhere(
 
 def _write(
     connection: Connection,
-    batch: transitions.Batch,
+    batch: batch_rows.Batch,
     groups: dict[str, LeaseGroup],
     accepted: list[tuple[int, bytes]],
     cipher: ReportCipher | None,
@@ -260,7 +260,7 @@ def _write(
     connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(slots)})
 
 
-def _seal_if_full(connection: Connection, batch: transitions.Batch, added: int) -> bool:
+def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int) -> bool:
     """Seals the batch if it holds n reports of n distinct users, counted here and now.
 
     The running count only says when to count. This count over stored rows is what releases a batch:
@@ -269,8 +269,8 @@ def _seal_if_full(connection: Connection, batch: transitions.Batch, added: int) 
     if not added or batch.reports + added < batch.n:
         return False
     people, slots = leases.reporters(connection, batch.batch_id)
-    stored = transitions.stored_slots(connection, batch.batch_id)
+    stored = batch_rows.stored_slots(connection, batch.batch_id)
     if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
-    transitions.transition(connection, batch, "fill")
+    batch_rows.transition(connection, batch, "fill")
     return True

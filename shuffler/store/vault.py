@@ -23,14 +23,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.hpke import OVERHEAD as SEAL_OVERHEAD
-from riffle.common.protocol.hpke import KeyPair, OpenError, open_sealed
+from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.at_rest import (
     OVERHEAD,
-    FileCipher,
+    StorageCipher,
     create_file,
     erase_file,
-    is_sealed,
     sync_directory,
 )
 
@@ -67,7 +65,7 @@ class Vault:
     Writes are synced, file and directory, before they return.
     """
 
-    def __init__(self, directory: Path, cipher: FileCipher) -> None:
+    def __init__(self, directory: Path, cipher: StorageCipher) -> None:
         self._directory = directory
         self._cipher = cipher
         try:
@@ -154,25 +152,21 @@ class ReportCipher:
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
         derive = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=LABEL_STORED)
-        self._cipher = FileCipher(derive.derive(secret.outer.private + secret.permutation))
+        self._cipher = StorageCipher(derive.derive(secret.outer.private + secret.permutation))
         self._batch_id = batch_id
-        self._outer = secret.outer.private
 
     def encrypt(self, slots: Sequence[int], reports: bytes) -> bytes:
         """Returns the stored form of the reports on these slots, given end to end."""
         return self._cipher.seal(reports, self._name(slots))
 
-    def decrypt(self, slots: Sequence[int], stored: bytes, info: bytes) -> bytes:
+    def decrypt(self, slots: Sequence[int], stored: bytes) -> bytes:
         """Returns the reports on these slots, end to end.
 
-        A report that a store of the first schema version holds is still under its outer seal.
-        Raises LocalError if the reports are damaged, or not of these slots.
+        Raises LocalError if they are damaged, or not of these slots.
         """
         try:
-            if not is_sealed(stored) and len(slots) == 1 and len(stored) > SEAL_OVERHEAD:
-                return open_sealed(self._outer, info, stored)
             return self._cipher.open(stored, self._name(slots))
-        except (LocalError, OpenError) as error:
+        except LocalError as error:
             detail = "stored reports, or their secret, are damaged; none is released"
             raise LocalError("internal", detail) from error
 

@@ -33,7 +33,7 @@ from riffle.common.protocol.descriptor import (
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
 from riffle.common.protocol.messages import BatchState, BatchStatus, Conservation, MessageFlow
-from riffle.common.server.at_rest import FileCipher
+from riffle.common.server.at_rest import StorageCipher
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
@@ -257,7 +257,7 @@ def key_ring(directory: Path, clock: Callable[[], float] = time.time) -> KeyRing
         first = {"id": key_id(key), "public": key.hex(), "state": "active", "since": int(NOW)}
         (folder / f"{key_id(key)}.key").write_text(ANALYZER.private.hex())
         (folder / "keys.json").write_text(json.dumps([first]))
-    return KeyRing(folder, FileCipher(None), clock)
+    return KeyRing(folder, StorageCipher(None), clock)
 
 
 def registry() -> Registry:

@@ -109,7 +109,7 @@ def test_role_starts_with_its_settings(
         assert settings.tls() is not None
         assert settings.ca_file == network / "coordinator" / "ca.pem"
         assert len(settings.signing_key()) == 32
-        KeyRing(settings.analyzer_keys_dir, settings.file_cipher(), time.time).check()
+        KeyRing(settings.analyzer_keys_dir, settings.storage_cipher(), time.time).check()
         assert settings.shuffler_token() and settings.operator_hash()
     if isinstance(settings, ShufflerSettings):
         assert settings.tls() is not None

@@ -37,7 +37,7 @@ from riffle.common.protocol.hpke import (
     seal_indices,
 )
 from riffle.common.protocol.verification import read_pins
-from riffle.common.server.at_rest import FileCipher
+from riffle.common.server.at_rest import StorageCipher
 from riffle.coordinator.api.runs import _known_index, follow_events
 from riffle.coordinator.batches import shuffler_client as coordinators
 from riffle.coordinator.batches.analyzer import open_messages
@@ -220,10 +220,10 @@ def one_message(trust: Trust) -> Case:
 
 def at_rest(folder: Path) -> dict[str, Case]:
     """Files of keys, sealed by a storage key and in clear."""
-    sealing, vault = FileCipher(bytes(32)), Vault(folder / "secrets", FileCipher(None))
+    sealing, vault = StorageCipher(bytes(32)), Vault(folder / "secrets", StorageCipher(None))
     vault.put(ID, BatchSecret.generate())
     (secret,) = (folder / "secrets").iterdir()
-    ring = KeyRing(folder / "keys", FileCipher(None), lambda: 1.0)
+    ring = KeyRing(folder / "keys", StorageCipher(None), lambda: 1.0)
     ring.init()
     private, states = sorted((folder / "keys").glob("*.*"))
 
@@ -235,7 +235,7 @@ def at_rest(folder: Path) -> dict[str, Case]:
         return Case(decode, (file.read_bytes(),), (LocalError,))
 
     def check() -> None:
-        KeyRing(folder / "keys", FileCipher(None), lambda: 1.0).check()
+        KeyRing(folder / "keys", StorageCipher(None), lambda: 1.0).check()
 
     return {
         "file at rest": Case(

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.core import preflight
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import transitions
+from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, user
@@ -37,11 +37,11 @@ def before_destroying(patch: pytest.MonkeyPatch) -> None:
 
 
 def after_destroying(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transitions, "delete_reports", dies)
+    patch.setattr(batch_rows, "delete_reports", dies)
 
 
 def after_deleting(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transitions, "mark_clean", dies)
+    patch.setattr(batch_rows, "mark_clean", dies)
 
 
 @pytest.mark.parametrize("point", [before_destroying, after_destroying, after_deleting])
@@ -74,7 +74,7 @@ def test_a_crash_while_an_expired_batch_is_abandoned(
         assert api.call("GET", path, COORDINATOR_TOKEN).status_code == 500
     api.restart()
     assert api.status(batch)["state"] == "abandoned"
-    assert (secrets(api), count(api, "reports"), count(api, "grants")) == ([], 0, 1)
+    assert (secrets(api), count(api, "reports"), count(api, "lease_groups")) == ([], 0, 1)
 
 
 def test_expiry_is_found_at_start(api: Api) -> None:
@@ -88,7 +88,7 @@ def test_expiry_is_found_at_start(api: Api) -> None:
 def test_a_secret_written_but_its_deposit_not_committed(api: Api) -> None:
     """The key of a deposit that was never answered is one that nobody has seen: it is used."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transitions, "insert_batch", dies)
+        patch.setattr(batch_rows, "insert_batch", dies)
         assert api.put(descriptor_bytes()).status_code == 500
     orphan = secrets(api)[0].read_bytes()
     api.restart()

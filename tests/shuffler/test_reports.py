@@ -5,8 +5,8 @@ from sqlalchemy import select
 
 from riffle.common.protocol import hpke
 from riffle.common.protocol.messages import Lease
+from riffle.shuffler.store.batch_rows import open_batches
 from riffle.shuffler.store.schema import lease_groups
-from riffle.shuffler.store.transitions import open_batches
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
 

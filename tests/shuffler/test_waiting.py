@@ -12,7 +12,7 @@ from starlette.types import Message
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.service import read_body
 from riffle.shuffler.admission import Budget, ChangeSignal, metered
-from riffle.shuffler.store.transitions import OpenBatches
+from riffle.shuffler.store.batch_rows import OpenBatches
 from tests.system.simulation import machine
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import (
     MAGIC,
     OVERHEAD,
-    FileCipher,
+    StorageCipher,
     erase_file,
     is_sealed,
     replace_file,
@@ -22,43 +22,43 @@ KEY = bytes(range(32))
 
 @given(st.binary(max_size=200), st.text(max_size=40))
 def test_sealed_data_opens_and_shows_nothing(data: bytes, name: str) -> None:
-    sealed = FileCipher(KEY).seal(data, name)
-    assert FileCipher(KEY).open(sealed, name) == data
+    sealed = StorageCipher(KEY).seal(data, name)
+    assert StorageCipher(KEY).open(sealed, name) == data
     assert len(sealed) == len(data) + OVERHEAD
     assert len(data) < 8 or data not in sealed.removeprefix(MAGIC)
 
 
 def test_sealing_the_same_data_twice_gives_different_files() -> None:
-    assert FileCipher(KEY).seal(b"key", "a") != FileCipher(KEY).seal(b"key", "a")
+    assert StorageCipher(KEY).seal(b"key", "a") != StorageCipher(KEY).seal(b"key", "a")
 
 
 @pytest.mark.parametrize("at", [0, len(MAGIC), len(MAGIC) + 12, -1])
 def test_every_changed_byte_is_refused(at: int) -> None:
-    sealed = bytearray(FileCipher(KEY).seal(b"key", "a"))
+    sealed = bytearray(StorageCipher(KEY).seal(b"key", "a"))
     sealed[at] ^= 1
     with pytest.raises(LocalError, match="the a "):
-        FileCipher(KEY).open(bytes(sealed), "a")
+        StorageCipher(KEY).open(bytes(sealed), "a")
 
 
 @pytest.mark.parametrize(
     ("key", "data", "message"),
     [
-        (bytes(32), FileCipher(KEY).seal(b"key", "a"), "does not open with this storage key"),
-        (KEY, FileCipher(KEY).seal(b"key", "b"), "made for something else"),
+        (bytes(32), StorageCipher(KEY).seal(b"key", "a"), "does not open with this storage key"),
+        (KEY, StorageCipher(KEY).seal(b"key", "b"), "made for something else"),
         (KEY, MAGIC, "does not open"),
         (KEY, MAGIC + bytes(20), "does not open"),
         (KEY, b"key", "is not encrypted"),
-        (None, FileCipher(KEY).seal(b"key", "a"), "is encrypted: give the storage key"),
+        (None, StorageCipher(KEY).seal(b"key", "a"), "is encrypted: give the storage key"),
     ],
     ids=["other key", "other name", "magic only", "too short", "in clear", "no key"],
 )
 def test_a_file_that_does_not_open_says_why(key: bytes | None, data: bytes, message: str) -> None:
     with pytest.raises(LocalError, match=message):
-        FileCipher(key).open(data, "a")
+        StorageCipher(key).open(data, "a")
 
 
 def test_without_a_key_files_are_in_clear() -> None:
-    assert FileCipher(None).open(FileCipher(None).seal(b"key", "a"), "a") == b"key"
+    assert StorageCipher(None).open(StorageCipher(None).seal(b"key", "a"), "a") == b"key"
     assert not is_sealed(b"key")
 
 

@@ -5,9 +5,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, func, insert, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
 from riffle.common.protocol.errors import LocalError
@@ -20,52 +36,43 @@ from riffle.common.server.database import (
     try_claim,
     writer,
 )
+from riffle.coordinator.store import schema as coordinator_schema
+from riffle.shuffler.store import schema as shuffler_schema
 from tests.postgres import Cluster
 
 metadata = MetaData()
 meta = meta_table(metadata)
 things = Table("things", metadata, Column("thing", Integer, primary_key=True))
 
-REVISION = """
-from alembic import op
-from tests.common.server.test_database import metadata
-revision, down_revision = "things_1", None
-def upgrade():
-    metadata.create_all(op.get_bind())
-"""
+SCHEMA = Schema("thing", 1, metadata)
 
 
 @pytest.fixture
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
-    folder = tmp_path_factory.mktemp("migrations")
-    (folder / "versions").mkdir()
-    (folder / "versions" / "first.py").write_text(REVISION)
-    return Schema(folder, "things_1")
-
-
-@pytest.fixture
-def engine(url: str, schema: Schema) -> Iterator[Engine]:
-    found = open_database(url, schema)
+def engine(url: str) -> Iterator[Engine]:
+    found = open_database(url, SCHEMA)
     yield found
     found.dispose()
 
 
 @pytest.fixture
-def other(url: str, schema: Schema, engine: Engine) -> Iterator[Engine]:
+def other(url: str, engine: Engine) -> Iterator[Engine]:
     """The same store as another replica has it open."""
-    found = open_database(url, schema)
+    found = open_database(url, SCHEMA)
     yield found
     found.dispose()
 
 
 SETTLED = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 0}
 sqlite_only = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+both_services = pytest.mark.parametrize(
+    "schema", [shuffler_schema, coordinator_schema], ids=["shuffler", "coordinator"]
+)
 postgres_only = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 
-def refusal(address: str, schema: Schema) -> LocalError:
+def refusal(address: str) -> LocalError:
     with pytest.raises(LocalError) as caught:
-        open_database(address, schema)
+        open_database(address, SCHEMA)
     return caught.value
 
 
@@ -95,10 +102,10 @@ def test_postgres_syncs_each_commit_and_limits_waits(engine: Engine) -> None:
     assert list(found.values()) == ["on", "20s", "10s", "read committed"]
 
 
-def test_a_reopened_database_has_what_was_written(url: str, schema: Schema, engine: Engine) -> None:
+def test_a_reopened_database_has_what_was_written(url: str, engine: Engine) -> None:
     with writer(engine).begin() as connection:
         connection.execute(insert(things).values(thing=7))
-    again = open_database(url, schema)
+    again = open_database(url, SCHEMA)
     with again.connect() as connection:
         assert connection.scalars(select(things.c.thing)).all() == [7]
     again.dispose()
@@ -180,53 +187,116 @@ def test_values_stay_out_of_error_texts(engine: Engine) -> None:
     assert "a secret id" not in str(caught.value)
 
 
-def test_another_version_is_refused(url: str, schema: Schema, engine: Engine) -> None:
+def write_version(connection: Connection, schema: Any, version: int | None) -> None:
+    of_schema = schema.meta.c.key == f"{schema.SCHEMA.service} schema"
+    if version is None:
+        connection.execute(delete(schema.meta).where(of_schema))
+    else:
+        connection.execute(update(schema.meta).where(of_schema).values(value=version))
+
+
+@both_services
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_store_of_another_version_is_refused_and_left_alone(
+    url: str, schema: Any, version: int
+) -> None:
+    engine = schema.open_store(url)
     with writer(engine).begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = 'things_2'"))
-    error = refusal(url, schema)
-    assert error.slug == "unavailable"
-    assert "schema version things_2, this program knows things_1" in error.detail
-    assert engine.url.render_as_string(hide_password=True) in error.detail
+        write_version(connection, schema, version)
+        before = connection.execute(select(schema.meta)).all()
+    with pytest.raises(LocalError) as caught:
+        schema.open_store(url)
+    assert caught.value.slug == "unavailable"
+    assert f"schema version {version}, this program knows 1" in caught.value.detail
+    assert engine.url.render_as_string(hide_password=True) in caught.value.detail
+    with engine.connect() as connection:
+        assert connection.execute(select(schema.meta)).all() == before
+    engine.dispose()
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path, schema: Schema) -> None:
+@both_services
+@pytest.mark.parametrize("meta_left", [True, False])
+def test_the_store_of_a_pre_release_is_refused(url: str, schema: Any, meta_left: bool) -> None:
+    """Its tables are there without a version, as Alembic, which pre-releases used, left them."""
+    engine = schema.open_store(url)
+    with writer(engine).begin() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
+        write_version(connection, schema, None)
+        if not meta_left:
+            connection.execute(text("DROP TABLE meta"))
+        tables = inspect(connection).get_table_names()
+    with pytest.raises(LocalError, match=r"a pre-release of Riffle.*use another data directory"):
+        schema.open_store(url)
+    with engine.connect() as connection:
+        assert inspect(connection).get_table_names() == tables
+    engine.dispose()
+
+
+def test_the_store_of_another_service_is_refused(url: str) -> None:
+    shuffler_schema.open_store(url).dispose()
+    with pytest.raises(LocalError, match="something else than a coordinator made its tables"):
+        coordinator_schema.open_store(url)
+
+
+@both_services
+def test_replicas_that_start_together_create_the_tables_once(url: str, schema: Any) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        engines = list(threads.map(schema.open_store, [url] * 4))
+    for engine in engines:
+        with engine.connect() as connection:
+            created = set(inspect(connection).get_table_names())
+        assert created == schema.metadata.tables.keys()
+        engine.dispose()
+
+
+def test_a_creation_that_fails_leaves_nothing(url: str) -> None:
+    """A table has the name of an index; other tables are created before, in one transaction."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE pending (one INTEGER)"))
+    with pytest.raises(LocalError, match="cannot be used"):
+        shuffler_schema.open_store(url)
+    with engine.connect() as connection:
+        assert inspect(connection).get_table_names() == ["pending"]
+    engine.dispose()
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.sqlite").write_bytes(b"this is not a database, whatever its name " * 200)
-    error = refusal(f"sqlite:///{tmp_path / 'a.sqlite'}", schema)
+    error = refusal(f"sqlite:///{tmp_path / 'a.sqlite'}")
     assert "not a database or is damaged" in error.detail
 
 
-def test_a_damaged_page_is_refused(tmp_path: Path, schema: Schema) -> None:
+def test_a_damaged_page_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
-    open_database(f"sqlite:///{path}", schema).dispose()
+    open_database(f"sqlite:///{path}", SCHEMA).dispose()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
     connection.close()
     data = bytearray(path.read_bytes())
     data[4096:8192] = b"\xff" * 4096
     path.write_bytes(data)
-    error = refusal(f"sqlite:///{path}", schema)
+    error = refusal(f"sqlite:///{path}")
     assert error.slug == "unavailable"
     assert "cannot be used" in error.detail
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
-def test_an_unreachable_database_is_reported_in_one_line(
-    tmp_path: Path, schema: Schema, dialect: str
-) -> None:
+def test_an_unreachable_database_is_reported_in_one_line(tmp_path: Path, dialect: str) -> None:
     nowhere = tmp_path / "nowhere"
     address = f"sqlite:///{nowhere}/a" if dialect == "sqlite" else f"postgresql:///?host={nowhere}"
-    error = refusal(address, schema)
+    error = refusal(address)
     assert error.slug == "unavailable"
     assert "nowhere" in error.detail
     assert "\n" not in error.detail
 
 
 @pytest.mark.parametrize("address", ["nonsense", "nosuchdialect://h/d", "sqlite+nodriver:///x"])
-def test_a_malformed_url_is_refused(address: str, schema: Schema) -> None:
-    assert refusal(address, schema).slug == "invalid-spec"
+def test_a_malformed_url_is_refused(address: str) -> None:
+    assert refusal(address).slug == "invalid-spec"
 
 
-def test_a_password_is_never_shown(schema: Schema) -> None:
-    assert "sesame" not in refusal("nosuchdialect://user:sesame@host/riffle", schema).detail
-    unreachable = refusal("postgresql://user:sesame@127.0.0.1:1/riffle", schema)
+def test_a_password_is_never_shown() -> None:
+    assert "sesame" not in refusal("nosuchdialect://user:sesame@host/riffle").detail
+    unreachable = refusal("postgresql://user:sesame@127.0.0.1:1/riffle")
     assert "sesame" not in unreachable.detail

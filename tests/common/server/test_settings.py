@@ -6,24 +6,24 @@ import pytest
 from pydantic import SecretStr
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import FileCipher
+from riffle.common.server.at_rest import StorageCipher
 from riffle.common.server.settings import ServerSettings, Tls
 
 KEY = bytes(range(32))
 
 
-def storage_cipher(key: str | None, file: Path | None, host: str) -> FileCipher:
+def storage_cipher(key: str | None, file: Path | None, host: str) -> StorageCipher:
     secret = None if key is None else SecretStr(key)
     settings = ServerSettings(
         host=host, port=1, storage_key=secret, storage_key_file=file, signing_key_file=Path("key")
     )
-    return settings.file_cipher()
+    return settings.storage_cipher()
 
 
 def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY.hex() + "\n")
-    sealed = FileCipher(KEY).seal(b"x", "a")
+    sealed = StorageCipher(KEY).seal(b"x", "a")
     for given_key, given_file in ((KEY.hex(), None), (None, file)):
         assert storage_cipher(given_key, given_file, "192.0.2.1").open(sealed, "a") == b"x"
     assert not storage_cipher(None, None, "127.0.0.1").encrypts

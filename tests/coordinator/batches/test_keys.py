@@ -15,7 +15,7 @@ import pytest
 from riffle.common.protocol.descriptor import key_id, parse
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.server.at_rest import FileCipher, is_sealed
+from riffle.common.server.at_rest import StorageCipher, is_sealed
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.keys import KeyRing
@@ -40,7 +40,7 @@ from tests.coordinator.world import (
     until,
 )
 
-KEY = FileCipher(bytes(range(32)))
+KEY = StorageCipher(bytes(range(32)))
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_two_replicas_rotate_at_once(ring: KeyRing, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["missing", "another's", "storage key", "folder", "not json"])
 def test_faults_of_the_folder_are_reported(ring: KeyRing, tmp_path: Path, how: str) -> None:
     file = next((tmp_path / "keys").glob("*.key"))
-    at_rest = FileCipher(bytes(32)) if how == "storage key" else KEY
+    at_rest = StorageCipher(bytes(32)) if how == "storage key" else KEY
     if how == "missing":
         file.unlink()
     elif how == "another's":

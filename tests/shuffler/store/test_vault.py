@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import MAGIC, FileCipher
+from riffle.common.server.at_rest import MAGIC, StorageCipher
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
 
 BATCH = "ab" * 16
-CLEAR = FileCipher(None)
+CLEAR = StorageCipher(None)
 
 
 def test_a_secret_comes_back(tmp_path: Path) -> None:
@@ -97,20 +96,20 @@ def test_a_secret_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 
 def test_encrypted_secrets_come_back_under_their_key_only(tmp_path: Path) -> None:
-    secret, key = BatchSecret.generate(), FileCipher(bytes(range(32)))
+    secret, key = BatchSecret.generate(), StorageCipher(bytes(range(32)))
     Vault(tmp_path, key).put(BATCH, secret)
     assert Vault(tmp_path, key).get(BATCH) == secret
     data = (tmp_path / f"{BATCH}.secret").read_bytes()
     assert data.startswith(MAGIC)
     assert secret.outer.private not in data and secret.permutation not in data
-    for other in (FileCipher(bytes(32)), CLEAR):
+    for other in (StorageCipher(bytes(32)), CLEAR):
         with pytest.raises(LocalError, match="storage key") as caught:
             Vault(tmp_path, other).get(BATCH)
         assert not isinstance(caught.value, SecretLostError), "a wrong key must cost no batch"
 
 
 def test_one_batchs_secret_is_not_taken_for_anothers(tmp_path: Path) -> None:
-    vault, other = Vault(tmp_path, FileCipher(bytes(32))), "cd" * 16
+    vault, other = Vault(tmp_path, StorageCipher(bytes(32))), "cd" * 16
     vault.put(BATCH, BatchSecret.generate())
     (tmp_path / f"{BATCH}.secret").rename(tmp_path / f"{other}.secret")
     with pytest.raises(LocalError, match="made for something else"):
@@ -118,7 +117,7 @@ def test_one_batchs_secret_is_not_taken_for_anothers(tmp_path: Path) -> None:
 
 
 def test_a_secret_cut_short_is_lost(tmp_path: Path) -> None:
-    vault = Vault(tmp_path, FileCipher(bytes(32)))
+    vault = Vault(tmp_path, StorageCipher(bytes(32)))
     vault.put(BATCH, BatchSecret.generate())
     file = tmp_path / f"{BATCH}.secret"
     file.write_bytes(file.read_bytes()[:-1])
@@ -128,13 +127,13 @@ def test_a_secret_cut_short_is_lost(tmp_path: Path) -> None:
 
 # Stored reports
 
-SLOTS, REPORTS, INFO = [3, 4, 7], b"three reports" * 3, b"a context"
+SLOTS, REPORTS = [3, 4, 7], b"three reports" * 3
 SECRET = BatchSecret.generate()
 
 
 def test_stored_reports_are_read_again_and_hidden() -> None:
     first, second = (ReportCipher(BATCH, SECRET).encrypt(SLOTS, REPORTS) for _ in range(2))
-    assert ReportCipher(BATCH, SECRET).decrypt(SLOTS, first, INFO) == REPORTS
+    assert ReportCipher(BATCH, SECRET).decrypt(SLOTS, first) == REPORTS
     assert REPORTS[:8] not in first
     assert first != second, "a nonce is never used again"
 
@@ -151,11 +150,4 @@ def test_reports_that_are_damaged_or_misplaced_are_not_released(fault: str) -> N
     batch = "cd" * 16 if fault == "batch" else BATCH
     slots = [3, 4, 8] if fault == "slots" else SLOTS
     with pytest.raises(LocalError, match="none is released"):
-        ReportCipher(batch, secret).decrypt(slots, changed.get(fault, kept), INFO)
-
-
-def test_a_report_stored_by_an_earlier_version_is_under_its_outer_seal() -> None:
-    kept = hpke.seal(SECRET.outer.public, INFO, b"a report")
-    assert ReportCipher(BATCH, SECRET).decrypt([5], kept, INFO) == b"a report"
-    with pytest.raises(LocalError, match="none is released"):
-        ReportCipher(BATCH, SECRET).decrypt([5], kept, b"another context")
+        ReportCipher(batch, secret).decrypt(slots, changed.get(fault, kept))

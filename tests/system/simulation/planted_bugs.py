@@ -15,7 +15,7 @@ from riffle.coordinator.store.records import DeploymentRecord
 from riffle.coordinator.store.store import Store
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import slots, transitions
+from riffle.shuffler.store import slots, batch_rows
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
@@ -56,13 +56,13 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
     def counting(connection: Connection, batch_id: str, *rest: Any) -> slots.UploadSummary:
         done = upload(connection, batch_id, *rest)
         again = sum(result.outcome == "replayed" for result in done.reply.results)
-        batch = transitions.find(connection, batch_id, lock=True)
+        batch = batch_rows.find(connection, batch_id, lock=True)
         if again and batch.state == "open":
             row = batches.c.batch_id == batch_id
             reports = batch.reports + again
             connection.execute(update(batches).where(row).values(reports=reports))
             if reports >= batch.n:
-                transitions.transition(connection, batch, "fill")
+                batch_rows.transition(connection, batch, "fill")
         return done
 
     patch.setattr(slots, "store_reports", counting)
@@ -76,15 +76,15 @@ def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
     def unchecked(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
         row = batches.c.batch_id == batch_id
-        transitions.transition(
-            connection, transitions.find(connection, batch_id, lock=True), "forward"
+        batch_rows.transition(
+            connection, batch_rows.find(connection, batch_id, lock=True), "forward"
         )
         values = {"messages_sha256": sha256, "forwarded": messages}
         connection.execute(update(batches).where(row).values(values))
 
     patch.setattr("riffle.shuffler.lifecycle.permute_messages", anew)
     patch.setattr("riffle.shuffler.lifecycle.BatchLifecycle._remember", lambda *_: None)
-    patch.setattr(transitions, "mark_forwarded", unchecked)
+    patch.setattr(batch_rows, "mark_forwarded", unchecked)
 
 
 def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,7 @@ class World:
     def _coordinator(self, replica: str) -> FastAPI:
         settings = coordinator_settings(self.folder, replica)
         ring = KeyRing(
-            settings.analyzer_keys_dir, settings.file_cipher(), self._time("coordinator")
+            settings.analyzer_keys_dir, settings.storage_cipher(), self._time("coordinator")
         )
         client = self.network.client("shuffler", COORDINATOR_TOKEN)
         return coordinator_app.create_app(
