@@ -1,6 +1,6 @@
 """The coordinator's tables. How its database is opened: `common.server.database`.
 
-Whoever changes a table raises the version of the schema.
+A change of a table raises the version of the schema.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The tables of the shuffler's store, which `common.server.database` opens.
 
-A user's row outlives its batch: it makes a second report impossible over batches and runs. Whoever
-changes a table raises the version of the schema.
+A user's row outlives its batch: it makes a second report impossible over batches and runs. A change
+of a table raises the version of the schema.
 """
 
 from pathlib import Path
