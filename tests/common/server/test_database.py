@@ -234,7 +234,7 @@ def test_the_store_of_a_pre_release_is_refused(url: str, schema: Any, meta_left:
 
 def test_the_store_of_another_service_is_refused(url: str) -> None:
     shuffler_schema.open_store(url).dispose()
-    with pytest.raises(LocalError, match="something else than a coordinator made its tables"):
+    with pytest.raises(LocalError, match="something else than a coordinator, made its tables"):
         coordinator_schema.open_store(url)
 
 
