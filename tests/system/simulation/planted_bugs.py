@@ -15,7 +15,7 @@ from riffle.coordinator.store.records import DeploymentRecord
 from riffle.coordinator.store.store import Store
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import slots, batch_rows
+from riffle.shuffler.store import batch_rows, slots
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
