@@ -127,15 +127,6 @@ dropped = Table(
 )
 
 
-latencies = Table(
-    "latencies",
-    metadata,
-    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
-    Column("bucket", Integer, primary_key=True, autoincrement=False),
-    Column("uploads", BigInteger, nullable=False),
-)
-
-
 def open_store(url: str) -> Engine:
     """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
     return open_database(url, SCHEMA)

@@ -127,7 +127,7 @@ def lost_as_error(lost: list[RunLease]) -> None:
 
 def lease_state(store: Store, now: float) -> LeaseState:
     """The state of the first lease, from its row."""
-    table = schema.drivers.c
+    table = schema.run_leases.c
     with store._engine.connect() as connection:
         fence, until = connection.execute(select(table.fence, table.until)).one()
     return "lost" if fence != FIRST.fence else "held" if until > now else "expired"
