@@ -1,10 +1,10 @@
 """The node's half of the shuffler's REST API: bounded answers, strict documents, patient retries.
 
-Faults that may pass are retried: no connection, no answer, 429, 5xx, and answers that break the
-protocol. The delay is exponential with full jitter (a random share of base 2^k, so that nodes do
-not come back together), and ``Retry-After`` is its floor. Any other answer is final and becomes a
-`RemoteError` with the shuffler's slug. Every request is idempotent at the shuffler, so a lost
-answer costs only another request.
+Faults that may pass are retried: no connection, no answer, 429, 5xx, and answers that are not the
+shuffler's. The delay is exponential with full jitter (a random share of base 2^k, so that nodes do
+not come back together), and ``Retry-After`` is its floor. Only a refusal that the shuffler means is
+final: a `RemoteError` with its slug. Every request is idempotent at the shuffler, so a lost answer
+costs only another request.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
@@ -197,11 +196,8 @@ def read_answer(
 
 
 def _problem(response: httpx.Response, body: bytes) -> Exception:
-    status, document = response.status_code, errors.problem_document(body)
-    detail = errors.one_line(str(document.get("detail", "no problem document")))
-    if errors.is_temporary(status):
-        after = errors.parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-        return TransientError(f"status {status}, {detail}", after)
-    if status < HTTPStatus.BAD_REQUEST:
-        return TransientError(f"status {status}")
-    return RemoteError(errors.problem_slug(document), f"the shuffler refused: {detail}")
+    after, now = response.headers.get("Retry-After"), datetime.now(UTC)
+    error = errors.read_refusal("the shuffler", response.status_code, body, after, now)
+    if isinstance(error, LocalError):
+        return TransientError(error.detail, error.retry_after or 0.0)
+    return error

@@ -8,6 +8,7 @@ Every error has a problem slug, and every slug one title and one status. A probl
 """
 
 import json
+import math
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -116,6 +117,34 @@ def parse_retry_after(value: str | None, now: datetime) -> float:
         except (TypeError, ValueError):
             return 0.0
     return min(max(seconds, 0.0), LONGEST_WAIT_SECONDS)
+
+
+def read_refusal(
+    peer: str, status: int, body: bytes, retry_after: str | None, now: datetime
+) -> RiffleError:
+    """Returns the error of a peer's answer that is no success; ``peer`` names it in the sentence.
+
+    A RemoteError is a refusal that the peer means: a problem document with a slug of Riffle's and
+    that slug's status, unless such a problem passes. Every other answer is a LocalError
+    ``unavailable``, to be asked for again after ``retry_after`` (a header): the page of a proxy, a
+    redirection, half a document, the answer of another service.
+    """
+    document = problem_document(body)
+    slug = problem_slug(document)
+    meant = PROBLEMS[slug][0] == status
+    detail = one_line(str(document.get("detail", PROBLEMS[slug][1])))
+    if meant and not is_temporary(status):
+        return RemoteError(slug, f"{peer} refused: {detail}")
+    seconds = parse_retry_after(retry_after, now)
+    sentence = f"{peer} cannot answer: {detail}" if meant else foreign_answer(peer, status)
+    return LocalError("unavailable", sentence, retry_after=math.ceil(seconds) or None)
+
+
+def foreign_answer(peer: str, status: int) -> str:
+    """Returns the sentence about an answer that is not one of Riffle's."""
+    return (
+        f"what answers with status {status} is not {peer}: a proxy in between, or another service?"
+    )
 
 
 def problem_document(body: bytes) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The coordinator's client of the shuffler: a few calls over HTTP, each of which may be repeated.
 
-Every answer becomes a value or an error here. A failure that may pass (no connection, an answer
-that cannot be decoded, a status of 408, 429 or 5xx, a token or key that the shuffler does not know
-yet) is a LocalError ``unavailable``; every other refusal is a RemoteError with the shuffler's slug.
+Every answer becomes a value or an error here. A RemoteError is a refusal that the shuffler means,
+with its slug (`common.protocol.errors.read_refusal`). Everything else may pass, and is a LocalError
+``unavailable``: no connection, an answer that is not the shuffler's or not to this call, a token or
+key that the shuffler does not know yet. Answers are read up to a bound, never compressed.
 
 Messages are long: a thread reads them, over a transport whose waits can be interrupted.
 """
@@ -11,10 +12,9 @@ import asyncio
 import contextlib
 import hashlib
 import http.client
-import math
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -25,16 +25,8 @@ from pydantic import ValidationError
 
 from riffle.common.process.endpoint import AsyncFailover, Failover, split_urls
 from riffle.common.process.tracing import in_span
-from riffle.common.protocol.descriptor import Document, SignedDescriptor
-from riffle.common.protocol.errors import (
-    LocalError,
-    RemoteError,
-    RiffleError,
-    is_temporary,
-    parse_retry_after,
-    problem_document,
-    problem_slug,
-)
+from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
+from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
 from riffle.common.protocol.messages import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
@@ -45,10 +37,21 @@ from riffle.common.protocol.messages import (
 )
 from riffle.common.server.monitoring import clock_skew
 
+PEER = "the shuffler"
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 RECORD_SECONDS = 10.0
 PIECE_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES
+"""A deposit's answer has the descriptor inside a JSON string, escaped."""
+MAY_PASS = {
+    "unauthorized": "the coordinator's token; see SHUFFLER_TOKEN",
+    "forbidden": "the coordinator's token; see SHUFFLER_TOKEN",
+    "outdated-key": "pin the analyzer's new key at the shuffler",
+    "not-found": "is it another service, or an older one?",
+    "method-not-allowed": "is it another service, or an older one?",
+}
+"""Refusals that people mend while the run waits, with what to do."""
 
 Answer = TypeVar("Answer", bound=Document)
 Octets = bytes | memoryview
@@ -73,6 +76,8 @@ class ShufflerClient:
     def __init__(self, client: httpx.AsyncClient, long_client: httpx.Client) -> None:
         self._client = client
         self._long_client = long_client
+        for each in (client, long_client):
+            each.headers["Accept-Encoding"] = "identity"
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
@@ -101,19 +106,24 @@ class ShufflerClient:
     async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
         """Deposits a descriptor's bytes; the same bytes again get the same answer."""
         headers = {SIGNATURE_HEADER: signature, "Content-Type": "application/json"}
-        response = await self._send("PUT", f"/v1/batches/{batch_id}", content=data, headers=headers)
-        return _parse(SignedDescriptor, response)
+        path = f"/v1/batches/{batch_id}"
+        request = self._client.build_request("PUT", path, content=data, headers=headers)
+        return await self._call(
+            request, SignedDescriptor, lambda signed: signed.descriptor.encode() == data
+        )
 
     async def status(self, batch_id: str, wait: float) -> BatchStatus:
         """Returns the batch's status, as soon as it is sealed or after ``wait`` seconds."""
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
-        return _parse(BatchStatus, await self._send("GET", path, params=params))
+        request = self._client.build_request("GET", path, params=params)
+        return await self._call(request, BatchStatus, lambda status: status.batch_id == batch_id)
 
     async def conservation(self, batch_id: str) -> Conservation:
         """Returns what became of everything sent to the batch, as far as coordinators may know."""
         path = f"/v1/batches/{batch_id}/conservation"
-        return _parse(Conservation, await self._send("GET", path, timeout=RECORD_SECONDS))
+        request = self._client.build_request("GET", path, timeout=RECORD_SECONDS)
+        return await self._call(request, Conservation, lambda record: record.batch_id == batch_id)
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
@@ -122,8 +132,7 @@ class ShufflerClient:
         Stops reading when it is cancelled.
 
         Raises:
-            RemoteError: ``wrong-size``: there are more bytes.
-            LocalError: ``unavailable``: there are fewer, or they do not have the digest.
+            LocalError: ``unavailable``: there are more or fewer, or they do not have the digest.
         """
         path, answer_wait = f"/v1/batches/{batch_id}/messages", AnswerWait()
         try:
@@ -138,15 +147,15 @@ class ShufflerClient:
         extensions = {ANSWER_WAIT: answer_wait}
         try:
             with self._long_client.stream("GET", path, extensions=extensions) as response:
+                _refuse_compressed(response)
                 if response.status_code != HTTPStatus.OK:
-                    response.read()
-                    raise _refusal(response)
+                    raise _refusal(response, next(response.iter_bytes(MAX_ANSWER_BYTES), b""))
                 for chunk in response.iter_bytes():
                     start, end = end, end + len(chunk)
                     if answer_wait.interrupted:
                         break
                     if end > size:
-                        raise RemoteError("wrong-size", f"more than {size} bytes of messages")
+                        raise LocalError("unavailable", f"more than {size} bytes of messages came")
                     data[start:end] = chunk
                     hasher.update(chunk)
         except httpx.RequestError as error:
@@ -159,65 +168,70 @@ class ShufflerClient:
     async def acknowledge(self, batch_id: str, sha256: str) -> None:
         """Tells the shuffler that the messages are settled here, so that it may erase them."""
         body = Acknowledgement(messages_sha256=sha256).model_dump_json()
-        await self._send("POST", f"/v1/batches/{batch_id}/acknowledgement", content=body)
+        await self._end(f"/v1/batches/{batch_id}/acknowledgement", batch_id, body)
 
     async def abandon(self, batch_id: str) -> None:
         """Gives up a batch that is not sealed."""
-        await self._send("POST", f"/v1/batches/{batch_id}/abandon")
+        await self._end(f"/v1/batches/{batch_id}/abandon", batch_id)
 
     async def identity(self) -> str:
         """Returns the shuffler's id."""
-        response = await self._send("GET", "/v1/identity", timeout=CONNECT_SECONDS)
-        return _parse(ShufflerIdentity, response).shuffler_id
+        request = self._client.build_request("GET", "/v1/identity", timeout=CONNECT_SECONDS)
+        return (await self._call(request, ShufflerIdentity)).shuffler_id
 
-    async def _send(
+    async def _end(self, path: str, batch_id: str, body: str | None = None) -> None:
+        request = self._client.build_request("POST", path, content=body)
+        await self._call(request, BatchStatus, lambda status: status.batch_id == batch_id)
+
+    async def _call(
         self,
-        method: str,
-        path: str,
-        *,
-        content: bytes | str | None = None,
-        params: dict[str, str] | None = None,
-        headers: dict[str, str] | None = None,
-        timeout: float = ANSWER_SECONDS,
-    ) -> httpx.Response:
+        request: httpx.Request,
+        kind: type[Answer],
+        fits: Callable[[Answer], bool] = lambda _: True,
+    ) -> Answer:
+        """Returns the answer's document, if it is one of this kind that ``fits`` the request."""
+        body = bytearray()
         try:
-            response = await self._client.request(
-                method, path, content=content, params=params, headers=headers, timeout=timeout
-            )
+            response = await self._client.send(request, stream=True)
+            async with contextlib.aclosing(response):
+                _refuse_compressed(response)
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > MAX_ANSWER_BYTES:
+                        break
         except httpx.RequestError as error:
             raise _unreachable(error) from error
         self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
-        if response.is_success:
-            return response
-        raise _refusal(response)
+        if not response.is_success:
+            raise _refusal(response, bytes(body))
+        try:
+            answer = kind.model_validate_json(bytes(body))
+        except ValidationError:
+            answer = None
+        if answer is None or not fits(answer):
+            raise LocalError("unavailable", foreign_answer(PEER, response.status_code))
+        return answer
 
 
 # -- what answers mean ---------------------------------------------------------------------------
 
 
 def _unreachable(error: httpx.RequestError) -> LocalError:
-    return LocalError("unavailable", f"the shuffler does not answer ({type(error).__name__})")
+    return LocalError("unavailable", f"{PEER} does not answer ({type(error).__name__})")
 
 
-def _refusal(response: httpx.Response) -> RiffleError:
-    document = problem_document(response.content)
-    detail = f"the shuffler says: {document.get('detail', response.reason_phrase)}"
-    status, slug = response.status_code, problem_slug(document)
-    if is_temporary(status):
-        seconds = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-        return LocalError("unavailable", detail, retry_after=math.ceil(seconds) or None)
-    if slug in {"unauthorized", "forbidden"}:
-        return LocalError("unavailable", f"{detail} (the coordinator's token; see SHUFFLER_TOKEN)")
-    if slug == "outdated-key":
-        return LocalError("unavailable", f"{detail} (pin the analyzer's new key at the shuffler)")
-    return RemoteError(slug, detail)
+def _refuse_compressed(response: httpx.Response) -> None:
+    """Raises LocalError ``unavailable``: a bound on bytes would not bound what they expand to."""
+    if "Content-Encoding" in response.headers:
+        raise LocalError("unavailable", foreign_answer(PEER, response.status_code))
 
 
-def _parse(kind: type[Answer], response: httpx.Response) -> Answer:
-    try:
-        return kind.model_validate_json(response.content)
-    except ValidationError as error:
-        raise RemoteError("malformed", f"the shuffler's {kind.__name__} is malformed") from error
+def _refusal(response: httpx.Response, body: bytes) -> RiffleError:
+    retry_after = response.headers.get("Retry-After")
+    error = read_refusal(PEER, response.status_code, body, retry_after, datetime.now(UTC))
+    if error.slug in MAY_PASS:
+        return LocalError("unavailable", f"{error.detail} ({MAY_PASS[error.slug]})")
+    return error
 
 
 # -- long answers --------------------------------------------------------------------------------

@@ -108,13 +108,23 @@ def test_a_final_problem_is_raised_once(slug: str) -> None:
     assert script.slept == []
 
 
+@pytest.mark.parametrize("status", [302, 400, 403, 404, 410])
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"null", b'{"type": "about:blank"}', b"\xff", b'{"type": 3, "detail": 4}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"type": "about:blank"}',
+        b"\xff",
+        b'{"type": 3, "detail": 4}',
+        b"<html>Please log in</html>",
+        b'{"type": "urn:riffle:problem:wrong-size"}',
+        b'{"type": "urn:riffle:problem:no-such-slug"}',
+    ],
 )
-def test_a_refusal_without_a_problem_document_is_final_too(body: bytes) -> None:
-    with pytest.raises(RemoteError) as caught:
-        Script(httpx.Response(404, content=body)).upload()
-    assert caught.value.slug == "internal"
+def test_a_refusal_that_is_not_the_shufflers_is_asked_for_again(body: bytes, status: int) -> None:
+    script = Script(httpx.Response(status, content=body), httpx.Response(200, json=DONE))
+    assert script.upload().results[0].outcome == "accepted"
 
 
 def test_a_refusal_cannot_forge_log_lines() -> None:
