@@ -189,7 +189,11 @@ class ShufflerClient:
         kind: type[Answer],
         fits: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
-        """Returns the answer's document, if it is one of this kind that ``fits`` the request."""
+        response, body = await self._exchange(request)
+        return read_answer(response, body, kind, fits)
+
+    async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
+        """Returns an answer and its body, which ends past the bound if it is longer."""
         body = bytearray()
         try:
             response = await self._client.send(request, stream=True)
@@ -202,18 +206,28 @@ class ShufflerClient:
         except httpx.RequestError as error:
             raise _unreachable(error) from error
         self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
-        if not response.is_success:
-            raise _refusal(response, bytes(body))
-        try:
-            answer = kind.model_validate_json(bytes(body))
-        except ValidationError:
-            answer = None
-        if answer is None or not fits(answer):
-            raise LocalError("unavailable", foreign_answer(PEER, response.status_code))
-        return answer
+        return response, bytes(body)
 
 
 # -- what answers mean ---------------------------------------------------------------------------
+
+
+def read_answer(
+    response: httpx.Response, body: bytes, kind: type[Answer], fits: Callable[[Answer], bool]
+) -> Answer:
+    """Returns an answer's document; raises LocalError ``unavailable`` unless it ``fits``.
+
+    Raises what a refusal means, too.
+    """
+    if not response.is_success:
+        raise _refusal(response, body)
+    try:
+        answer = kind.model_validate_json(body)
+    except ValidationError:
+        answer = None
+    if answer is None or not fits(answer):
+        raise LocalError("unavailable", foreign_answer(PEER, response.status_code))
+    return answer
 
 
 def _unreachable(error: httpx.RequestError) -> LocalError:

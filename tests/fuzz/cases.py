@@ -85,9 +85,10 @@ def answered_to_a_node(kind: type[Document], valid: bytes) -> Callable[[bytes], 
 def answered_to_the_coordinator(kind: type[Document]) -> Callable[[bytes], object]:
     def decode(body: bytes) -> object:
         header = {"Retry-After": body[:5_000].decode("ascii", "replace").translate(PRINTABLE)}
+        busy = httpx.Response(503, headers=header)
         return (
-            coordinators._parse(kind, httpx.Response(200, content=body)),
-            coordinators._refusal(httpx.Response(503, content=body, headers=header)),
+            coordinators.read_answer(httpx.Response(200), body, kind, lambda _: True),
+            coordinators._refusal(busy, body),
         )
 
     return decode

@@ -27,7 +27,7 @@ from riffle.common.protocol.verification import read_pins
 from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
-from riffle.coordinator.batches.shuffler_client import Messages
+from riffle.coordinator.batches.shuffler_client import Messages, _refusal
 from riffle.coordinator.batches.shuffler_client import ShufflerClient as CoordinatorsShuffler
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
@@ -326,10 +326,13 @@ class _CoordinatorsShuffler(CoordinatorsShuffler):
     """Takes a batch without a thread, which here would wait for the loop that it holds up."""
 
     async def messages(self, batch_id: str, size: int) -> Messages:
-        answer = await self._send("GET", f"/v1/batches/{batch_id}/messages")
-        digest = hashlib.sha256(answer.content).hexdigest()
-        assert (len(answer.content), digest) == (size, answer.headers[DIGEST_HEADER])
-        return Messages(answer.content, digest)
+        request = self._client.build_request("GET", f"/v1/batches/{batch_id}/messages")
+        answer, body = await self._exchange(request)
+        if not answer.is_success:
+            raise _refusal(answer, body)
+        digest = hashlib.sha256(body).hexdigest()
+        assert (len(body), digest) == (size, answer.headers[DIGEST_HEADER])
+        return Messages(body, digest)
 
 
 def learners() -> Registry:
