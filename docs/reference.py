@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def _paragraph(documented: object, which: int = 0) -> str:
     return " ".join((inspect.getdoc(documented) or "").split("\n\n")[which].split())
 
 
+def _learner(factory: Callable[..., object]) -> str:
+    """Returns what a factory makes; one that is partial makes its first argument, a class."""
+    documented = factory.args[0] if isinstance(factory, partial) else factory
+    return _paragraph(documented).removeprefix("Makes ")
+
+
 # ---- learners, environments, problems --------------------------------------------------------
 
 
@@ -77,7 +84,7 @@ def learners_page() -> str:
         "On the services and in the simulator, `--learner NAME`:",
         _table(
             ("learner", "is"),
-            ((f"`{n}`", _paragraph(f).removeprefix("Makes ")) for n, f in sorted(BUILT_IN.items())),
+            ((f"`{name}`", _learner(factory)) for name, factory in sorted(BUILT_IN.items())),
         ),
         "In the simulator only, because they plan before every episode, as do `uc-o-reps` and "
         "`uob-lbps` of `004` ([figures](figures.md)):",
