@@ -189,9 +189,7 @@ class Runner:
         refused: dict[str, list[str]] = {}
         for refusal in reply.refused:
             refused.setdefault(refusal.problem, []).append(refusal.user)
-        for problem in ("already-reported", "forbidden"):  # another node asked them
-            self.pipeline.users.mark_asked(refused.get(problem, ()))
-        self.pipeline.users.set_aside(refused.get("wrong-state", ()))
+        self.pipeline.users.set_aside(refused.get("user-unavailable", ()))
         self.pipeline.timing.record_leases(reply.leases, self.clock())
         if "share-exceeded" in refused:
             node.leave(job.batch_id, self.clock() + RETRY_SECONDS, self.clock())

@@ -1,4 +1,4 @@
-"""What the shuffler counts, and who may see it: metrics, conservation records, the log.
+"""Counts what the shuffler does, and decides who may see it: metrics, records, the log.
 
 **Metrics** for Prometheus are for the operator alone, since they show single uploads. Counters and
 histograms are this process's. Gauges that are read from the store are the same at every
@@ -30,6 +30,7 @@ from sqlalchemy import Connection, func, select
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.messages import Conservation, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
+from riffle.shuffler.rules import SMALLEST_SHOWN
 from riffle.shuffler.states import ORDER
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.schema import batches, dropped, reports
@@ -106,9 +107,6 @@ class ShufflerMetrics:
             self._refused.labels(problem).set(int(count))
         self._held.set(int(connection.scalar(select(func.sum(reports.c.held))) or 0))
 
-
-SMALLEST_SHOWN = 100
-"""Smallest n of a batch whose tenths the coordinator may see."""
 
 SHORT = ("open", "abandoned")
 """States of batches whose counts do not follow from n."""

@@ -20,7 +20,7 @@ coordinator learns that it is open, and nothing that grows with single reports (
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 from typing import Literal
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
@@ -29,15 +29,15 @@ from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.messages import BatchState, BatchStatus, Lease
 from riffle.common.protocol.verification import check_guarantee, check_trust
 
+SMALLEST_SHOWN = 100
+"""Smallest n of a batch of which the coordinator is told tenths, and nodes tenths of free slots."""
+
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
 Decision = Literal[
     "grant",
     "keep",
-    "forbidden",
-    "already-reported",
-    "late",
-    "wrong-state",
+    "user-unavailable",
     "quota-exceeded",
     "share-exceeded",
     "batch-full",
@@ -64,17 +64,17 @@ class Demands:
 class UserView:
     """A user for whom a node asks for a slot, as the store knows it.
 
-    ``here`` is its live lease in this batch; ``elsewhere``: it has one in another open batch.
+    ``here`` is its live lease in this batch at this node. ``barred``: it has reported, or has a
+    live lease elsewhere and so may be running its episode now.
     """
 
-    owner: str | None
-    reported: bool
-    here: Lease | None
-    elsewhere: bool
+    new: bool = False
+    here: Lease | None = None
+    barred: bool = False
 
 
-NEW_USER = UserView(owner=None, reported=False, here=None, elsewhere=False)
-"""A user whom no node has named yet."""
+NEW_USER = UserView(new=True)
+"""A user whom no node of its owner has named yet."""
 
 
 @dataclass(slots=True)
@@ -85,11 +85,11 @@ class Room:
     free_slots: int
     share: int
 
-    def take(self, slots: int, *, new_users: int) -> None:
-        """Takes slots, ``new_users`` of them for users who are new to the shuffler."""
-        self.quota -= new_users
-        self.free_slots -= slots
-        self.share -= slots
+    def take(self, *, new_user: bool) -> None:
+        """Takes a slot."""
+        self.quota -= new_user
+        self.free_slots -= 1
+        self.share -= 1
 
 
 Frame = tuple[str, bytes, bytes | None]
@@ -184,34 +184,30 @@ def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | Non
     return None if state == "open" else "batch-full"
 
 
-def decide_lease(  # noqa: PLR0911 -- one line a rule, first that holds
-    view: UserView, node_id: str, closed: Closed | None, room: Room
-) -> Decision:
-    """Returns what a node gets for one user: a new slot, the slot it has, or a problem slug.
+def decide_lease(view: UserView, room: Room) -> Decision:
+    """Returns what a node gets for one user of an open batch: a slot, or a problem slug.
 
-    A user belongs to the node that first named it. A user with a live lease elsewhere may be
-    running that episode now, so it gets no second one (``wrong-state``).
+    One refusal stands for all that a user may have done, and a node without room learns not even
+    that. So to ask about users costs slots, and tells of no more than that they are not free.
     """
-    if view.owner not in (None, node_id):
-        return "forbidden"
-    if view.reported:
-        return "already-reported"
-    if closed is not None:
-        return closed
     if view.here is not None:
         return "keep"
-    if view.elsewhere:
-        return "wrong-state"
-    if view.owner is None and room.quota < 1:
-        return "quota-exceeded"
     if room.free_slots < 1:
         return "batch-full"
-    return "grant" if room.share > 0 else "share-exceeded"
+    if room.share < 1:
+        return "share-exceeded"
+    if view.new and room.quota < 1:
+        return "quota-exceeded"
+    return "user-unavailable" if view.barred else "grant"
 
 
-def new_users_granted(closed: Closed | None, room: Room) -> int:
-    """Returns to how many new users in a row `decide_lease` gives a slot, each taking one."""
-    return 0 if closed is not None else max(0, min(room.quota, room.free_slots, room.share))
+def coarse_slots(free: int, n: int) -> int:
+    """Returns the free slots of a batch as nodes are told: in tenths of n, rounded up.
+
+    Exact ones would be a clock of single leases. Batches below `SMALLEST_SHOWN` have one step.
+    """
+    step = n if n < SMALLEST_SHOWN else ceil(n / 10)
+    return min(n, step * ceil(free / step))
 
 
 def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:

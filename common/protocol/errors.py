@@ -40,6 +40,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "batch-not-ready": (HTTPStatus.CONFLICT, "The batch is not sealed yet"),
     "wrong-state": (HTTPStatus.CONFLICT, "Not possible in the present state"),
     "already-reported": (HTTPStatus.CONFLICT, "This user has reported before"),
+    "user-unavailable": (HTTPStatus.CONFLICT, "This user gets no slot now"),
     "quota-exceeded": (HTTPStatus.FORBIDDEN, "The node serves more users than it was enrolled for"),
     "share-exceeded": (HTTPStatus.CONFLICT, "The node's owner holds their share of this batch"),
     "late": (HTTPStatus.GONE, "The batch or the lease is over"),

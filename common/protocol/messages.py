@@ -42,7 +42,7 @@ class ShufflerIdentity(Document):
 
 
 class OpenBatch(Document):
-    """A batch that still has free slots."""
+    """An open batch. ``free_slots`` are rounded up to tenths of n, and to n below n = 100."""
 
     batch_id: Hex16
     free_slots: int = Field(ge=0)

@@ -29,6 +29,7 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
 from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
 from riffle.common.server.database import notify
+from riffle.shuffler.rules import coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
 from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, nodes, reports
@@ -104,6 +105,7 @@ _OPEN = (
     select(
         batches.c.batch_id,
         batches.c.n - batches.c.reports - func.coalesce(func.sum(lease_groups.c.pending), 0),
+        batches.c.n,
         batches.c.expires_at,
         func.min(lease_groups.c.expires_at),
     )
@@ -326,8 +328,8 @@ def count_held(connection: Connection, batch_id: str, owner: str, now: int) -> i
 def open_batches(connection: Connection, now: int) -> OpenBatches:
     """Returns the batches that are open at ``now``."""
     rows = connection.execute(_OPEN, {"now": now}).all()
-    listing = [OpenBatch(batch_id=row[0], free_slots=row[1]) for row in rows]
-    expiries = (expiry for row in rows for expiry in row[2:] if expiry is not None)
+    listing = [OpenBatch(batch_id=row[0], free_slots=coarse_slots(*row[1:3])) for row in rows]
+    expiries = (expiry for row in rows for expiry in row[3:] if expiry is not None)
     return OpenBatches(listing, now, min(expiries, default=None))
 
 

@@ -37,7 +37,6 @@ from riffle.shuffler.rules import (
     decide_lease,
     judge_frame,
     lowest_free,
-    new_users_granted,
     share_slots,
 )
 from riffle.shuffler.store import batch_rows, leases, users
@@ -83,30 +82,34 @@ def lease_slots(
 ) -> LeaseReply:
     """Gives each distinct user of ``wanted`` a slot, or the reason why the user gets none.
 
+    A batch that is over is refused before anybody is looked up.
     Raises RemoteError ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
-    closed = closed_problem(batch.state, batch.expires_at, terms.now)
+    if closed := closed_problem(batch.state, batch.expires_at, terms.now):
+        refusals = [Refusal(user, closed) for user in dict.fromkeys(wanted)]
+        return LeaseReply(leases=(), refused=tuple(refusals))
     room = _room(connection, batch, owner, quota, terms)
-    distinct = list(dict.fromkeys(wanted))
-    existing = users.find_users(connection, distinct)
-    unchanged: list[Lease] = []
-    granted = [] if existing else distinct[: new_users_granted(closed, room)]
-    room.take(len(granted), new_users=len(granted))
+    people = {users.user_key(owner, user): user for user in wanted}
+    existing = users.find_users(connection, list(people))
+    kept: list[Lease] = []
+    granted: list[str] = []
     refused: list[Refusal] = []
-    for user in distinct[len(granted) :]:
-        view = _view(user, existing[user], batch_id, terms.now) if user in existing else NEW_USER
-        decision = decide_lease(view, node_id, closed, room)
-        if decision == "keep" and view.here is not None:
-            unchanged.append(view.here)
+    for key, user in people.items():
+        view = _view(user, existing.get(key), batch_id, node_id, terms.now)
+        decision = decide_lease(view, room)
+        if view.here is not None:
+            kept.append(view.here)
         elif decision == "grant":
-            granted.append(user)
-            room.take(1, new_users=view.owner is None)
+            granted.append(key)
+            room.take(new_user=view.new)
         else:
             refused.append(Refusal(user, decision))
     new = _grant(connection, batch, node_id, granted, existing, terms) if granted else []
-    return LeaseReply(leases=(*unchanged, *new), refused=tuple(refused))
+    for lease in new:
+        lease.user = people[lease.user]
+    return LeaseReply(leases=(*kept, *new), refused=tuple(refused))
 
 
 def _room(
@@ -119,12 +122,15 @@ def _room(
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 
-def _view(user: str, record: UserRecord, batch_id: str, now: int) -> UserView:
-    live, here = record.live(now), None
-    if live is not None and live.batch_id == batch_id and record.lease is not None:
-        here = Lease(user, leases.slot_of(record.lease), record.lease, live.expires_at)
-    elsewhere = live is not None and here is None
-    return UserView(record.owner, record.reported, here, elsewhere)
+def _view(user: str, record: UserRecord | None, batch_id: str, node_id: str, now: int) -> UserView:
+    if record is None:
+        return NEW_USER
+    live, lease = record.live(now), record.lease
+    if live is None or lease is None:
+        return UserView(barred=record.reported)
+    if (live.batch_id, live.node_id) != (batch_id, node_id):
+        return UserView(barred=True)
+    return UserView(here=Lease(user, leases.slot_of(lease), lease, live.expires_at))
 
 
 def _grant(

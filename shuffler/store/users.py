@@ -1,8 +1,9 @@
 """Users and nodes in the store.
 
-A user belongs to the node that first named it and reports once, over all batches and runs. Its
-newest lease says whether it has reported, and is never replaced once it has. So a user's row and
-that lease outlive their batch.
+A user belongs to the owner of the node that named it, and reports once there, over all batches and
+runs. The store knows users by `user_key`, so the same id at another owner is another user: nobody
+finds or locks out users of others. A user's newest lease says whether it has reported, and is never
+replaced once it has. So a user's row and that lease outlive their batch.
 
 The shuffler's operator enrols nodes, never the coordinator. A node's token has 256 random bits, of
 which only the SHA-256 is kept. A revoked node stays in the store, so that its users stay marked.
@@ -11,6 +12,7 @@ which only the SHA-256 is kept. A revoked node stays in the store, so that its u
 import secrets
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
@@ -23,9 +25,7 @@ from riffle.shuffler.store.leases import LeaseGroup, group_of, groups_of_leases
 from riffle.shuffler.store.schema import nodes, users
 
 _USERS = (
-    select(users.c.user, users.c.node_id, users.c.lease)
-    .where(is_one_of(users.c.user, "wanted"))
-    .with_for_update()
+    select(users.c.user, users.c.lease).where(is_one_of(users.c.user, "wanted")).with_for_update()
 )
 _INSERT = insert(users)
 _SET_LEASE = (
@@ -46,13 +46,11 @@ _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_upd
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A user: the node that first named it (``owner``) and its newest lease.
+    """A user's newest lease, at ``index`` of ``group``; both are None once it is forgotten.
 
-    The lease is at ``index`` of ``group``; both are None once the store has forgotten the lease.
     ``open``: the lease's batch is open.
     """
 
-    owner: str
     lease: str | None
     group: LeaseGroup | None = None
     index: int | None = None
@@ -71,15 +69,20 @@ class UserRecord:
         return self.group if self.group.standing(self.index, now) == "live" else None
 
 
+def user_key(owner: str, user: str) -> str:
+    """Returns the id by which the store knows an owner's user."""
+    return sha256(sha256(owner.encode()).digest() + bytes.fromhex(user)).hexdigest()[:32]
+
+
 def find_users(connection: Connection, wanted: Sequence[str]) -> dict[str, UserRecord]:
     """Returns those of the users that the store has, and locks their rows."""
     rows = connection.execute(_USERS, {"wanted": wanted}).all()
     groups = groups_of_leases(connection, (row.lease for row in rows if row.lease is not None))
     records: dict[str, UserRecord] = {}
-    for user, owner, lease in rows:
+    for user, lease in rows:
         group, is_open = groups.get(group_of(lease), (None, False)) if lease else (None, False)
         index = None if group is None else group.index(lease)
-        records[user] = UserRecord(owner, lease, group, index, is_open)
+        records[user] = UserRecord(lease, group, index, is_open)
     return records
 
 
@@ -91,8 +94,7 @@ def set_newest_leases(
 ) -> None:
     """Stores the newest lease of each user, given as (user, lease).
 
-    A user who is not among the ``existing`` ones belongs to the node from now on, and counts once
-    toward the node's quota.
+    A user who is not among the ``existing`` ones counts once toward the node's quota.
     """
     known = [(lease, user) for user, lease in leases if user in existing]
     new = [(user, node_id, lease) for user, lease in leases if user not in existing]

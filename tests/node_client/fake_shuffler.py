@@ -166,10 +166,8 @@ class FakeShuffler:
 
     def _refusal(self, node: str, batch: FakeBatch, user: str) -> str | None:
         known = self.served.get(node, set())
-        if user in self.reported:
-            return "already-reported"
-        if user in self.elsewhere:
-            return "wrong-state"
+        if user in self.reported | self.elsewhere:
+            return "user-unavailable"
         if self.quota is not None and user not in known and len(known) >= self.quota:
             return "quota-exceeded"
         held = [holder for _, _, holder in batch.leases.values()].count(node)

@@ -38,7 +38,7 @@ class Api:
         self._stack = stack
         self._changes: dict[str, Any] = {"store_url": store_url}
         self.client = self._start()
-        self.node_id, self.token = self.enrol(1_000)
+        self.node_id, self.token = self.enrol(1_000, "owner")
 
     def replica(self, stack: ExitStack) -> "Api":
         """A second shuffler on the same store, secrets and clock, with the same node as caller."""

@@ -329,4 +329,5 @@ def test_a_clock_that_jumps_loses_nothing_that_was_accepted(api: Api, jump: floa
     )
     api.clock.now -= jump  # a batch that was given up stays given up
     assert api.status(batch)["state"] == state
-    assert api.lease(batch, [user(0)]).json()["refused"][0]["problem"] == "already-reported"
+    problem_now = "late" if jump > 0 else "user-unavailable"
+    assert api.lease(batch, [user(0)]).json()["refused"][0]["problem"] == problem_now

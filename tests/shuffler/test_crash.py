@@ -253,7 +253,7 @@ def test_a_user_marked_by_a_batch_is_marked_whatever_follows(api: Api) -> None:
     api.restart()
     assert api.status(batch)["reports"] == 1
     answer = api.lease(batch, [user(0)]).json()
-    assert answer["refused"] == [{"user": user(0), "problem": "already-reported"}]
+    assert answer["refused"] == [{"user": user(0), "problem": "user-unavailable"}]
 
 
 FULL_IN_POSTGRES = """

@@ -44,7 +44,7 @@ def test_frames_batches_and_drops_are_counted(api: Api) -> None:
     api.fill(full)
     held = api.leases(short, [user(10)])[0]
     api.outcomes(short, [(held.lease, short.report()), ("00" * 16, short.report())])
-    api.lease(short, [user(0)])
+    api.lease(short, [user(0)])  # it has reported
     api.finish(full)
     api.abandon(short)
     text = scrape(api)[1]
@@ -52,7 +52,7 @@ def test_frames_batches_and_drops_are_counted(api: Api) -> None:
         'riffle_shuffler_frames_total{outcome="accepted"}': 5,
         'riffle_shuffler_frames_total{outcome="unknown-lease"}': 1,
         'riffle_shuffler_leases_total{outcome="granted"}': 5,
-        'riffle_shuffler_leases_total{outcome="already-reported"}': 1,
+        'riffle_shuffler_leases_total{outcome="user-unavailable"}': 1,
         'riffle_shuffler_batches{state="erased"}': 1,
         'riffle_shuffler_batches{state="abandoned"}': 1,
         'riffle_shuffler_batches{state="open"}': 0,

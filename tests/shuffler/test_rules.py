@@ -21,10 +21,10 @@ from riffle.shuffler.rules import (
     UserView,
     accept_deposit,
     closed_problem,
+    coarse_slots,
     decide_lease,
     judge_frame,
     lowest_free,
-    new_users_granted,
     share_slots,
 )
 from tests.shuffler.world import (
@@ -101,65 +101,42 @@ def test_a_third_of_the_vectors_must_fail() -> None:
     assert 3 * len(negative) >= len(VECTORS)
 
 
-HELD = Lease("aa" * 16, 3, "bb" * 16, NOW + 10)
-OWN = replace(NEW_USER, owner="me")
+HERE = UserView(here=Lease("aa" * 16, 3, "bb" * 16, NOW + 10))
+KNOWN, BARRED = UserView(), UserView(barred=True)
 
 
 @pytest.mark.parametrize(
-    ("view", "closed", "quota", "free", "decision"),
+    ("view", "room", "decision"),
     [
-        (replace(OWN, here=HELD), None, 0, 1, "keep"),
-        (NEW_USER, None, 1, 1, "grant"),
-        (OWN, None, 0, 1, "grant"),
-        (replace(OWN, here=HELD), None, 0, 0, "keep"),
-        (NEW_USER, None, 0, 1, "quota-exceeded"),
-        (NEW_USER, None, 1, 0, "batch-full"),
-        (NEW_USER, "late", 1, 1, "late"),
-        (NEW_USER, "batch-full", 1, 1, "batch-full"),
-        (replace(OWN, here=HELD), "late", 1, 1, "late"),
-        (replace(NEW_USER, owner="other"), None, 1, 1, "forbidden"),
-        (replace(NEW_USER, owner="other", reported=True), None, 1, 1, "forbidden"),
-        (replace(OWN, reported=True), None, 1, 1, "already-reported"),
-        (replace(OWN, reported=True), "batch-full", 1, 1, "already-reported"),
-        (replace(OWN, elsewhere=True), None, 1, 1, "wrong-state"),
+        (HERE, Room(quota=0, free_slots=0, share=0), "keep"),
+        (NEW_USER, Room(quota=1, free_slots=1, share=1), "grant"),
+        (KNOWN, Room(quota=0, free_slots=1, share=1), "grant"),
+        (NEW_USER, Room(quota=0, free_slots=1, share=1), "quota-exceeded"),
+        (BARRED, Room(quota=0, free_slots=1, share=1), "user-unavailable"),
     ],
 )
-def test_lease_decisions(view: UserView, closed: Any, quota: int, free: int, decision: str) -> None:
-    room = Room(quota=quota, free_slots=free, share=1)
-    assert decide_lease(view, "me", closed, room) == decision
+def test_lease_decisions(view: UserView, room: Room, decision: str) -> None:
+    assert decide_lease(view, room) == decision
 
 
+@pytest.mark.parametrize("view", [NEW_USER, KNOWN, BARRED])
 @pytest.mark.parametrize(
-    ("view", "free", "decision"),
-    [
-        (NEW_USER, 1, "share-exceeded"),
-        (OWN, 1, "share-exceeded"),
-        (NEW_USER, 0, "batch-full"),
-        (replace(OWN, here=HELD), 0, "keep"),
-        (replace(OWN, elsewhere=True), 1, "wrong-state"),
-    ],
+    ("free", "share", "decision"),
+    [(0, 0, "batch-full"), (0, 1, "batch-full"), (1, 0, "share-exceeded")],
 )
-def test_lease_decisions_beyond_the_share(view: UserView, free: int, decision: str) -> None:
-    room = Room(quota=1, free_slots=free, share=0)
-    assert decide_lease(view, "me", None, room) == decision
-
-
-@given(
-    st.sampled_from([None, "late", "batch-full"]),
-    st.tuples(*[st.integers(-1, 4)] * 3),
-    st.integers(0, 5),
-)
-def test_new_users_together_get_what_each_would_get(
-    closed: Any, left: tuple[int, int, int], wanted: int
+def test_without_room_all_users_are_alike(
+    view: UserView, free: int, share: int, decision: str
 ) -> None:
-    room, granted = Room(*left), 0
-    while granted < wanted and decide_lease(NEW_USER, "me", closed, room) == "grant":
-        room.take(1, new_users=1)
-        granted += 1
-    together = Room(*left)
-    assert min(wanted, new_users_granted(closed, together)) == granted
-    together.take(granted, new_users=granted)
-    assert together == room
+    assert decide_lease(view, Room(quota=0, free_slots=free, share=share)) == decision
+
+
+@given(st.integers(1, 10_000), st.data())
+def test_free_slots_in_steps(n: int, data: st.DataObject) -> None:
+    free = data.draw(st.integers(0, n))
+    told = coarse_slots(free, n)
+    assert free <= told <= n
+    assert (told == 0) == (free == 0)
+    assert told in (n, *range(0, n, -(-n // 10))) if n >= 100 else told in (0, n)
 
 
 @pytest.mark.parametrize(
