@@ -95,6 +95,7 @@ class Setting:
                 "episodes": self.K,
                 "epsilon": self.epsilon,
                 "beta": 1e-5,
+                "dishonest_fraction": 0.0,
                 "trust": self.trust,
                 "families": self.families,
                 "options": self.options,

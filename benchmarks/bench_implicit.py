@@ -46,6 +46,7 @@ def main() -> None:
         episodes=K,
         epsilon=1.0,
         beta=1e-5,
+        dishonest_fraction=0.0,
     )
     learner = SDPPE(problem(spec))
     mechanism, spent, batch = mechanism_of(spec), Spent(), 0

@@ -76,6 +76,7 @@ def create_app(
                 clock=clock,
                 replica=settings.replica(),
                 test_entry=settings.test_entry,
+                max_owner_share=settings.max_owner_share,
             )
             app.state.coordinator = coordinator
             app.state.readiness = operations.shared_readiness(coordinator, settings.data_dir)

@@ -6,12 +6,13 @@ the token as it is sent.
 
 import socket
 from pathlib import Path
+from typing import ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.process.configuration import file_bytes, hex_file
-from riffle.common.process.endpoint import check_urls
+from riffle.common.process.configuration import Share, file_bytes, hex_file
+from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.settings import ServerSettings
@@ -27,6 +28,7 @@ class Settings(ServerSettings):
     """The settings of a coordinator process. Build them with `load`, which explains faults."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
 
     port: int = Field(default=8400, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store")
@@ -38,6 +40,11 @@ class Settings(ServerSettings):
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
     operator_token_hash_file: Path = Field(description="SHA-256 of the operator's token")
+    max_owner_share: Share = Field(
+        default=0.05,
+        description="share of a batch's slots that its descriptor gives one owner's nodes; 1 is no "
+        "limit, and the default with a shuffler on loopback",
+    )
     lease_seconds: int = Field(
         default=15,
         ge=1,
@@ -50,10 +57,15 @@ class Settings(ServerSettings):
         description='JSON object of learners in Python files, name -> "path/file.py:Class"',
     )
 
-    @field_validator("shuffler_url")
-    @classmethod
-    def _reachable(cls, url: str) -> str:
-        return check_urls("shuffler_url", url)
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        check_urls("shuffler_url", self.shuffler_url)
+        if self.max_owner_share == 1.0 and not is_loopback_service(self.shuffler_url):
+            raise ValueError(
+                "off loopback, max_owner_share must be below 1: one owner's nodes could hold a "
+                "whole batch"
+            )
+        return self
 
     @property
     def url(self) -> str:

@@ -64,7 +64,7 @@ class RunSpec(Document):
     epsilon: float = Field(gt=0, le=100)
     beta: float = Field(gt=0, lt=1)
     delta: float = Field(default=0.05, gt=0, lt=1)
-    dishonest_fraction: float = Field(default=0.0, ge=0, lt=1, description="gamma")
+    dishonest_fraction: float = Field(default=0.05, ge=0, lt=1, description="gamma")
     trust: Trust = Field(
         default="shuffle", description="who adds the noise; nodes serve what their owners allow"
     )

@@ -180,7 +180,8 @@ def mechanism_of(spec: RunSpec) -> Calibrate:
 
 def _spec(mdp: TabularMDP, chosen: dict[str, Any]) -> RunSpec:
     # No report is sent here, so its length does not matter.
-    fields = {"name": "simulation", "environment": "MDP", "max_messages": MAX_MESSAGES}
+    fields: dict[str, Any] = {"name": "simulation", "environment": "MDP"}
+    fields |= {"max_messages": MAX_MESSAGES, "dishonest_fraction": 0.0}
     X, A, H, start = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H, tuple(mdp.d1.tolist())
     sizes = {"states": X, "actions": A, "horizon": H, "start": start}
     try:

@@ -7,14 +7,20 @@ a file or an answer of the shuffler, on one line (`common.protocol.errors.one_li
 
 import os
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
-from riffle.common.process.configuration import RoleSettings, file_bytes, hex_file
-from riffle.common.process.endpoint import check_urls, is_loopback_url, split_urls
+from riffle.common.process.configuration import (
+    RoleSettings,
+    Share,
+    check_shares,
+    file_bytes,
+    hex_file,
+)
+from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
 from riffle.common.protocol.errors import LocalError
@@ -43,6 +49,7 @@ class Settings(RoleSettings):
     """Pins, demands, environment, credentials. What protects users has no default."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
 
     shuffler_url: str = Field(description="https://host:port, replicas by commas; http on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors must name")
@@ -76,6 +83,11 @@ class Settings(RoleSettings):
     min_dishonest_fraction: float = Field(
         ge=0, lt=1, description="dishonest reports that epsilon and beta must survive"
     )
+    max_owner_share: Share = Field(
+        default=0.05,
+        description="largest share of a batch that one owner's nodes may hold; 1 is no limit, and "
+        "the default on loopback",
+    )
     trust_models: tuple[Trust, ...] = Field(
         default=("shuffle",),
         min_length=1,
@@ -96,6 +108,8 @@ class Settings(RoleSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         check_urls("shuffler_url", self.shuffler_url)
+        if not self.loopback:
+            check_shares(self.max_owner_share, self.min_dishonest_fraction)
         if self.test_entry and not self.loopback:
             raise ValueError("test_entry needs a shuffler on loopback")
         for name in ("shuffler_key", "coordinator_key"):
@@ -111,7 +125,7 @@ class Settings(RoleSettings):
     @property
     def loopback(self) -> bool:
         """Whether the shuffler is on this machine."""
-        return all(map(is_loopback_url, split_urls(self.shuffler_url)))
+        return is_loopback_service(self.shuffler_url)
 
     def make_environment(self) -> Environment:
         """Makes the environment. Raises as `registry.make` does."""
@@ -130,6 +144,7 @@ class Settings(RoleSettings):
             sizes=environment.sizes,
             reward_range=environment.reward_range,
             trust_models=self.trust_models,
+            max_owner_share=self.max_owner_share,
             analyzer_keys=read_pins(self.analyzer_keys_file),
             test_entry=self.test_entry,
             loopback=self.loopback,

@@ -116,7 +116,7 @@ class Shuffler:
     async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> LeaseReply:
         """Leases slots to users of a node."""
         s = self.settings
-        terms = slots.LeaseTerms(self.now, s.lease_seconds, s.max_owner_share)
+        terms = slots.LeaseTerms(self.now, s.lease_seconds)
         reply = await self._store.write(slots.lease_slots, batch_id, node_id, wanted, terms)
         self.metrics.count_leases(reply)
         return reply

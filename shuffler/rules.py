@@ -5,7 +5,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
 - it names this shuffler, has not expired, and names a pinned analyzer key if any key is pinned;
-- the owner allows its trust model;
+- the owner allows its trust model, and the share of a batch that one owner's nodes may hold;
 - n is at least the owner's smallest batch, and its n * L messages fit the owner's largest;
 - it asks for seeded noise only where the test entry point is open;
 - the guarantee, recomputed at the owner's beta and dishonest fraction, is not weaker than the
@@ -13,21 +13,20 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 `decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
 over all batches and runs; parallel composition over batches rests on that rule. The nodes of one
-owner together hold at most a share of a batch (`share_slots`). While a batch is open, the
+owner together hold at most the descriptor's share of a batch. While a batch is open, the
 coordinator learns that it is open, and nothing that grows with single reports (`for_coordinator`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil, floor
+from math import ceil
 from typing import Literal
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.protocol.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.messages import BatchState, BatchStatus, Lease
-from riffle.common.protocol.verification import check_guarantee, check_trust
+from riffle.common.protocol.verification import check_guarantee, check_share, check_trust
 
 SMALLEST_SHOWN = 100
 """Smallest n of a batch of which the coordinator is told tenths, and nodes tenths of free slots."""
@@ -57,6 +56,7 @@ class Demands:
     smallest_n: int
     test_entry: bool
     max_batch_bytes: int
+    max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
 
 
@@ -139,6 +139,7 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
 def _check_promise(context: Context, demands: Demands) -> None:
     d = context.descriptor
     check_trust(d, demands.trust_models)
+    check_share(d, demands.max_owner_share)
     if d.n < demands.smallest_n:
         raise RemoteError(
             "batch-too-small",
@@ -170,11 +171,6 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
         n=status.n,
         episodes=None if status.state == "open" else status.episodes,
     )
-
-
-def share_slots(share: float, n: int) -> int:
-    """Returns how many of n slots one owner's nodes may hold: the decimal share, rounded down."""
-    return floor(Fraction(str(share)) * n)
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:

@@ -4,14 +4,18 @@ Keys and hashes can be given as text or, with ``_FILE``, as a file that holds th
 hexadecimal; a file may end with a newline.
 """
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
-from riffle.common.process.configuration import hex32, hex_file
+from riffle.common.process.configuration import Share, check_shares, hex32, hex_file
+from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.limits import RateLimit
@@ -26,6 +30,11 @@ class Settings(ServerSettings):
     """The settings of an operator. Build them with `load`, which explains what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    loopback_defaults: ClassVar[dict[str, float]] = {
+        "min_dishonest_fraction": 0.0,
+        "smallest_n": 2,
+        "max_owner_share": 1.0,
+    }
 
     port: int = Field(default=8401, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store and of the batch secrets")
@@ -44,19 +53,23 @@ class Settings(ServerSettings):
     max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")
     min_dishonest_fraction: float = Field(
-        default=0.0, ge=0, lt=1, description="dishonest reports a batch must withstand"
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="dishonest reports a batch must withstand; on loopback by default 0",
     )
     trust_models: tuple[Trust, ...] = Field(
         default=("shuffle",),
         min_length=1,
         description="trust models that the owner allows, a JSON list of shuffle, local, central",
     )
-    smallest_n: int = Field(default=2, ge=2, description="smallest batch accepted")
-    max_owner_share: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="share of a batch's slots that one owner's nodes may hold together",
+    smallest_n: int = Field(
+        default=20, ge=2, description="smallest batch accepted; on loopback by default 2"
+    )
+    max_owner_share: Share = Field(
+        default=0.05,
+        description="share of a batch's slots that one owner's nodes may hold together; 1 is no "
+        "limit, and the default on loopback",
     )
     max_batch_bytes: int = Field(
         default=1 << 30, ge=1 << 12, description="largest batch: bytes of its n * L messages"
@@ -89,6 +102,24 @@ class Settings(ServerSettings):
         default=True,
         description="tell the coordinator how many tenths of an open batch are full (n >= 100)",
     )
+
+    @classmethod
+    def has_loopback_peers(cls, values: Mapping[str, Any]) -> bool:
+        """Returns whether only this machine can connect."""
+        return is_loopback(values.get("host", cls.model_fields["host"].default))
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        if is_loopback(self.host):
+            return self
+        check_shares(self.max_owner_share, self.min_dishonest_fraction)
+        if self.smallest_n * self.max_owner_share < 1.0:
+            raise ValueError(
+                f"off loopback, smallest_n {self.smallest_n} must be at least "
+                f"{math.ceil(1.0 / self.max_owner_share)}, 1 / max_owner_share: in a smaller batch "
+                "no owner may hold a slot"
+            )
+        return self
 
     @property
     def url(self) -> str:
@@ -126,6 +157,7 @@ class Settings(ServerSettings):
             guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             trust_models=self.trust_models,
             smallest_n=self.smallest_n,
+            max_owner_share=self.max_owner_share,
             test_entry=self.test_entry,
             max_batch_bytes=self.max_batch_bytes,
         )

@@ -7,16 +7,19 @@ environment wins over the file.
 import difflib
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, ClassVar, Self
 
 from dotenv.parser import Binding, parse_stream
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsError
 
+from riffle.common.process.endpoint import is_loopback_service
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError
+
+Share = Annotated[float, Field(gt=0, le=1)]
 
 MIN_SIMILARITY = 0.85
 """Similarity from which a name counts as a misspelt setting's name."""
@@ -25,9 +28,22 @@ MIN_SIMILARITY = 0.85
 class RoleSettings(BaseSettings):
     """Base of the roles' settings. Build one with `load`, which explains what is wrong."""
 
+    loopback_defaults: ClassVar[dict[str, float]] = {}
+    """Defaults where all peers are on this machine: all nodes are one owner's there."""
+
     settings_file: Path | None = Field(
         default=None, description="file of lines NAME=value with these variables; they win over it"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _relax_on_loopback(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return (cls.loopback_defaults | values) if cls.has_loopback_peers(values) else values
+
+    @classmethod
+    def has_loopback_peers(cls, values: Mapping[str, Any]) -> bool:
+        """Returns whether only this machine can take part, by the settings as given."""
+        return is_loopback_service(str(values.get("shuffler_url")))
 
     @classmethod
     def prefix(cls) -> str:
@@ -57,6 +73,16 @@ class RoleSettings(BaseSettings):
             raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
         except ValidationError as error:
             raise LocalError("invalid-spec", f"{prefix}*: {first_fault(error)}") from error
+
+
+def check_shares(max_owner_share: float, dishonest_fraction: float) -> None:
+    """Raises ValueError, saying what to change, if one silent owner could break the guarantee."""
+    if max_owner_share > dishonest_fraction:
+        raise ValueError(
+            f"off loopback, max_owner_share {max_owner_share:g} must not be above "
+            f"min_dishonest_fraction {dishonest_fraction:g}: an owner whose nodes add no noise "
+            "would break the guarantee; lower the share, or raise the fraction"
+        )
 
 
 def file_bytes(variable: str, file: Path) -> bytes:

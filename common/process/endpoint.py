@@ -65,6 +65,14 @@ def split_urls(text: str) -> tuple[str, ...]:
     return tuple(url.strip() for url in text.split(","))
 
 
+def is_loopback_service(text: str) -> bool:
+    """Returns whether all addresses in a setting are this machine."""
+    try:
+        return all(map(is_loopback_url, split_urls(text)))
+    except ValueError:  # an address that `check_urls` refuses
+        return False
+
+
 def check_urls(name: str, text: str) -> str:
     """Returns the setting ``name`` if `check_url` accepts each address; else raises ValueError."""
     for url in split_urls(text):

@@ -35,6 +35,7 @@ from riffle.common.mechanism.parameters import (
     Noise,
     Padding,
     Trust,
+    honest_reports,
 )
 from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
 from riffle.common.mechanism.workflow import Symbols
@@ -163,6 +164,9 @@ class BatchDescriptor(Document):
     data_slots: int = Field(ge=1)
     noise_slots: int = Field(ge=0)
     guarantee: GuaranteeDocument
+    owner_share: float = Field(
+        default=1.0, gt=0, le=1, description="most slots of one owner's nodes; 1: no limit"
+    )
     analyzer_key: Hex32
     test_seed: int | None = Field(default=None, ge=0)
 
@@ -186,7 +190,19 @@ class BatchDescriptor(Document):
             raise ValueError(f"a report is one message under trust {self.trust}: no noise_slots")
         if self.padding.messages > MAX_MESSAGES:
             raise ValueError(f"{self.padding.messages} messages a report exceed {MAX_MESSAGES}")
+        self._check_share()
         return self
+
+    def _check_share(self) -> None:
+        """Keeps the promise when all nodes of one owner are silent, however small n is."""
+        share, fraction = self.owner_share, self.guarantee.dishonest_fraction
+        if fraction < share < 1.0:
+            raise ValueError(
+                f"owner_share {share:g} is above the dishonest_fraction {fraction:g} that the "
+                "guarantee survives"
+            )
+        if self.owner_slots < 1:
+            raise ValueError(f"owner_share {share:g} of {self.n} slots is less than one slot")
 
     @property
     def analyzer_key_id(self) -> str:
@@ -219,6 +235,12 @@ class BatchDescriptor(Document):
     def padding(self) -> Padding:
         """The slots of a report."""
         return Padding(self.data_slots, self.noise_slots)
+
+    @property
+    def owner_slots(self) -> int:
+        """Most slots that the nodes of one owner hold together: the share, rounded down."""
+        share = self.owner_share
+        return self.n if share == 1.0 else self.n - honest_reports(self.n, share)
 
     @property
     def symbols(self) -> Symbols:

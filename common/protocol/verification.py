@@ -31,6 +31,16 @@ def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None
         )
 
 
+def check_share(descriptor: BatchDescriptor, largest: float) -> None:
+    """Raises RemoteError ``weak-guarantee`` if one owner's nodes may hold more than a share."""
+    if descriptor.owner_share > largest:
+        raise RemoteError(
+            "weak-guarantee",
+            f"the batch lets one owner's nodes hold {descriptor.owner_share:g} of its slots; "
+            f"at most {largest:g} is accepted here",
+        )
+
+
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
     """Returns the batch as the accountant sees it, at a given dishonest fraction."""
     return BatchEvent(
@@ -46,16 +56,19 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 def check_guarantee(descriptor: BatchDescriptor, required: Guarantee) -> Account:
     """Refuses a descriptor that gives less than ``required``, or less than it promises itself.
 
-    Returns the recomputed account at the required beta and dishonest fraction. Its upper bound of
+    Returns the recomputed account at the required beta and dishonest fraction, or at the share of
+    one owner if that is larger: what one owner alone can do must not weaken it. Its upper bound of
     epsilon is at most the required one. Raises RemoteError ``weak-guarantee``, with both numbers.
     """
-    result = account(batch_event(descriptor, required.dishonest_fraction), required.beta)
+    fraction = required.dishonest_fraction
+    if descriptor.owner_share < 1.0:
+        fraction = max(fraction, descriptor.owner_share)
+    result = account(batch_event(descriptor, fraction), required.beta)
     if not result.epsilon_upper <= required.epsilon:
         raise RemoteError(
             "weak-guarantee",
             f"the batch gives epsilon {result.epsilon_upper:.6g} at beta {required.beta:g} "
-            f"with {required.dishonest_fraction:.0%} dishonest reports; at most "
-            f"{required.epsilon:g} is accepted here",
+            f"with {fraction:.0%} dishonest reports; at most {required.epsilon:g} is accepted here",
         )
     promise = descriptor.to_guarantee()
     actual = account(batch_event(descriptor, promise.dishonest_fraction), promise.beta)

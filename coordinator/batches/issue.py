@@ -6,6 +6,7 @@ Noise is calibrated to the run's (epsilon, beta) by `common.accounting.calibrate
 budget, and a run spends the largest of its batches' spends, not their sum.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -103,6 +104,22 @@ class Issuer:
     shuffler_id: str
     active_key: Callable[[], str]
     clock: Callable[[], float]
+    max_owner_share: float = 1.0
+
+    def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
+        """Refuses a batch of n reports that no shuffler would take.
+
+        Raises:
+            RemoteError: as `check_bytes`; ``batch-too-small`` if no owner may hold a slot.
+        """
+        check_bytes(spec, n, layer)
+        share = self.max_owner_share
+        if n * share < 1.0:
+            raise RemoteError(
+                "batch-too-small",
+                f"a batch of n={n} has no slot for an owner who may hold {share:g} of it: "
+                f"n must be at least {math.ceil(1.0 / share)}",
+            )
 
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
@@ -113,6 +130,7 @@ class Issuer:
             RemoteError: ``batch-too-small``; ``invalid-spec``: no descriptor can hold it, or the
                 batch would be too large to hand over.
         """
+        self.check(spec, deployment.n, deployment.layer)
         calibration = calibrated(spec, deployment.n, deployment.layer)
         mixture = deployment.mixture
         try:
@@ -140,6 +158,7 @@ class Issuer:
                 guarantee=GuaranteeDocument(
                     epsilon=spec.epsilon, beta=spec.beta, dishonest_fraction=spec.dishonest_fraction
                 ),
+                owner_share=self.max_owner_share,
                 analyzer_key=self.active_key(),
                 test_seed=spec.test_seed,
             )
@@ -147,7 +166,6 @@ class Issuer:
             raise RemoteError(
                 "invalid-spec", f"deployment {index}: {first_fault(error)}"
             ) from error
-        check_bytes(spec, deployment.n, deployment.layer)
         data = serialize(descriptor)
         return Issue(index, step, deployment, descriptor, data, planned(descriptor))
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.batches.analyzer import Analyzer
-from riffle.coordinator.batches.issue import Issue, Issuer, check_bytes, same_deployment
+from riffle.coordinator.batches.issue import Issue, Issuer, same_deployment
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learners.registry import Registry, batches, refusal
@@ -130,7 +130,7 @@ class Coordinator:
     """All runs of one store. Made and closed inside a running event loop.
 
     ``signing_key`` (Ed25519, private) signs descriptors. ``clock`` returns seconds since 1970.
-    ``test_entry``: runs may be seeded.
+    ``test_entry``: runs may be seeded. ``max_owner_share``: what descriptors give one owner.
     """
 
     store: Store
@@ -145,11 +145,12 @@ class Coordinator:
     clock: Callable[[], float]
     replica: Replica
     test_entry: bool
+    max_owner_share: float = 1.0
     _listening: asyncio.Task[None] | None = field(default=None, init=False)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self.issuer = Issuer(self.shuffler_id, self.keys.active, self.clock)
+        self.issuer = Issuer(self.shuffler_id, self.keys.active, self.clock, self.max_owner_share)
         self.drivers = Drivers(self.store, self._make_driver, self.replica, self.clock)
         self._exchange = BatchExchange(self.shuffler, self.analyzer, self.signing_key, self.clock)
 
@@ -201,7 +202,7 @@ class Coordinator:
     def _issue_first(self, run_id: str, spec: RunSpec) -> tuple[Learner, Issue | None]:
         learner = self.registry.build(spec)
         for n, layer in batches(learner):
-            check_bytes(spec, n, layer)
+            self.issuer.check(spec, n, layer)
         try:
             deployment = learner.next_deployment()
         except LearnerError as error:

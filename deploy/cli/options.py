@@ -87,6 +87,10 @@ class RunOptions:
     episodes: Annotated[int | None, typer.Option(help="K, episodes of the run")] = None
     epsilon: Annotated[float | None, typer.Option(help="epsilon of every user")] = None
     beta: Annotated[float | None, typer.Option(help="beta of every user")] = None
+    dishonest_fraction: Annotated[
+        float | None,
+        typer.Option(help="gamma, reports that may be dishonest; populations are simulated at 0"),
+    ] = None
     trust: Annotated[
         Trust | None, typer.Option(help="who adds the noise: all users, each, coordinator")
     ] = None
@@ -111,7 +115,9 @@ class RunOptions:
             self.env,
             parameters=read_pairs(self.param) | self._given("horizon"),
             constants=read_pairs(self.option),
-            changes=self._given("episodes", "epsilon", "beta", "trust", "families")
+            changes=self._given(
+                "episodes", "epsilon", "beta", "dishonest_fraction", "trust", "families"
+            )
             | {"preset": self.constants}
             | changes,
         )

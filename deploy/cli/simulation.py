@@ -63,6 +63,8 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
     if learner in ALGORITHMS:
         return _simulate_adversarial(options, how, preset_given=preset_given)
     calibration = None if how.calibration is None else SPEC_CALIBRATIONS[how.calibration]
+    if not how.per_user and options.dishonest_fraction is None:
+        options = replace(options, dishonest_fraction=0.0)
     chosen = options.apply(calibration=calibration, run_id=how.run_id, test_seed=how.test_seed)
     if learner in PER_EPISODE:
         if options.families is not None:

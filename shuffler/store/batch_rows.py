@@ -45,6 +45,7 @@ class Batch:
     digest: bytes
     batch_key: str
     n: int
+    owner_slots: int
     expires_at: int
     report_bytes: int
     message_bytes: int
@@ -150,6 +151,7 @@ def insert_batch(
             digest=context.digest,
             **signed.model_dump(exclude={"descriptor"}),
             n=d.n,
+            owner_slots=d.owner_slots,
             expires_at=d.expires_at,
             report_bytes=d.report_bytes,
             message_bytes=d.message_bytes,

@@ -63,6 +63,7 @@ batches = Table(
     Column("batch_key", String(64), nullable=False),
     Column("shuffler_signature", String(128), nullable=False),
     Column("n", BigInteger, nullable=False),
+    Column("owner_slots", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("report_bytes", Integer, nullable=False),
     Column("message_bytes", Integer, nullable=False),

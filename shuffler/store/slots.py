@@ -37,7 +37,6 @@ from riffle.shuffler.rules import (
     decide_lease,
     judge_frame,
     lowest_free,
-    share_slots,
 )
 from riffle.shuffler.store import batch_rows, leases, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
@@ -61,11 +60,10 @@ _INSERT_REPORTS = insert(reports)
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """The terms of a lease: the time of the request, its life in seconds, an owner's share."""
+    """The terms of a lease: the time of the request, and its life in seconds."""
 
     now: int
     seconds: int
-    owner_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def _room(
     connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, terms: LeaseTerms
 ) -> Room:
     leased = batch_rows.count_leased(connection, batch.batch_id, terms.now)
-    share = share_slots(terms.owner_share, batch.n)
+    share = batch.owner_slots
     if share < batch.n:
         share -= batch_rows.count_held(connection, batch.batch_id, owner, terms.now)
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
