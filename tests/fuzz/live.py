@@ -165,10 +165,12 @@ class Network:
         return [result["outcome"] for result in found["results"]]
 
     def fill(self, batch: Batch, reports: list[bytes]) -> None:
-        """Upload reports of new users, by a node of their own."""
-        token, users = self.enrol(), self.users(len(reports))
-        accepted = self.upload(batch, self.leases(batch, users, token), reports, token)
-        assert accepted == ["accepted"] * len(reports)
+        """Upload reports of new users, by as many owners as their share of a batch takes."""
+        slots = batch.context.descriptor.owner_slots
+        for part in (reports[i : i + slots] for i in range(0, len(reports), slots)):
+            token, users = self.enrol(), self.users(len(part))
+            accepted = self.upload(batch, self.leases(batch, users, token), part, token)
+            assert accepted == ["accepted"] * len(part)
 
     def settled(self, batch: Batch) -> dict[str, Any]:
         """A deployment once it is counted or rejected."""
@@ -195,7 +197,10 @@ def network(folder: Path, **shuffler_settings: Any) -> Iterator[Network]:
     clock = Clock()
     shuffler = shuffler_app(shufflers.settings(folder, **demands), clock)
     with serving(shuffler) as url:
-        settings = coordinators.settings(folder / "coordinator", shuffler_url=url)
+        share = shuffler_settings.get("max_owner_share", 1.0)
+        settings = coordinators.settings(
+            folder / "coordinator", shuffler_url=url, max_owner_share=share
+        )
         settings.shuffler_token_file.write_text(COORDINATOR_TOKEN)
         app = coordinator_app(
             settings, registry=coordinators.registry(), analyzer=coordinators.analyzer()

@@ -30,7 +30,7 @@ LEASE_SECONDS = 20
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     with network(
-        tmp_path_factory.mktemp("live"), lease_seconds=LEASE_SECONDS, max_owner_share=0.5
+        tmp_path_factory.mktemp("live"), lease_seconds=LEASE_SECONDS, max_owner_share=GAMMA
     ) as made:
         yield made
 
@@ -65,12 +65,6 @@ def slug(answer: httpx.Response) -> str:
     return str(answer.json()["type"]).rpartition(":")[2]
 
 
-def fill(live: Network, batch: Batch, reports: list[bytes]) -> None:
-    """Two nodes, since one may hold half of a batch."""
-    for half in range(2):
-        live.fill(batch, reports[half::2])
-
-
 def test_one_descriptor_and_one_key_a_batch(live: Network) -> None:
     """Two would let whoever deposited them tell nodes apart, by policy or by trial decryption."""
     batch = live.deploy()
@@ -84,7 +78,7 @@ def test_one_descriptor_and_one_key_a_batch(live: Network) -> None:
 def test_silent_reports_are_those_that_the_guarantee_was_made_for(live: Network) -> None:
     """Up to gamma the promise holds without them. Beyond, silence cannot be seen: it is stated."""
     batch = live.deploy()
-    fill(live, batch, [*honest(batch, 18), silent(batch), silent(batch)])
+    live.fill(batch, [*honest(batch, 18), silent(batch), silent(batch)])
     spend = live.settled(batch)["spend"]
     assert (spend["failed"], spend["dishonest_reports"]) == (0, 2)
     d = batch.context.descriptor
@@ -94,11 +88,11 @@ def test_silent_reports_are_those_that_the_guarantee_was_made_for(live: Network)
     assert at_gamma.epsilon_upper <= EPSILON < half.epsilon_lower
 
 
-def test_one_node_is_no_more_than_its_share_of_sybils(live: Network) -> None:
+def test_an_owner_is_no_more_than_their_share_of_sybils(live: Network) -> None:
     batch = live.deploy()
     path, body = f"/batches/{batch.id}/leases", {"users": live.users(N)}
     found = live.ask("shuffler", "POST", path, token=live.node, json=body)
-    assert len(found["leases"]) == N // 2
+    assert len(found["leases"]) == round(GAMMA * N)
     assert {one["problem"] for one in found["refused"]} == {"share-exceeded"}
 
 
@@ -106,7 +100,7 @@ def test_one_node_is_no_more_than_its_share_of_sybils(live: Network) -> None:
 def test_messages_that_do_not_open(liars: int, state: str, live: Network) -> None:
     """Within gamma they cost nothing; past it the weaker guarantee is recorded, no count used."""
     batch = live.deploy()
-    fill(live, batch, [*honest(batch, N - liars), *[broken(batch)] * liars])
+    live.fill(batch, [*honest(batch, N - liars), *[broken(batch)] * liars])
     found = live.settled(batch)
     spend = found["spend"]
     assert found["state"] == state
@@ -130,11 +124,11 @@ def test_a_downgrade_of_the_trust_model_gets_no_report(trust: str, live: Network
 
 def test_leases_that_are_never_used_delay_a_batch_by_their_life(live: Network) -> None:
     batch = live.deploy()
-    for _ in range(2):  # two nodes hold every slot
-        live.leases(batch, live.users(N // 2), live.enrol())
+    for _ in range(10):  # ten owners hold every slot
+        live.leases(batch, live.users(N // 10), live.enrol())
     live.clock.ahead += LEASE_SECONDS + 1
     try:
-        fill(live, batch, honest(batch, N))
+        live.fill(batch, honest(batch, N))
     finally:
         live.clock.ahead = 0.0
     assert live.settled(batch)["state"] == "counted"
@@ -150,19 +144,18 @@ def test_a_report_of_another_batch_is_worth_nothing(live: Network) -> None:
     inner = seal_indices(keys.analyzer_key, keys.message_info, dummies, d.layout.width, 1)
     again = seal(batch.keys.batch_key, batch.keys.report_info, inner)
     assert live.upload(batch, [lease], [again]) == ["accepted"]
-    live.fill(batch, honest(batch, N // 2 - 1))
-    live.fill(batch, honest(batch, N // 2))
+    live.fill(batch, honest(batch, N - 1))
     assert live.settled(batch)["spend"]["failed"] == d.padding.messages
 
 
 def test_a_replayed_report_counts_once(live: Network) -> None:
     batch = live.deploy()
-    reports = honest(batch, 3)
-    leases = live.leases(batch, live.users(3))
-    assert live.upload(batch, leases, reports) == ["accepted"] * 3
-    assert live.upload(batch, leases, reports) == ["replayed"] * 3
-    assert live.upload(batch, leases, honest(batch, 3)) == ["already-reported"] * 3
-    assert live.ask("shuffler", "GET", f"/batches/{batch.id}/status")["reports"] == 3
+    reports = honest(batch, 2)
+    leases = live.leases(batch, live.users(2))
+    assert live.upload(batch, leases, reports) == ["accepted"] * 2
+    assert live.upload(batch, leases, reports) == ["replayed"] * 2
+    assert live.upload(batch, leases, honest(batch, 2)) == ["already-reported"] * 2
+    assert live.ask("shuffler", "GET", f"/batches/{batch.id}/status")["reports"] == 2
 
 
 # -- bodies -------------------------------------------------------------------------------------

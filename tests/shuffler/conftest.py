@@ -18,7 +18,9 @@ from riffle.shuffler.app import create_app
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings
 from tests.shuffler.world import (
+    BETA,
     COORDINATOR_TOKEN,
+    EPSILON,
     OPERATOR_TOKEN,
     Batch,
     FakeClock,
@@ -94,6 +96,11 @@ class Api:
         assert answer.status_code == 201, answer.text
         signed = SignedDescriptor.model_validate_json(answer.content)
         return Batch(data, bytes.fromhex(signed.batch_key))
+
+    def deposit_shared(self, share: float, **changes: Any) -> Batch:
+        """A batch of 8 whose noise is enough for 4: up to half of them may be silent."""
+        guarantee = {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": share}
+        return self.deposit(n=8, owner_share=share, guarantee=guarantee, **changes)
 
     def lease(self, batch: Batch, users: list[str], token: str | None = None) -> httpx.Response:
         path = f"/batches/{batch.batch_id}/leases"

@@ -54,8 +54,7 @@ def plans(api: Api, statements: Statements) -> list[tuple[str, str]]:
 @pytest.fixture
 def of_requests(api: Api) -> Statements:
     """Statements of leases and uploads of all kinds, in a batch that stays open."""
-    api.restart(max_owner_share=0.75)
-    batch, other = api.deposit(n=8), api.deposit(deployment=1, n=8)
+    batch, other = api.deposit_shared(0.5), api.deposit_shared(0.5, deployment=1)
     with recorded() as found:
         leases = api.leases(batch, [user(0), user(1)])
         api.leases(batch, [user(1), user(2)])

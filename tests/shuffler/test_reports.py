@@ -106,8 +106,7 @@ def test_a_node_serves_no_more_users_than_enrolled_for(api: Api) -> None:
 
 def test_an_owner_holds_no_more_than_their_share_of_a_batch(api: Api) -> None:
     """Live leases and reports count, expired leases do not; another batch is another share."""
-    api.restart(max_owner_share=0.5)
-    batch, other = api.deposit(), api.deposit(deployment=1)
+    batch, other = api.deposit_shared(0.25), api.deposit_shared(0.25, deployment=1)
     answer = api.lease(batch, [user(i) for i in range(3)]).json()
     assert [lease["slot"] for lease in answer["leases"]] == [0, 1]
     assert answer["refused"] == [{"user": user(2), "problem": "share-exceeded"}]
@@ -125,9 +124,8 @@ def test_an_owner_holds_no_more_than_their_share_of_a_batch(api: Api) -> None:
 
 def test_an_owner_with_many_nodes_has_one_share(api: Api) -> None:
     """Enrolling more ids does not raise it (finding A8)."""
-    api.restart(max_owner_share=0.5)
     tokens = [api.enrol(10, "mallory")[1] for _ in range(5)]
-    batch = api.deposit(n=8)
+    batch = api.deposit_shared(0.5)
     for i, token in enumerate(tokens):
         answer = api.lease(batch, [user(10 * i), user(10 * i + 1)], token).json()
         assert len(answer["leases"]) == (2 if i < 2 else 0), answer

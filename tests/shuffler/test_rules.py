@@ -25,7 +25,6 @@ from riffle.shuffler.rules import (
     decide_lease,
     judge_frame,
     lowest_free,
-    share_slots,
 )
 from tests.shuffler.world import (
     BETA,
@@ -55,7 +54,7 @@ def demands(owner: dict[str, Any]) -> Demands:
     )
     if "dishonest_fraction" in owner:
         wanted = replace(wanted, dishonest_fraction=owner["dishonest_fraction"])
-    names = ("smallest_n", "test_entry", "max_batch_bytes", "trust_models")
+    names = ("smallest_n", "test_entry", "max_batch_bytes", "trust_models", "max_owner_share")
     rest = {k: tuples(v) for k, v in owner.items() if k in names}
     return replace(DEMANDS, guarantee=wanted, **rest)
 
@@ -137,23 +136,6 @@ def test_free_slots_in_steps(n: int, data: st.DataObject) -> None:
     assert free <= told <= n
     assert (told == 0) == (free == 0)
     assert told in (n, *range(0, n, -(-n // 10))) if n >= 100 else told in (0, n)
-
-
-@pytest.mark.parametrize(
-    ("share", "n", "slots"),
-    [
-        (1.0, 4, 4),
-        (0.5, 4, 2),
-        (0.5, 5, 2),
-        (0.3, 10, 3),
-        (0.29, 100, 29),
-        (0.25, 2, 0),
-        (1e-9, 4, 0),
-    ],
-)
-def test_slots_of_a_share(share: float, n: int, slots: int) -> None:
-    """Rounded down over the decimal fraction that was written: no owner has more than the share."""
-    assert share_slots(share, n) == slots
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,30 @@ def test_a_fault_has_no_prefix_of_pydantic() -> None:
     assert d.first_fault(caught.value) == "document: both are odd"
 
 
+@pytest.mark.parametrize(
+    ("share", "n", "slots"),
+    [
+        (1.0, 4, 4),
+        (0.5, 4, 2),
+        (0.5, 5, 2),
+        (0.3, 10, 3),
+        (0.29, 100, 29),
+        (0.05, 39, 1),
+        (0.25, 3, 0),
+        (1e-9, 4, 0),
+    ],
+)
+def test_slots_of_an_owner(share: float, n: int, slots: int) -> None:
+    """The written decimal, rounded down: no owner has more; a batch of none is no batch."""
+    changes = {"n": n, "owner_share": share, "guarantee": {"epsilon": 1.0, "beta": 0.1}}
+    changes["guarantee"] |= {"dishonest_fraction": 0.5}  # type: ignore[operator]
+    if slots:
+        assert descriptor(**changes).owner_slots == slots
+    else:
+        with pytest.raises(ValidationError, match="less than one slot"):
+            descriptor(**changes)
+
+
 def made(vector: dict[str, Any]) -> d.BatchDescriptor:
     return descriptor(**ONE_MESSAGE.get(vector.get("trust", "shuffle"), {}))
 
