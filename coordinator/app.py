@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware import Middleware
 from starlette.types import Lifespan
 
-from riffle.common.process.endpoint import server_verification
+from riffle.common.process.endpoint import hash_token, server_verification
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.limits import ConcurrencyLimit
 from riffle.common.server.service import make_app, problem_response, serve
@@ -50,6 +50,13 @@ def create_app(
     metrics = CoordinatorMetrics()
     verify = server_verification(settings.ca_file)
     token, signing_key = settings.shuffler_token(), settings.signing_key()
+    settings.check_tokens(
+        {
+            "shuffler_token": hash_token(token),
+            "operator_token_hash": settings.operator_hash(),
+            "metrics_token_hash": settings.metrics_hash(),
+        }
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

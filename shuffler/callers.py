@@ -33,7 +33,7 @@ def authenticator(settings: Settings, attempts: FailedAttempts) -> Authenticator
         "operator": Credential(settings.operator_hash(), OPERATOR, "operator/shuffler_token"),
     }
     if (reader := settings.metrics_hash()) is not None:
-        keys["metrics"] = Credential(reader, OPERATOR, "operator/metrics_token")
+        keys["metrics"] = Credential(reader, OPERATOR, "operator/shuffler_metrics_token")
     return Authenticator(attempts, keys)
 
 

@@ -5,11 +5,11 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
 - it names this shuffler, has not expired, and names a pinned analyzer key if any key is pinned;
-- the owner allows its trust model, and the share of a batch that one owner's nodes may hold;
-- n is at least the owner's smallest batch, and its n * L messages fit the owner's largest;
+- the operator allows its trust model, and the share that one owner's nodes may hold;
+- n is at least the operator's smallest batch, and its n * L messages fit the largest;
 - it asks for seeded noise only where the test entry point is open;
-- the guarantee, recomputed at the owner's beta and dishonest fraction, is not weaker than the
-  owner's, and not weaker than what the descriptor itself promises.
+- the guarantee, recomputed at the operator's beta and dishonest fraction, is not weaker than the
+  operator's, and not weaker than what the descriptor itself promises.
 
 `decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
 over all batches and runs; parallel composition over batches rests on that rule. The nodes of one
@@ -47,7 +47,7 @@ Standing = Literal["live", "reported", "over"]
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The demands of this shuffler's owner on every batch."""
+    """The demands of this shuffler's operator on every batch."""
 
     shuffler_id: str
     coordinator_key: bytes

@@ -61,7 +61,7 @@ class Settings(ServerSettings):
     trust_models: tuple[Trust, ...] = Field(
         default=("shuffle",),
         min_length=1,
-        description="trust models that the owner allows, a JSON list of shuffle, local, central",
+        description="trust models that the operator allows, a JSON list of shuffle, local, central",
     )
     smallest_n: int = Field(
         default=20, ge=2, description="smallest batch accepted; on loopback by default 2"

@@ -26,7 +26,7 @@ def make_authenticator(settings: Settings) -> Authenticator:
         "operator": Credential(settings.operator_hash(), OPERATOR, "operator/coordinator_token")
     }
     if (reader := settings.metrics_hash()) is not None:
-        keys["metrics"] = Credential(reader, OPERATOR, "operator/metrics_token")
+        keys["metrics"] = Credential(reader, OPERATOR, "operator/coordinator_metrics_token")
     return Authenticator(FailedAttempts(), keys)
 
 

@@ -57,6 +57,7 @@ def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str
     ca_file = None
     if network is not None:
         findings += check_secrets(network)
+        findings += check_tokens(network)
         findings += check_encryption(network)
         findings += check_certificates(network, datetime.datetime.now(datetime.UTC))
         file = network / "operator" / "ca.pem"
@@ -83,6 +84,18 @@ def check_secrets(network: Path) -> Iterator[Finding]:
             yield Finding("secrets", False, f"others can read {readable[0]}; say chmod go= on it")
         else:
             yield Finding("secrets", True, f"{folder} is its owner's alone")
+
+
+def check_tokens(network: Path) -> Iterator[Finding]:
+    """Finds tokens that open two services, or one as two callers."""
+    seen: dict[str, Path] = {}
+    for file in sorted(network.glob("*/*_token_hash")):
+        if (other := seen.setdefault(file.read_text().strip(), file)) != file:
+            fix = "remove both and their tokens, and say 'riffle network init' again"
+            yield Finding("tokens", False, f"{other} and {file} are of one token; {fix}")
+            return
+    if seen:
+        yield Finding("tokens", True, f"{len(seen)} tokens open one service each")
 
 
 def check_encryption(network: Path) -> Iterator[Finding]:
@@ -158,14 +171,11 @@ def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
         if not any(name.upper().startswith(role.prefix()) for name in environment):
             continue
         try:
-            settings = role.load()
+            role.load()
         except LocalError as error:
             yield Finding("settings", False, error.detail)
             continue
         yield Finding("settings", True, f"{role.prefix()}* are understood")
-        if isinstance(settings, ShufflerSettings) and settings.max_owner_share == 1.0:
-            detail = "RIFFLE_SHUFFLER_MAX_OWNER_SHARE is 1.0: one node may fill a whole batch"
-            yield Finding("share", False, f"{detail}; set the share that you trust one node with")
 
 
 def _python() -> Finding:

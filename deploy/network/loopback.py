@@ -147,7 +147,7 @@ class LoopbackNetwork:
 
         Raises httpx.HTTPError if one of them does not answer.
         """
-        token, total = secrets.operator_token(self.secrets, "metrics_token"), 0.0
+        token, total = secrets.operator_token(self.secrets, "shuffler_metrics_token"), 0.0
         for url in self.shufflers.values():
             with secrets.operator_client(self.secrets, url, token) as client:
                 page = client.get("/metrics").raise_for_status().text

@@ -7,7 +7,7 @@
   of the operator's token.
 - ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials. Enrolment belongs to
   the shuffler's operator: the coordinator's folder never holds them.
-- ``operator/``: in clear, the operator's two tokens and the one that reads metrics; keep this
+- ``operator/``: in clear, the operator's two tokens and the two that read metrics; keep this
   folder. ``coordinator_url`` may hold the coordinator's address.
 - ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. They
   belong on another medium than the role's own folder.
@@ -72,8 +72,9 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    _write_token(operator / "metrics_token", shuffler / "metrics_token_hash")
-    _write(coordinator / "metrics_token_hash", (shuffler / "metrics_token_hash").read_text())
+    # A token opens one service: Prometheus shows it to the service, which could use it elsewhere.
+    for server in (shuffler, coordinator):
+        _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, replicas)
 
 

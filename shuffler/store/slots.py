@@ -232,13 +232,13 @@ def _reported_elsewhere(
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:
         return set()
-    owners: dict[str, str] = {}
+    people: dict[str, str] = {}
     for lease in lease_ids:
         name = group_of(lease)
         if name in doubtful and (index := groups[name].index(lease)) is not None:
-            owners[lease] = groups[name].user(index)
-    existing = users.find_users(connection, list(set(owners.values())))
-    return {lease for lease, user in owners.items() if user in existing and existing[user].reported}
+            people[lease] = groups[name].user(index)
+    existing = users.find_users(connection, list(set(people.values())))
+    return {lease for lease, user in people.items() if user in existing and existing[user].reported}
 
 
 def _write(

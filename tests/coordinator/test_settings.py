@@ -56,6 +56,15 @@ def test_tls_files_are_handed_on(tmp_path: Path) -> None:
         settings(tmp_path, host="coordinator").tls()
 
 
+def test_off_loopback_an_owner_may_not_hold_a_whole_batch(tmp_path: Path) -> None:
+    """Finding A8."""
+    remote = "https://shuffler:8401"
+    assert settings(tmp_path, shuffler_url=remote).max_owner_share == 0.05
+    assert settings(tmp_path).max_owner_share == 1.0, "on loopback all nodes are one owner's"
+    with pytest.raises(ValidationError, match="max_owner_share must be below 1"):
+        settings(tmp_path, shuffler_url=remote, max_owner_share=1.0)
+
+
 def test_a_token_is_never_sent_in_clear(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="TLS is mandatory off loopback"):
         settings(tmp_path, shuffler_url="http://shuffler:8401")

@@ -53,6 +53,18 @@ def test_pins_demands_and_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "SECRET" not in repr(settings.credentials())
 
 
+def test_off_loopback_no_other_owner_may_break_the_guarantee(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding A8."""
+    assert load(tmp_path, monkeypatch).max_owner_share == 1.0
+    remote = load(tmp_path, monkeypatch, SHUFFLER_URL="https://shuffler:8401")
+    assert remote.demands(remote.make_environment()).max_owner_share == 0.05
+    for share, fraction in (("0.2", "0.1"), ("1", "0.1"), ("0.05", "0")):
+        with pytest.raises(LocalError, match=r"max_owner_share .* must not be above"):
+            load(tmp_path, monkeypatch, MAX_OWNER_SHARE=share, MIN_DISHONEST_FRACTION=fraction)
+
+
 def test_an_owner_allows_trust_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(tmp_path, monkeypatch, TRUST_MODELS='["shuffle", "local"]')
     demands = settings.demands(settings.make_environment())

@@ -81,6 +81,7 @@ def test_a_wrong_value_is_named(
         ({"host": "shuffler.example"}, "TLS is mandatory off loopback"),
         ({"tls_cert_file": Path("cert.pem")}, "set both"),
         ({"host": "0.0.0.0", "test_entry": True}, "needs a loopback HOST"),  # noqa: S104
+        ({"operator_token_hash": hash_token("coordinator-token")}, "of one token: make one for"),
     ],
 )
 def test_preflight_reports_what_would_stop_the_start(
@@ -89,6 +90,42 @@ def test_preflight_reports_what_would_stop_the_start(
     wrong = settings(tmp_path, **changes)
     with pytest.raises(LocalError, match=told):
         run(wrong)
+
+
+SAFE = {"HOST": "shuffler.example"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, None),
+        ({"MIN_DISHONEST_FRACTION": "0.1", "MAX_OWNER_SHARE": "0.1", "SMALLEST_N": "10"}, None),
+        ({"MAX_OWNER_SHARE": "0.25"}, "max_owner_share 0.25 must not be above .* 0.05"),
+        ({"MAX_OWNER_SHARE": "1"}, "max_owner_share 1 must not be above"),
+        ({"MIN_DISHONEST_FRACTION": "0"}, "above min_dishonest_fraction 0: .* raise the fraction"),
+        ({"SMALLEST_N": "2"}, "smallest_n 2 must be at least 20"),
+        ({"SMALLEST_N": "19"}, "smallest_n 19 must be at least 20"),
+        ({"MAX_OWNER_SHARE": "0.01"}, "smallest_n 20 must be at least 100"),
+    ],
+)
+def test_off_loopback_no_owner_can_break_the_guarantee(
+    environment: pytest.MonkeyPatch, changes: dict[str, str], told: str | None
+) -> None:
+    """Finding A8: refused at the start, as plaintext is."""
+    for name, value in (SAFE | changes).items():
+        environment.setenv(PREFIX + name, value)
+    if told is None:
+        Settings.load()
+        return
+    with pytest.raises(LocalError, match=told):
+        Settings.load()
+
+
+def test_on_loopback_one_owner_may_run_everything(environment: pytest.MonkeyPatch) -> None:
+    found = Settings.load()
+    assert (found.max_owner_share, found.min_dishonest_fraction, found.smallest_n) == (1.0, 0.0, 2)
+    environment.setenv(PREFIX + "MAX_OWNER_SHARE", "0.5")
+    assert Settings.load().max_owner_share == 0.5
 
 
 def test_tls_files_are_passed_on(tmp_path: Path) -> None:

@@ -30,12 +30,18 @@ def wrong(findings: list[Finding]) -> list[str]:
 def test_a_fresh_network_passes_every_check(network: Path) -> None:
     findings = [
         *doctor.check_secrets(network),
+        *doctor.check_tokens(network),
         *doctor.check_encryption(network),
         *doctor.check_certificates(network, NOW),
         *doctor.check_variables({"RIFFLE_NODE_WORKERS": "2", "RIFFLE_CI_SECONDS": "3", "PATH": ""}),
     ]
     assert wrong(findings) == []
-    assert {finding.check for finding in findings} == {"secrets", "encryption", "certificates"}
+    assert {finding.check for finding in findings} == {
+        "secrets",
+        "tokens",
+        "encryption",
+        "certificates",
+    }
 
 
 @pytest.mark.parametrize("name", ["signing_key", "analyzer_keys"])
@@ -57,6 +63,15 @@ def test_a_file_that_others_can_read_is_reported(tmp_path: Path) -> None:
     assert wrong(list(doctor.check_secrets(tmp_path))) == [
         f"others can read {file}; say chmod go= on it"
     ]
+
+
+def test_one_token_for_two_services_is_reported(tmp_path: Path) -> None:
+    init_network(tmp_path)
+    assert [finding.ok for finding in doctor.check_tokens(tmp_path)] == [True]
+    ours, theirs = (tmp_path / role / "metrics_token_hash" for role in ("coordinator", "shuffler"))
+    theirs.write_text(ours.read_text())
+    (detail,) = wrong(list(doctor.check_tokens(tmp_path)))
+    assert detail.startswith(f"{ours} and {theirs} are of one token; remove both")
 
 
 def test_a_missing_network_is_reported_once_and_nothing_passes(tmp_path: Path) -> None:
@@ -110,8 +125,13 @@ def shuffler_variables(**changes: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"MAX_OWNER_SHARE": "0.2"}, []),
-        ({}, ["RIFFLE_SHUFFLER_MAX_OWNER_SHARE is 1.0"]),
+        ({}, []),
+        ({"HOST": "a.example"}, []),
+        (
+            {"HOST": "a.example", "MAX_OWNER_SHARE": "0.2"},
+            ["RIFFLE_SHUFFLER_*: off loopback, max_o"],
+        ),
+        ({"HOST": "a.example", "SMALLEST_N": "2"}, ["RIFFLE_SHUFFLER_*: off loopback, smallest_n"]),
         ({"PORT": "99999"}, ["RIFFLE_SHUFFLER_*: port: "]),
         ({"TRUST_MODELS": "all"}, ["RIFFLE_SHUFFLER_*: "]),
         ({"SETTINGS_FILE": "/nowhere"}, ["cannot read settings file /nowhere"]),

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from riffle.common.process.endpoint import server_verification
+from riffle.common.process.endpoint import hash_token, server_verification
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.service import GRACE_SECONDS
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
@@ -110,6 +110,17 @@ def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> N
     with operator_client(secrets, url, "none") as client:
         assert [accepted(client, node["token"]) for node in credentials(secrets)] == [200] * 3
         assert accepted(client, "another") == 401
+
+
+def test_no_token_opens_two_services(tmp_path: Path) -> None:
+    """Finding A6: what one service is shown must not open the other."""
+    init_network(tmp_path)
+    clear = [file for file in tmp_path.glob("*/*_token") if file.is_file()]
+    hashes = {file: file.read_text().strip() for file in tmp_path.glob("*/*_token_hash")}
+    assert len(clear) == len(hashes) == len(set(hashes.values())) == 5
+    for file in clear:
+        opened = [at for at, known in hashes.items() if known == hash_token(file.read_text())]
+        assert len(opened) == 1, file
 
 
 def test_a_folder_without_a_token_is_reported_with_a_hint_at_the_network(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""One owner and the coordinator against a user (finding A8), under every configuration we ship.
+
+A batch is refused by a role, or the ledger's epsilon is at least the true one: that of the noise
+which the others leave when all nodes of the largest owner add none. The truth is brute force: every
+pair of outcomes of the two counters that a user moves.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from riffle.common.mechanism.parameters import Guarantee, Noise
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.protocol.descriptor import BatchDescriptor, sign_deposit
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.verification import check_guarantee, check_share
+from riffle.coordinator.batches.issue import Issuer
+from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.settings import Settings as CoordinatorSettings
+from riffle.coordinator.specs import RunSpec
+from riffle.deploy.presets import preset
+from riffle.node_client.settings import Settings as NodeSettings
+from riffle.shuffler.rules import Demands, accept_deposit
+from riffle.shuffler.settings import Settings as ShufflerSettings
+from tests.deploy.test_compose import COMPOSE, environment
+from tests.shuffler.world import COORDINATOR_KEY, public
+
+SECURITY = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+ROW = re.compile(r"^\| ([\d.]+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+TABLE = [
+    (float(gamma), float(share), *map(int, rest)) for gamma, share, *rest in ROW.findall(SECURITY)
+]
+RUN, NOW = "ab" * 16, 1_800_000_000
+SIZES = {"states": 2, "actions": 1, "horizon": 1}  # one counter up, one down: brute force is exact
+BATCHES = (2, 20, 1_000)
+ROLES = {
+    "SHUFFLER": {"HOST": "shuffler.example", "DATA_DIR": "d", "SIGNING_KEY_FILE": "k"},
+    "COORDINATOR": {
+        "SHUFFLER_URL": "https://shuffler.example:8401",
+        "DATA_DIR": "d",
+        "SIGNING_KEY_FILE": "k",
+        "ANALYZER_KEYS_DIR": "k",
+        "SHUFFLER_TOKEN_FILE": "t",
+        "OPERATOR_TOKEN_HASH_FILE": "t",
+    },
+    "NODE": {
+        "SHUFFLER_URL": "https://shuffler.example:8401",
+        "SHUFFLER_KEY": "00" * 32,
+        "COORDINATOR_KEY": "00" * 32,
+        "CREDENTIALS_FILE": "c",
+        "STATE_DIR": "s",
+        "SIMULATED_USERS": "true",
+        "MAX_EPSILON": "1",
+        "MAX_BETA": "1e-5",
+        "MIN_DISHONEST_FRACTION": "0.05",
+    },
+}
+"""Off loopback, everything that has a default left to it."""
+
+
+def chosen(gamma: float, share: float, smallest_n: int) -> dict[str, str]:
+    roles = {"SHUFFLER": {"SMALLEST_N": smallest_n}, "COORDINATOR": {}, "NODE": {}}
+    for role, values in roles.items():
+        values["MAX_OWNER_SHARE"] = share
+        if role != "COORDINATOR":
+            values["MIN_DISHONEST_FRACTION"] = gamma
+    return {
+        f"RIFFLE_{role}_{name}": str(value)
+        for role, values in roles.items()
+        for name, value in values.items()
+    }
+
+
+SHIPPED: dict[str, tuple[Mapping[str, str], float]] = {
+    "compose": (
+        environment("shuffler") | environment("coordinator") | environment("nodes"),
+        preset("demo").spec.dishonest_fraction,
+    ),
+    "by hand": ({}, RunSpec.model_fields["dishonest_fraction"].default),
+    **{f"table {row}": (chosen(*row[:3]), row[0]) for row in TABLE},
+}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The settings of one configuration."""
+
+    shuffler: ShufflerSettings
+    coordinator: CoordinatorSettings
+    node: NodeSettings
+
+    @classmethod
+    def load(cls, variables: Mapping[str, str], patch: pytest.MonkeyPatch) -> "Roles":
+        for role, needed in ROLES.items():
+            for name, value in ({"SHUFFLER_ID": "shuffler-1"} | needed).items():
+                patch.setenv(f"RIFFLE_{role}_{name}", value)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        return cls(ShufflerSettings.load(), CoordinatorSettings.load(), NodeSettings.load())
+
+    def issue(self, gamma: float, n: int) -> tuple[BatchDescriptor, float]:
+        """The descriptor that all roles accept, and the ledger's epsilon; else RemoteError."""
+        spec = RunSpec(
+            name="a8", environment="E", episodes=n, epsilon=1.0, beta=1e-5,
+            dishonest_fraction=gamma, max_messages=1 << 16, **SIZES,
+        )  # fmt: skip
+        share = self.coordinator.max_owner_share
+        issuer = Issuer("shuffler-1", lambda: "11" * 32, lambda: NOW, share)
+        deployment = Deployment(0, "manual", Mixture.single(np.zeros((1, 2), dtype=int)), n, None)
+        issue = issuer.issue(RUN, spec, deployment, index=0, step=0)
+        s = self.shuffler
+        demands = Demands(
+            shuffler_id="shuffler-1",
+            coordinator_key=public(COORDINATOR_KEY),
+            guarantee=Guarantee(s.max_epsilon, s.max_beta, s.min_dishonest_fraction),
+            trust_models=s.trust_models,
+            smallest_n=s.smallest_n,
+            test_entry=False,
+            max_batch_bytes=s.max_batch_bytes,
+            max_owner_share=s.max_owner_share,
+        )
+        signature = sign_deposit(COORDINATOR_KEY, issue.data)
+        d = accept_deposit(issue.data, signature, issue.descriptor.batch_id, demands, NOW)
+        check_share(d.descriptor, self.node.max_owner_share)
+        node = self.node
+        required = Guarantee(node.max_epsilon, node.max_beta, node.min_dishonest_fraction)
+        check_guarantee(d.descriptor, required)
+        return d.descriptor, issue.spend.epsilon_upper
+
+
+def true_epsilon(noise: Noise, honest: int, beta: float) -> float:
+    """The epsilon of one counter up and one down under the noise of the honest reports."""
+    N = noise.bits * honest
+    if N == 0:
+        return math.inf
+    low, high = (int(stats.binom.ppf(q, N, noise.p)) for q in (1e-16, 1 - 1e-16))
+    pmf = np.pad(stats.binom.pmf(np.arange(max(0, low - 30), min(N, high + 30) + 1), N, noise.p), 1)
+    here, there = pmf[:-1], pmf[1:]  # P of c + Z and of c + 1 + Z at the same outcomes
+    P, Q = np.outer(here, there), np.outer(there, here)
+
+    def excess(epsilon: float) -> float:
+        return float(np.maximum(P - math.exp(epsilon) * Q, 0.0).sum()) - beta
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    return math.inf if excess(50.0) > 0.0 else float(optimize.brentq(excess, 0.0, 50.0))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_ledger_tells_the_truth_when_one_owner_is_silent(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables, gamma = SHIPPED[name]
+    roles, accepted = Roles.load(variables, monkeypatch), []
+    for n in BATCHES:
+        try:
+            d, ledger = roles.issue(gamma, n)
+        except RemoteError as error:
+            assert error.slug in ("batch-too-small", "invalid-spec"), error
+            continue
+        noise = d.to_noise()
+        assert isinstance(noise, Noise)
+        accepted.append(n)
+        silent = d.owner_slots  # what the shuffler lets one owner hold (tests/shuffler)
+        assert silent >= 1
+        assert true_epsilon(noise, n - silent, d.guarantee.beta) <= ledger * (1 + 1e-9) <= 1.0
+    assert 1_000 in accepted, "a configuration that takes no batch is none"
+
+
+def test_brute_force_finds_the_old_defaults() -> None:
+    """Compose shipped a share of 0.25 above gamma 0; a batch of 2 let one node have one slot."""
+    found = []
+    for n, silent in ((2, 1), (20, 5), (1_000, 250)):
+        spec = RunSpec(
+            name="a8", environment="E", episodes=n, epsilon=1.0, beta=1e-5,
+            dishonest_fraction=0.0, max_messages=1 << 16, **SIZES,
+        )  # fmt: skip
+        issuer = Issuer("shuffler-1", lambda: "11" * 32, lambda: NOW)
+        deployment = Deployment(0, "manual", Mixture.single(np.zeros((1, 2), dtype=int)), n, None)
+        issue = issuer.issue(RUN, spec, deployment, index=0, step=0)
+        noise = issue.descriptor.to_noise()
+        assert isinstance(noise, Noise)
+        found.append(true_epsilon(noise, n - silent, 1e-5) / issue.spend.epsilon_upper)
+    assert found[0] > 1.3 and min(found) > 1.1
+
+
+@pytest.mark.parametrize("unsafe", [(0.05, 0.1, 20), (0.1, 1.0, 10), (0.1, 0.1, 9), (0.0, 0.1, 20)])
+def test_an_unsafe_row_would_be_refused(
+    unsafe: tuple[float, float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LocalError, match="off loopback"):
+        Roles.load(chosen(*unsafe), monkeypatch)
+
+
+def owners_for(share: float, smallest: int) -> int:
+    """The fewest owners that fill a batch of every size from ``smallest`` on."""
+    changes: dict[str, Any] = {"owner_share": share, "guarantee": Guarantee(1.0, 0.1, share)}
+    slots = {
+        n: BatchDescriptor.model_construct(n=n, **changes).owner_slots
+        for n in range(smallest, smallest + math.ceil(2 / share))
+    }
+    return max(-(-n // held) for n, held in slots.items())
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_owners_of_the_table_fill_every_batch(row: tuple[float, float, int, int, int]) -> None:
+    gamma, share, smallest, owners, at_a_thousand = row
+    assert share <= gamma
+    assert owners == owners_for(share, smallest)
+    assert at_a_thousand == owners_for(share, 1_000)
+
+
+def test_compose_has_owners_enough() -> None:
+    nodes = re.search(r"--owners, \"\$\{RIFFLE_NODES:-(\d+)\}\"", COMPOSE)
+    assert nodes is not None
+    shuffler = environment("shuffler")
+    share, smallest = (
+        float(shuffler["RIFFLE_SHUFFLER_MAX_OWNER_SHARE"]),
+        int(shuffler["RIFFLE_SHUFFLER_SMALLEST_N"]),
+    )
+    assert int(nodes[1]) >= owners_for(share, smallest)
+    assert len(TABLE) >= 4
