@@ -72,7 +72,8 @@ class RoleSettings(BaseSettings):
         except SettingsError as error:  # a list or an object that is not JSON
             raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
         except ValidationError as error:
-            raise LocalError("invalid-spec", f"{prefix}*: {first_fault(error)}") from error
+            fault = first_fault(error).removeprefix("document: ")
+            raise LocalError("invalid-spec", f"{prefix}*: {fault}") from error
 
 
 def check_shares(max_owner_share: float, dishonest_fraction: float) -> None:

@@ -58,11 +58,13 @@ def test_off_loopback_no_other_owner_may_break_the_guarantee(
 ) -> None:
     """Finding A8."""
     assert load(tmp_path, monkeypatch).max_owner_share == 1.0
-    remote = load(tmp_path, monkeypatch, SHUFFLER_URL="https://shuffler:8401")
+    url = "https://shuffler:8401"
+    remote = load(tmp_path, monkeypatch, SHUFFLER_URL=url)
     assert remote.demands(remote.make_environment()).max_owner_share == 0.05
     for share, fraction in (("0.2", "0.1"), ("1", "0.1"), ("0.05", "0")):
         with pytest.raises(LocalError, match=r"max_owner_share .* must not be above"):
-            load(tmp_path, monkeypatch, MAX_OWNER_SHARE=share, MIN_DISHONEST_FRACTION=fraction)
+            changes = {"MAX_OWNER_SHARE": share, "MIN_DISHONEST_FRACTION": fraction}
+            load(tmp_path, monkeypatch, SHUFFLER_URL=url, **changes)
 
 
 def test_an_owner_allows_trust_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ ROLES = {
     },
     "NODE": {
         "SHUFFLER_URL": "https://shuffler.example:8401",
-        "SHUFFLER_KEY": "00" * 32,
-        "COORDINATOR_KEY": "00" * 32,
+        "SHUFFLER_KEY_FILE": "k",
+        "COORDINATOR_KEY_FILE": "k",
         "CREDENTIALS_FILE": "c",
         "STATE_DIR": "s",
         "SIMULATED_USERS": "true",
