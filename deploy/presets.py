@@ -6,7 +6,7 @@ homogeneous: RiverSwim is the same at every step, so counts are pooled over step
 made private.
 
 ``demo`` has K = 10,000, at which 40 of 40 simulated seeds end within 5 % of the optimum, the worst
-at 99 % (docs/demo.md), and about 322,000 sealed messages. ``paper`` has the paper's K = 20,000.
+at 99 % (docs/demo.md), and about 329,000 sealed messages. ``paper`` has the paper's K = 20,000.
 """
 
 from collections.abc import Mapping
