@@ -21,7 +21,7 @@ from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import BatchDescriptor, sign_deposit
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.verification import check_guarantee, check_share
-from riffle.coordinator.batches.issue import Issuer
+from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
@@ -34,11 +34,12 @@ from tests.shuffler.world import COORDINATOR_KEY, public
 
 SECURITY = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 ROW = re.compile(r"^\| ([\d.]+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
-TABLE = [
-    (float(gamma), float(share), *map(int, rest)) for gamma, share, *rest in ROW.findall(SECURITY)
+Row = tuple[float, float, int, int, int]
+TABLE: list[Row] = [
+    (float(gamma), float(share), int(smallest), int(owners), int(more))
+    for gamma, share, smallest, owners, more in ROW.findall(SECURITY)
 ]
 RUN, NOW = "ab" * 16, 1_800_000_000
-SIZES = {"states": 2, "actions": 1, "horizon": 1}  # one counter up, one down: brute force is exact
 BATCHES = (2, 20, 1_000)
 ROLES = {
     "SHUFFLER": {"HOST": "shuffler.example", "DATA_DIR": "d", "SIGNING_KEY_FILE": "k"},
@@ -66,7 +67,11 @@ ROLES = {
 
 
 def chosen(gamma: float, share: float, smallest_n: int) -> dict[str, str]:
-    roles = {"SHUFFLER": {"SMALLEST_N": smallest_n}, "COORDINATOR": {}, "NODE": {}}
+    roles: dict[str, dict[str, float]] = {
+        "SHUFFLER": {"SMALLEST_N": smallest_n},
+        "COORDINATOR": {},
+        "NODE": {},
+    }
     for role, values in roles.items():
         values["MAX_OWNER_SHARE"] = share
         if role != "COORDINATOR":
@@ -84,8 +89,19 @@ SHIPPED: dict[str, tuple[Mapping[str, str], float]] = {
         preset("demo").spec.dishonest_fraction,
     ),
     "by hand": ({}, RunSpec.model_fields["dishonest_fraction"].default),
-    **{f"table {row}": (chosen(*row[:3]), row[0]) for row in TABLE},
+    **{f"table {row}": (chosen(row[0], row[1], row[2]), row[0]) for row in TABLE},
 }
+
+
+def issued(gamma: float, share: float, n: int) -> Issue:
+    """A batch in which a user moves one counter up and one down: brute force is exact."""
+    spec = RunSpec(
+        name="a8", environment="E", states=2, actions=1, horizon=1, episodes=n, epsilon=1.0,
+        beta=1e-5, dishonest_fraction=gamma, max_messages=1 << 16,
+    )  # fmt: skip
+    deployment = Deployment(0, "manual", Mixture.single(np.zeros((1, 2), dtype=int)), n, None)
+    issuer = Issuer("shuffler-1", lambda: "11" * 32, lambda: NOW, share)
+    return issuer.issue(RUN, spec, deployment, index=0, step=0)
 
 
 @dataclass(frozen=True)
@@ -107,14 +123,7 @@ class Roles:
 
     def issue(self, gamma: float, n: int) -> tuple[BatchDescriptor, float]:
         """The descriptor that all roles accept, and the ledger's epsilon; else RemoteError."""
-        spec = RunSpec(
-            name="a8", environment="E", episodes=n, epsilon=1.0, beta=1e-5,
-            dishonest_fraction=gamma, max_messages=1 << 16, **SIZES,
-        )  # fmt: skip
-        share = self.coordinator.max_owner_share
-        issuer = Issuer("shuffler-1", lambda: "11" * 32, lambda: NOW, share)
-        deployment = Deployment(0, "manual", Mixture.single(np.zeros((1, 2), dtype=int)), n, None)
-        issue = issuer.issue(RUN, spec, deployment, index=0, step=0)
+        issue = issued(gamma, self.coordinator.max_owner_share, n)
         s = self.shuffler
         demands = Demands(
             shuffler_id="shuffler-1",
@@ -178,13 +187,7 @@ def test_brute_force_finds_the_old_defaults() -> None:
     """Compose shipped a share of 0.25 above gamma 0; a batch of 2 let one node have one slot."""
     found = []
     for n, silent in ((2, 1), (20, 5), (1_000, 250)):
-        spec = RunSpec(
-            name="a8", environment="E", episodes=n, epsilon=1.0, beta=1e-5,
-            dishonest_fraction=0.0, max_messages=1 << 16, **SIZES,
-        )  # fmt: skip
-        issuer = Issuer("shuffler-1", lambda: "11" * 32, lambda: NOW)
-        deployment = Deployment(0, "manual", Mixture.single(np.zeros((1, 2), dtype=int)), n, None)
-        issue = issuer.issue(RUN, spec, deployment, index=0, step=0)
+        issue = issued(0.0, 1.0, n)
         noise = issue.descriptor.to_noise()
         assert isinstance(noise, Noise)
         found.append(true_epsilon(noise, n - silent, 1e-5) / issue.spend.epsilon_upper)
@@ -210,7 +213,7 @@ def owners_for(share: float, smallest: int) -> int:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_owners_of_the_table_fill_every_batch(row: tuple[float, float, int, int, int]) -> None:
+def test_owners_of_the_table_fill_every_batch(row: Row) -> None:
     gamma, share, smallest, owners, at_a_thousand = row
     assert share <= gamma
     assert owners == owners_for(share, smallest)
