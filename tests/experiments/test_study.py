@@ -32,6 +32,7 @@ def spec(learner: str, calibration: str = "exact") -> RunSpec:
             "episodes": K,
             "epsilon": 1.0,
             "beta": 1e-5,
+            "dishonest_fraction": 0.0,
             "calibration": calibration,
         }
     )
