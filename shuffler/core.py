@@ -180,11 +180,11 @@ class Shuffler:
 
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
-        return await self._store.write(users.enrol, request)
+        return await self._store.write(users.enrol, request, self.now)
 
     async def revoke(self, node_id: str) -> None:
         """Refuses a node from now on."""
-        await self._store.write(users.revoke, node_id)
+        await self._store.write(users.revoke, node_id, self.now)
         self.changes.notify()
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:

@@ -31,6 +31,9 @@ from riffle.common.protocol.verification import check_guarantee, check_share, ch
 SMALLEST_SHOWN = 100
 """Smallest n of a batch of which the coordinator is told tenths, and nodes tenths of free slots."""
 
+REPORTS_A_LAPSE = 10
+"""Reports for each lapsed lease that an owner is not made to wait for."""
+
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
 Decision = Literal[
@@ -171,6 +174,34 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
         n=status.n,
         episodes=None if status.state == "open" else status.episodes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What an owner's nodes have of a batch: live leases, reports, and leases that lapsed.
+
+    A lease lapses when it expires without a report. ``first_lapse`` and ``last_lapse`` are times,
+    0 if none has lapsed.
+    """
+
+    leased: int
+    reports: int
+    lapsed: int
+    first_lapse: int
+    last_lapse: int
+
+
+def waits_until(holding: Holding, lease_seconds: int) -> int:
+    """Returns when an owner may lease slots of a batch again; 0: at once.
+
+    An owner who lets more than one lease lapse for every `REPORTS_A_LAPSE` reports loses these
+    slots, which others take while it waits: a lease's life, and as long again as it has let leases
+    lapse so far. So the waits double, and an owner who never reports holds slots for a shrinking
+    part of a batch's life. A loss for good would let one crash end a batch of few owners.
+    """
+    if holding.lapsed * REPORTS_A_LAPSE <= holding.reports:
+        return 0
+    return 2 * holding.last_lapse - holding.first_lapse + lease_seconds
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:

@@ -29,7 +29,7 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
 from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
 from riffle.common.server.database import notify
-from riffle.shuffler.rules import coarse_slots
+from riffle.shuffler.rules import Holding, coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
 from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, nodes, reports
@@ -93,11 +93,15 @@ _LIVE = and_(PENDING, lease_groups.c.expires_at > bindparam("now"))
 _LEASED = select(func.sum(lease_groups.c.pending)).where(
     lease_groups.c.batch_id == bindparam("batch"), _LIVE
 )
-_HELD = select(
-    func.sum(
-        lease_groups.c.reports
-        + case((lease_groups.c.expires_at > bindparam("now"), lease_groups.c.pending), else_=0)
-    )
+_OVER = lease_groups.c.expires_at <= bindparam("now")
+_UNUSED = lease_groups.c.leases - lease_groups.c.reports
+_LAPSE = case((_OVER & (_UNUSED > 0), lease_groups.c.expires_at))
+_HOLDING = select(
+    func.coalesce(func.sum(case((_OVER, 0), else_=lease_groups.c.pending)), 0),
+    func.coalesce(func.sum(lease_groups.c.reports), 0),
+    func.coalesce(func.sum(case((_OVER, _UNUSED), else_=0)), 0),
+    func.coalesce(func.min(_LAPSE), 0),
+    func.coalesce(func.max(_LAPSE), 0),
 ).where(
     lease_groups.c.batch_id == bindparam("batch"),
     lease_groups.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.owner == bindparam("owner"))),
@@ -321,10 +325,10 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
     return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
 
 
-def count_held(connection: Connection, batch_id: str, owner: str, now: int) -> int:
-    """Returns how many slots of a batch an owner's nodes hold: live leases and reports."""
+def holding(connection: Connection, batch_id: str, owner: str, now: int) -> Holding:
+    """Returns what an owner's nodes hold of a batch, and the leases that they let lapse."""
     values = {"batch": batch_id, "owner": owner, "now": now}
-    return int(connection.scalar(_HELD, values) or 0)
+    return Holding(*map(int, connection.execute(_HOLDING, values).one()))
 
 
 def open_batches(connection: Connection, now: int) -> OpenBatches:

@@ -131,6 +131,7 @@ class LeaseGroup:
             "batch_id": self.batch_id,
             "node_id": self.node_id,
             "expires_at": self.expires_at,
+            "leases": len(self.slots),
             "pending": self.states.count("held") + self.states.count("superseded"),
             "reports": self.states.count("reported"),
             "slots": write_slots(self.slots),

@@ -39,7 +39,10 @@ nodes = Table(
     Column("token_hash", String(64), nullable=False, unique=True),
     Column("quota", BigInteger, nullable=False),
     Column("users", BigInteger, nullable=False, default=0),
-    Column("revoked", Boolean, nullable=False, default=False),
+    # Leases that lapsed, in batches that are over; those of other batches are counted there.
+    Column("lapsed", BigInteger, nullable=False, default=0),
+    Column("enrolled_at", BigInteger, nullable=False),
+    Column("revoked_at", BigInteger),
 )
 
 users = Table(
@@ -69,8 +72,8 @@ batches = Table(
     Column("message_bytes", Integer, nullable=False),
     Column("state", String(16), nullable=False, index=True),
     Column("reports", BigInteger, nullable=False, default=0),
-    Column("episodes", BigInteger, nullable=False, default=0),
     Column("next_slot", BigInteger, nullable=False, default=0),
+    Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
     # Where accepted reports went: messages handed over, reports dropped, the event that did it.
     Column("forwarded", BigInteger, nullable=False, default=0),
@@ -89,6 +92,7 @@ lease_groups = Table(
     Column("batch_id", String(32), ForeignKey("batches.batch_id"), nullable=False),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+    Column("leases", Integer, nullable=False),
     Column("pending", Integer, nullable=False),
     Column("reports", Integer, nullable=False),
     Column("slots", LargeBinary, nullable=False),
@@ -98,7 +102,10 @@ lease_groups = Table(
 )
 Index(
     "shares",
-    *(lease_groups.c[n] for n in ("batch_id", "node_id", "expires_at", "pending", "reports")),
+    *(
+        lease_groups.c[name]
+        for name in ("batch_id", "node_id", "expires_at", "leases", "pending", "reports")
+    ),
 )
 Index(
     "pending",

@@ -37,6 +37,7 @@ from riffle.shuffler.rules import (
     decide_lease,
     judge_frame,
     lowest_free,
+    waits_until,
 )
 from riffle.shuffler.store import batch_rows, leases, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
@@ -44,10 +45,10 @@ from riffle.shuffler.store.schema import batches, dropped, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 
-_ADD_LEASES = (
+_SET_NEXT_SLOT = (
     update(batches)
     .where(batches.c.batch_id == bindparam("batch"))
-    .values(episodes=batches.c.episodes + bindparam("more"), next_slot=bindparam("next"))
+    .values(next_slot=bindparam("next"))
 )
 _ADD_REPORTS = (
     update(batches)
@@ -116,7 +117,9 @@ def _room(
     leased = batch_rows.count_leased(connection, batch.batch_id, terms.now)
     share = batch.owner_slots
     if share < batch.n:
-        share -= batch_rows.count_held(connection, batch.batch_id, owner, terms.now)
+        holding = batch_rows.holding(connection, batch.batch_id, owner, terms.now)
+        waits = terms.now < waits_until(holding, terms.seconds)
+        share = 0 if waits else share - holding.leased - holding.reports
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 
@@ -150,8 +153,7 @@ def _grant(
     pairs = list(zip(people, ids, strict=True))
     users.set_newest_leases(connection, node_id, pairs, existing)
     next_slot = max(batch.next_slot, slots[-1] + 1)
-    grown = {"batch": batch.batch_id, "more": len(slots), "next": next_slot}
-    connection.execute(_ADD_LEASES, grown)
+    connection.execute(_SET_NEXT_SLOT, {"batch": batch.batch_id, "next": next_slot})
     return list(map(Lease, people, slots, ids, repeat(expires_at)))
 
 

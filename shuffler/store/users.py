@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
@@ -39,7 +39,7 @@ _GROW_NODE = (
     .values(users=nodes.c.users + bindparam("more"))
 )
 _BY_TOKEN = select(nodes.c.node_id).where(
-    nodes.c.token_hash == bindparam("hash"), nodes.c.revoked.is_(False)
+    nodes.c.token_hash == bindparam("hash"), nodes.c.revoked_at.is_(None)
 )
 _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_update()
 
@@ -104,7 +104,7 @@ def set_newest_leases(
         connection.execute(_GROW_NODE, {"node": node_id, "more": len(new)})
 
 
-def enrol(connection: Connection, request: EnrolRequest) -> Enrolment:
+def enrol(connection: Connection, request: EnrolRequest, now: int) -> Enrolment:
     """Enrols a node. The returned token is stored nowhere."""
     enrolment = Enrolment(
         node_id=secrets.token_hex(16), owner=request.owner, token=secrets.token_urlsafe(32)
@@ -116,15 +116,17 @@ def enrol(connection: Connection, request: EnrolRequest) -> Enrolment:
             owner=request.owner,
             token_hash=hash_token(enrolment.token),
             quota=request.users,
+            enrolled_at=now,
         )
     )
     return enrolment
 
 
-def revoke(connection: Connection, node_id: str) -> None:
+def revoke(connection: Connection, node_id: str, now: int) -> None:
     """Refuses a node from now on, harmlessly if twice; raises RemoteError ``not-found``."""
-    row = nodes.c.node_id == node_id
-    if connection.execute(update(nodes).where(row).values(revoked=True)).rowcount == 0:
+    at = func.coalesce(nodes.c.revoked_at, now)
+    revoked = update(nodes).where(nodes.c.node_id == node_id).values(revoked_at=at)
+    if connection.execute(revoked).rowcount == 0:
         raise RemoteError("not-found", "no node has this id")
     notify(connection, node_id)
 
@@ -146,6 +148,6 @@ def lock_node(connection: Connection, node_id: str) -> tuple[str, int]:
     The lock makes every later write see an earlier revocation, and raise ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
-    if row is None or row.revoked:
+    if row is None or row.revoked_at is not None:
         raise RemoteError("unauthorized", "this node is not enrolled any more")
     return str(row.owner), int(row.quota - row.users)

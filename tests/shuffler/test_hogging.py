@@ -1,0 +1,75 @@
+"""A node that takes slots and never reports, among honest ones (finding A4)."""
+
+import pytest
+
+from riffle.shuffler.rules import Holding, waits_until
+from tests.shuffler.conftest import Api, both_engines
+from tests.shuffler.test_reports import refusals
+from tests.shuffler.world import Batch, user
+
+N, LIFE = 200, 60
+
+
+def ask(api: Api, batch: Batch, first: int, count: int, token: str) -> list[str]:
+    """The leases that a node gets for so many users who are new."""
+    people = [user(first + number) for number in range(count)]
+    return [lease["lease"] for lease in api.lease(batch, people, token).json()["leases"]]
+
+
+@both_engines
+@pytest.mark.parametrize("hogs", [1, 3])
+def test_a_batch_fills_beside_an_owner_who_never_reports(api: Api, hogs: int) -> None:
+    """The owner, at each of their nodes, asks for all it may hold, and always before the others."""
+    api.restart(max_owner_share=0.25)
+    batch = api.deposit(N)
+    hogging = [api.enrol(10_000, "mallory")[1] for _ in range(hogs)]
+    honest = [api.enrol(10_000)[1] for _ in range(4)]
+    asked, taken = 0, []
+    for _ in range(6):  # lives of a lease
+        for token in [*hogging, *honest]:
+            leases = ask(api, batch, asked, N // 4, token)
+            asked += N // 4
+            if token in honest:
+                frames = [(lease, batch.report()) for lease in leases]
+                assert not frames or set(api.outcomes(batch, frames, token)) == {"accepted"}
+            else:
+                taken.append(len(leases))
+        api.clock.now += LIFE
+    status = api.status(batch)
+    assert (status["state"], status["reports"]) == ("sealed", N)
+    assert sum(taken) == N // 4, "its share once, and after the wait there is nothing left"
+    assert len(api.finish(batch)) == N * batch.context.descriptor.padding.messages
+
+
+def test_an_owner_waits_longer_each_time(api: Api) -> None:
+    api.restart(max_owner_share=0.5)
+    batch = api.deposit(8)
+    granted = []
+    for moment in range(31):
+        leases = ask(api, batch, 10 * moment, 4, api.token)
+        granted += [moment] * bool(leases)
+        api.clock.now += LIFE
+    assert granted == [0, 2, 6, 14, 30]
+
+
+def test_an_owner_whose_leases_lapse_seldom_need_not_wait(api: Api) -> None:
+    api.restart(max_owner_share=0.5)
+    batch, other = api.deposit(40), api.deposit(40, deployment=1)
+    leases = ask(api, batch, 0, 11, api.token)
+    api.outcomes(batch, [(lease, batch.report()) for lease in leases[:10]])
+    api.clock.now += LIFE
+    assert len(ask(api, batch, 20, 1, api.token)) == 1
+    assert len(ask(api, other, 30, 11, api.token)) == 11
+    api.clock.now += LIFE  # two of eleven have lapsed here, all of eleven there
+    assert refusals(api, batch, [user(50)]) == ["share-exceeded"]
+    assert refusals(api, other, [user(50)]) == ["share-exceeded"]
+    _, token = api.enrol(10)
+    assert len(ask(api, other, 60, 10, token)) == 10, "another owner's leases are their own affair"
+
+
+def test_a_wait_doubles_and_ends() -> None:
+    never = Holding(leased=0, reports=0, lapsed=0, first_lapse=0, last_lapse=0)
+    assert waits_until(never, 60) == 0
+    assert waits_until(Holding(9, 9, 1, 100, 100), 60) == 160
+    assert waits_until(Holding(9, 10, 1, 100, 100), 60) == 0
+    assert waits_until(Holding(0, 0, 2, 100, 220), 60) == 400
