@@ -36,6 +36,7 @@ from riffle.common.protocol.messages import (
     EnrolRequest,
     LeaseReply,
     LeaseRequest,
+    NodeList,
     OpenBatches,
     ShufflerIdentity,
     UploadReply,
@@ -243,6 +244,12 @@ async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) ->
 async def enrol(request: Request, core: Core) -> Enrolment:
     """Enrols a node; its token is shown once."""
     return await core.enrol(await _document(request, EnrolRequest))
+
+
+@router.get("/v1/nodes", dependencies=[OperatorOnly])
+async def list_nodes(core: Core) -> NodeList:
+    """Lists all nodes, with the counts of their users and leases."""
+    return await core.nodes()
 
 
 @router.delete("/v1/nodes/{node_id}", dependencies=[OperatorOnly], status_code=204)

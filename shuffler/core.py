@@ -20,6 +20,7 @@ from riffle.common.protocol.messages import (
     Enrolment,
     EnrolRequest,
     LeaseReply,
+    NodeList,
     OpenBatch,
     ShufflerIdentity,
     UploadReply,
@@ -180,12 +181,19 @@ class Shuffler:
 
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
-        return await self._store.write(users.enrol, request, self.now)
+        enrolment = await self._store.write(users.enrol, request, self.now)
+        note("node-enrolled")  # which one: the list of nodes has the times
+        return enrolment
 
     async def revoke(self, node_id: str) -> None:
         """Refuses a node from now on."""
         await self._store.write(users.revoke, node_id, self.now)
         self.changes.notify()
+        note("node-revoked")
+
+    async def nodes(self) -> NodeList:
+        """Returns all nodes with their counts."""
+        return await self._store.read(users.list_nodes, self.now)
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
         """Returns a batch's conservation record: ``whole``, or as the coordinator may see it."""

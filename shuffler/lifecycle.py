@@ -78,9 +78,11 @@ class BatchLifecycle:
         if present is not None:
             return _same(present, data), False
         pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
-        demands = replace(self._demands, analyzer_keys=pins)
+        if pins != self._demands.analyzer_keys:
+            self._demands = replace(self._demands, analyzer_keys=pins)
+            note("analyzer-keys-changed", keys=len(pins or ()))
         context = await asyncio.to_thread(
-            accept_deposit, data, signature, batch_id, demands, self._clock()
+            accept_deposit, data, signature, batch_id, self._demands, self._clock()
         )
         signed, created = await self._store.write(self._insert, data, context, signature or "")
         self._changes.notify()
@@ -179,18 +181,18 @@ class BatchLifecycle:
     async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
         """Erases a batch whose messages the analyzer has."""
         await self._store.write(batch_rows.acknowledge, batch_id, sha256)
-        return await self._end(batch_id)
+        return await self._end(batch_id, "acknowledged")
 
     async def abandon(self, batch_id: str) -> BatchStatus:
         """Gives a short batch up; its users stay marked."""
         await self._store.write(batch_rows.abandon, batch_id)
-        return await self._end(batch_id)
+        return await self._end(batch_id, "abandoned")
 
-    async def _end(self, batch_id: str) -> BatchStatus:
+    async def _end(self, batch_id: str, event: str) -> BatchStatus:
+        note(event, batch_id=batch_id)
         await self.tidy()
         status = await self.status(batch_id)
         self._changes.notify()
-        note("ended", batch_id=batch_id, state=status.state)
         return status
 
     async def give_up(self, batch_id: str) -> None:
@@ -235,7 +237,8 @@ class BatchLifecycle:
         async with self._tidying:
             if not await self._store.read(self._due):
                 return
-            await self._store.write(batch_rows.end_due, now, retention)
+            for batch_id, event in await self._store.write(batch_rows.end_due, now, retention):
+                note(f"{event}d", batch_id=batch_id)
             # Read after the write returned: a secret goes only once its batch's end is durable.
             for batch_id in await self._store.read(batch_rows.to_clean):
                 await self._clean(batch_id)
@@ -251,7 +254,8 @@ class BatchLifecycle:
         for start in range(0, batch.next_slot, SLOTS_A_DELETE):
             slots = range(start, start + SLOTS_A_DELETE)
             await self._store.write(batch_rows.delete_reports, batch_id, slots)
-        await self._store.write(batch_rows.mark_clean, batch_id)
+        await self._store.write(batch_rows.mark_clean, batch_id, self._clock())
+        note("erased", batch_id=batch_id)
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:

@@ -35,7 +35,7 @@ from riffle.shuffler.states import ORDER
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.schema import batches, dropped, reports
 
-JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches")
+JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches", "keys")
 note = JOURNAL.note
 
 

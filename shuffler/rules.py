@@ -4,7 +4,8 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
-- it names this shuffler, has not expired, and names a pinned analyzer key if any key is pinned;
+- it names this shuffler, has not expired and will in time, and names a pinned analyzer key if any
+  key is pinned;
 - the operator allows its trust model, and the share that one owner's nodes may hold;
 - n is at least the operator's smallest batch, and its n * L messages fit the largest;
 - it asks for seeded noise only where the test entry point is open;
@@ -59,6 +60,7 @@ class Demands:
     smallest_n: int
     test_entry: bool
     max_batch_bytes: int
+    max_batch_seconds: int
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
 
@@ -135,6 +137,12 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
         )
     if d.expires_at <= now:
         raise RemoteError("late", f"the descriptor expired at {d.expires_at}, it is {now}")
+    if d.expires_at > now + demands.max_batch_seconds:
+        raise RemoteError(
+            "wrong-size",
+            f"the batch is open until {d.expires_at}, it is {now}; at most "
+            f"{demands.max_batch_seconds} seconds are allowed here",
+        )
     if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 

@@ -74,11 +74,18 @@ class Settings(ServerSettings):
     max_batch_bytes: int = Field(
         default=1 << 30, ge=1 << 12, description="largest batch: bytes of its n * L messages"
     )
+    max_batch_seconds: int = Field(
+        default=31 * 86_400,
+        ge=1,
+        le=10 * 366 * 86_400,
+        description="longest time for which a batch may be open: the reports of a batch and their "
+        "permutation are erased no later than this and the retention together",
+    )
     retention_seconds: int = Field(
         default=30 * 86_400,
         ge=1,
         le=10 * 366 * 86_400,
-        description="how long after its expiry a complete batch waits to be taken and acknowledged",
+        description="how long after sealing a complete batch waits to be taken and acknowledged",
     )
     lease_seconds: int = Field(default=120, ge=1, le=86_400, description="life of a lease")
     max_upload_bytes: int = Field(
@@ -160,6 +167,7 @@ class Settings(ServerSettings):
             max_owner_share=self.max_owner_share,
             test_entry=self.test_entry,
             max_batch_bytes=self.max_batch_bytes,
+            max_batch_seconds=self.max_batch_seconds,
         )
 
     def _bytes(self, name: str) -> bytes:

@@ -179,6 +179,26 @@ class Enrolment(Document):
     token: str = Field(repr=False)
 
 
+class NodeSummary(Document):
+    """A node, for the shuffler's operator; times are seconds since 1970, UTC."""
+
+    node_id: Hex16
+    name: str
+    owner: str
+    enrolled_at: int
+    revoked_at: int | None
+    users: int = Field(description="distinct users that it was enrolled for")
+    users_left: int = Field(description="distinct users that it may still name")
+    reports: int = Field(description="reports accepted, over all batches")
+    lapsed: int = Field(description="leases that expired without a report")
+
+
+class NodeList(Document):
+    """Answer of ``GET /v1/nodes``, in the order of enrolment."""
+
+    nodes: tuple[NodeSummary, ...]
+
+
 def frame(lease: str, sealed_report: bytes) -> bytes:
     """Returns one frame of an upload."""
     return bytes.fromhex(lease) + sealed_report

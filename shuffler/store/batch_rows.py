@@ -95,6 +95,16 @@ _LEASED = select(func.sum(lease_groups.c.pending)).where(
 )
 _OVER = lease_groups.c.expires_at <= bindparam("now")
 _UNUSED = lease_groups.c.leases - lease_groups.c.reports
+_LAPSED_BY_NODE = (
+    select(func.sum(_UNUSED))
+    .where(lease_groups.c.batch_id == bindparam("batch"), _OVER)
+    .where(lease_groups.c.node_id == nodes.c.node_id)
+)
+_KEEP_LAPSED = (
+    update(nodes)
+    .where(_LAPSED_BY_NODE.exists())
+    .values(lapsed=nodes.c.lapsed + func.coalesce(_LAPSED_BY_NODE.scalar_subquery(), 0))
+)
 _LAPSE = case((_OVER & (_UNUSED > 0), lease_groups.c.expires_at))
 _HOLDING = select(
     func.coalesce(func.sum(case((_OVER, 0), else_=lease_groups.c.pending)), 0),
@@ -129,9 +139,8 @@ _OPEN = (
 )
 
 _SHORT = and_(batches.c.state == "open", batches.c.expires_at <= bindparam("now"))
-# Counted from the expiry, so that no time of a report or a seal has to be stored.
 _UNTAKEN = and_(
-    batches.c.state.in_(("sealed", "forwarded")), batches.c.expires_at <= bindparam("retire_before")
+    batches.c.state.in_(("sealed", "forwarded")), batches.c.sealed_at <= bindparam("retire_before")
 )
 _UNCLEAN = and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
 _DUE = select(batches.c.batch_id).where(or_(_SHORT, _UNTAKEN, _UNCLEAN)).limit(1)
@@ -190,12 +199,15 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
     return Batch(*row)
 
 
-def transition(connection: Connection, batch: Batch, event: Event) -> BatchState:
-    """Moves a locked batch to the state `after` the event, which it returns; raises as `after`."""
+def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
+    """Moves a locked batch to the state `after` the event, which it returns; raises as `after`.
+
+    ``changes`` are stored with the new state.
+    """
     target = after(batch.state, event)
     if target != batch.state:
         notify(connection, batch.batch_id)
-        changes: dict[str, object] = {"state": target}
+        changes["state"] = target
         if target == "abandoned":  # an end before the hand-over drops what the store has now
             changes |= {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
         _update(connection, batch.batch_id, **changes)
@@ -234,12 +246,18 @@ def give_up(connection: Connection, batch_id: str) -> BatchState:
     return batch.state
 
 
-def end_due(connection: Connection, now: int, retention: int) -> None:
-    """Expires every batch that is still short, retires every one that nobody took in time."""
+def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str, Event]]:
+    """Expires every batch that is still short, retires every one that nobody took in time.
+
+    Returns the batches and what ended them.
+    """
     times = {"now": now, "retire_before": now - retention}
+    ended: list[tuple[str, Event]] = []
     for event, query in _ENDS:
         for batch in [Batch(*row) for row in connection.execute(query, times)]:
             transition(connection, batch, event)
+            ended.append((batch.batch_id, event))
+    return ended
 
 
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
@@ -279,16 +297,19 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
     connection.execute(delete(reports).where(reports.c.batch_id == batch_id, of_slots))
 
 
-def mark_clean(connection: Connection, batch_id: str) -> None:
+def mark_clean(connection: Connection, batch_id: str, now: int) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Leases without a report go too (`shuffler.store.leases.forget_unused`).
+    Leases without a report go too (`shuffler.store.leases.forget_unused`), once those that lapsed
+    are added to the counts of their nodes.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":
         transition(connection, batch, "erase")
-    forget_unused(connection, batch_id)
-    _update(connection, batch_id, clean=True)
+    unclean = update(batches).where(batches.c.batch_id == batch_id, batches.c.clean.is_(False))
+    if connection.execute(unclean.values(clean=True)).rowcount:
+        connection.execute(_KEEP_LAPSED, {"batch": batch_id, "now": now})
+        forget_unused(connection, batch_id)
 
 
 def holding_secrets(connection: Connection) -> set[str]:

@@ -213,7 +213,7 @@ def store_reports(
     counts = Counter[str](outcomes)
     refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
     batch_rows.add_counts(connection, dropped, batch_id, refused)
-    sealed = _seal_if_full(connection, batch, len(accepted))
+    sealed = _seal_if_full(connection, batch, len(accepted), now)
     return UploadSummary(
         UploadReply(results=tuple(map(UploadResult, ids, outcomes))), counts, sealed
     )
@@ -266,7 +266,7 @@ def _write(
     connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(slots)})
 
 
-def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int) -> bool:
+def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
     """Seals the batch if it holds n reports of n distinct users, counted here and now.
 
     The running count only says when to count. This count over stored rows is what releases a batch:
@@ -278,5 +278,5 @@ def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int) -
     stored = batch_rows.stored_slots(connection, batch.batch_id)
     if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
-    batch_rows.transition(connection, batch, "fill")
+    batch_rows.transition(connection, batch, "fill", sealed_at=now)
     return True

@@ -14,15 +14,15 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import Enrolment, EnrolRequest
+from riffle.common.protocol.messages import Enrolment, EnrolRequest, NodeList, NodeSummary
 from riffle.common.server.database import notify
 from riffle.common.server.statements import execute_rows, is_one_of
 from riffle.shuffler.store.leases import LeaseGroup, group_of, groups_of_leases
-from riffle.shuffler.store.schema import nodes, users
+from riffle.shuffler.store.schema import batches, lease_groups, nodes, users
 
 _USERS = (
     select(users.c.user, users.c.lease).where(is_one_of(users.c.user, "wanted")).with_for_update()
@@ -40,6 +40,20 @@ _GROW_NODE = (
 )
 _BY_TOKEN = select(nodes.c.node_id).where(
     nodes.c.token_hash == bindparam("hash"), nodes.c.revoked_at.is_(None)
+)
+_OVER = (lease_groups.c.expires_at <= bindparam("now")) & batches.c.clean.is_(False)
+_LAPSED = case((_OVER, lease_groups.c.leases - lease_groups.c.reports), else_=0)
+_LIST = (
+    select(
+        *(nodes.c[name] for name in ("node_id", "name", "owner", "enrolled_at", "revoked_at")),
+        nodes.c.quota.label("users"),
+        (nodes.c.quota - nodes.c.users).label("users_left"),
+        func.coalesce(func.sum(lease_groups.c.reports), 0).label("reports"),
+        (nodes.c.lapsed + func.coalesce(func.sum(_LAPSED), 0)).label("lapsed"),
+    )
+    .select_from(nodes.outerjoin(lease_groups.join(batches)))
+    .group_by(nodes.c.node_id)
+    .order_by(nodes.c.enrolled_at, nodes.c.node_id)
 )
 _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_update()
 
@@ -129,6 +143,12 @@ def revoke(connection: Connection, node_id: str, now: int) -> None:
     if connection.execute(revoked).rowcount == 0:
         raise RemoteError("not-found", "no node has this id")
     notify(connection, node_id)
+
+
+def list_nodes(connection: Connection, now: int) -> NodeList:
+    """Returns all nodes with their counts. This reads all leases, so it is for the operator."""
+    rows = connection.execute(_LIST, {"now": now}).mappings()
+    return NodeList(nodes=tuple(NodeSummary(**row) for row in rows))
 
 
 def authenticate(connection: Connection, token: str) -> str:

@@ -97,10 +97,10 @@ class Api:
         signed = SignedDescriptor.model_validate_json(answer.content)
         return Batch(data, bytes.fromhex(signed.batch_key))
 
-    def deposit_shared(self, share: float, **changes: Any) -> Batch:
-        """A batch of 8 whose noise is enough for 4: up to half of them may be silent."""
+    def deposit_shared(self, share: float, n: int = 8, **changes: Any) -> Batch:
+        """A batch whose noise is enough for 4: at n = 8, up to half of them may be silent."""
         guarantee = {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": share}
-        return self.deposit(n=8, owner_share=share, guarantee=guarantee, **changes)
+        return self.deposit(n, owner_share=share, guarantee=guarantee, **changes)
 
     def lease(self, batch: Batch, users: list[str], token: str | None = None) -> httpx.Response:
         path = f"/batches/{batch.batch_id}/leases"

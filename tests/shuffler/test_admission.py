@@ -71,12 +71,12 @@ def test_a_node_revoked_at_another_replica_is_served_for_a_while_at_most(tmp_pat
             notified = Admission(store, changes, lambda: world.now)
             node = await store.write(
                 lambda connection: users.enrol(
-                    connection, EnrolRequest(name="a", owner="me", users=9)
+                    connection, EnrolRequest(name="a", owner="me", users=9), 0
                 )
             )
             for replica in (deaf, notified):
                 assert await replica.node(node.token) == node.node_id
-            await store.write(lambda connection: users.revoke(connection, node.node_id))
+            await store.write(lambda connection: users.revoke(connection, node.node_id, 0))
             changes.notify()
             assert await deaf.node(node.token) == node.node_id
             with pytest.raises(RemoteError, match="not that of an enrolled node"):

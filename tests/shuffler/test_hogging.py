@@ -20,8 +20,7 @@ def ask(api: Api, batch: Batch, first: int, count: int, token: str) -> list[str]
 @pytest.mark.parametrize("hogs", [1, 3])
 def test_a_batch_fills_beside_an_owner_who_never_reports(api: Api, hogs: int) -> None:
     """The owner, at each of their nodes, asks for all it may hold, and always before the others."""
-    api.restart(max_owner_share=0.25)
-    batch = api.deposit(N)
+    batch = api.deposit_shared(0.25, N)
     hogging = [api.enrol(10_000, "mallory")[1] for _ in range(hogs)]
     honest = [api.enrol(10_000)[1] for _ in range(4)]
     asked, taken = 0, []
@@ -42,8 +41,7 @@ def test_a_batch_fills_beside_an_owner_who_never_reports(api: Api, hogs: int) ->
 
 
 def test_an_owner_waits_longer_each_time(api: Api) -> None:
-    api.restart(max_owner_share=0.5)
-    batch = api.deposit(8)
+    batch = api.deposit_shared(0.5)
     granted = []
     for moment in range(31):
         leases = ask(api, batch, 10 * moment, 4, api.token)
@@ -53,8 +51,7 @@ def test_an_owner_waits_longer_each_time(api: Api) -> None:
 
 
 def test_an_owner_whose_leases_lapse_seldom_need_not_wait(api: Api) -> None:
-    api.restart(max_owner_share=0.5)
-    batch, other = api.deposit(40), api.deposit(40, deployment=1)
+    batch, other = api.deposit_shared(0.5, 40), api.deposit_shared(0.5, 40, deployment=1)
     leases = ask(api, batch, 0, 11, api.token)
     api.outcomes(batch, [(lease, batch.report()) for lease in leases[:10]])
     api.clock.now += LIFE

@@ -7,7 +7,7 @@ import pytest
 
 from riffle.shuffler.metrics import JOURNAL, note
 from tests.shuffler.conftest import Api
-from tests.shuffler.world import NOW, user
+from tests.shuffler.world import ANALYZER, NOW, OPERATOR_TOKEN, user
 
 
 def test_only_listed_fields_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,10 +33,48 @@ def test_no_line_names_node_user_lease_or_slot(api: Api, caplog: pytest.LogCaptu
     api.restart()
     ours = [r.getMessage() for r in caplog.records if r.name.startswith("riffle")]
     events = [json.loads(line)["event"] for line in ours]
-    assert set(events) == {"started", "deposited", "sealed", "forwarded", "ended"}
+    named = {"started", "deposited", "sealed", "forwarded", "acknowledged", "expired", "erased"}
+    assert set(events) == named
     private = [*users, *(lease.lease for lease in leases), api.node_id, api.token, "slot"]
     everything = "\n".join(record.getMessage() for record in caplog.records)
     assert not [word for word in private if word in everything]
+
+
+def test_a_batch_is_followed_by_its_id(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "riffle.shuffler")
+    api.restart(retention_seconds=50)
+    finished, abandoned, expired, retired = (api.deposit(deployment=i) for i in range(4))
+    for first_user, batch in ((0, finished), (4, retired)):
+        api.fill(batch, first_user)
+    api.finish(finished)
+    api.abandon(abandoned)
+    api.clock.now += 3_600
+    api.status(expired)
+    events: dict[str, list[str]] = {}
+    for line in map(json.loads, caplog.messages):
+        events.setdefault(line.get("batch_id"), []).append(line["event"])
+    full = ["deposited", "sealed"]
+    assert events[finished.batch_id] == [*full, "forwarded", "acknowledged", "erased"]
+    assert events[retired.batch_id] == [*full, "retired", "erased"]
+    assert events[abandoned.batch_id] == ["deposited", "abandoned", "erased"]
+    assert events[expired.batch_id] == ["deposited", "expired", "erased"]
+
+
+def test_what_the_operator_does_is_logged(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "riffle.shuffler")
+    pins = api.directory / "pins"
+    pins.write_text(ANALYZER.public.hex() + "\n")
+    api.restart(analyzer_keys_file=pins)
+    node_id, _ = api.enrol(1)
+    api.call("DELETE", f"/nodes/{node_id}", OPERATOR_TOKEN)
+    for deployment in range(2):
+        api.deposit(deployment=deployment)
+    pins.write_text(ANALYZER.public.hex() + "\n" + "ab" * 32 + "\n")
+    api.deposit(deployment=2)
+    lines = [json.loads(message) for message in caplog.messages]
+    acts = [(line["event"], line.get("keys")) for line in lines if "batch_id" not in line]
+    changed = "analyzer-keys-changed"
+    assert acts[1:] == [("node-enrolled", None), ("node-revoked", None), (changed, 1), (changed, 2)]
 
 
 def test_a_lost_secret_is_logged(api: Api, caplog: pytest.LogCaptureFixture) -> None:

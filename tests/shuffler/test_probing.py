@@ -43,8 +43,7 @@ def test_users_who_reported_and_users_who_may_be_running_are_refused_alike(api: 
 
 
 def test_a_node_without_room_learns_nothing_of_users(api: Api) -> None:
-    api.restart(max_owner_share=0.5)
-    batch = api.deposit()
+    batch = api.deposit_shared(0.25)
     held = api.leases(batch, [user(0), user(1)])
     api.outcomes(batch, [(held[0].lease, batch.report())])
     assert refusals(api, batch, [user(0), user(2)]) == ["share-exceeded"] * 2

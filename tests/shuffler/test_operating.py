@@ -1,0 +1,61 @@
+"""What the shuffler's operator bounds and sees: how long batches last, and each node's counts."""
+
+from tests.shuffler.conftest import Api, both_engines, problem
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, descriptor_bytes, user
+
+
+def test_a_batch_may_not_be_open_too_long(api: Api) -> None:
+    """The coordinator chooses the expiry, until which reports can be linked to senders."""
+    endless = api.put(descriptor_bytes(expires_at=(1 << 53) - 1))
+    assert (endless.status_code, problem(endless)) == (422, "wrong-size")
+    api.restart(max_batch_seconds=100)
+    assert problem(api.put(descriptor_bytes(expires_at=NOW + 101))) == "wrong-size"
+    assert api.put(descriptor_bytes(expires_at=NOW + 100)).status_code == 201
+
+
+@both_engines
+def test_the_operator_sees_every_nodes_counts(api: Api) -> None:
+    """Leases that lapsed count once, before and after their batch is over."""
+    batch, other = api.deposit(), api.deposit(deployment=1)
+    api.clock.now += 1
+    idle, _ = api.enrol(7, "somebody")
+    held = api.leases(batch, [user(0), user(1), user(2)])
+    api.outcomes(batch, [(held[0].lease, batch.report())])
+    api.clock.now += 60
+    api.leases(batch, [user(1)])
+    api.leases(other, [user(3)])
+    for _ in range(2):
+        nodes = api.call("GET", "/nodes", OPERATOR_TOKEN).json()["nodes"]
+        assert nodes == [
+            {
+                "node_id": api.node_id,
+                "name": "a node",
+                "owner": "owner",
+                "enrolled_at": NOW,
+                "revoked_at": None,
+                "users": 1_000,
+                "users_left": 996,
+                "reports": 1,
+                "lapsed": 2,
+            },
+            {
+                "node_id": idle,
+                "name": "a node",
+                "owner": "somebody",
+                "enrolled_at": NOW + 1,
+                "revoked_at": None,
+                "users": 7,
+                "users_left": 7,
+                "reports": 0,
+                "lapsed": 0,
+            },
+        ]
+        api.abandon(batch)
+        api.abandon(other)
+    api.call("DELETE", f"/nodes/{idle}", OPERATOR_TOKEN)
+    api.clock.now += 5
+    api.call("DELETE", f"/nodes/{idle}", OPERATOR_TOKEN)
+    nodes = api.call("GET", "/nodes", OPERATOR_TOKEN).json()["nodes"]
+    assert nodes[1]["revoked_at"] == NOW + 61
+    for token in (COORDINATOR_TOKEN, api.token):
+        assert api.call("GET", "/nodes", token).status_code == 401
