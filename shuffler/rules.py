@@ -60,7 +60,7 @@ class Demands:
     smallest_n: int
     test_entry: bool
     max_batch_bytes: int
-    max_batch_seconds: int
+    max_batch_seconds: int = 31 * 86_400
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
 

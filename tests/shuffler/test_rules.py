@@ -55,8 +55,8 @@ def demands(owner: dict[str, Any]) -> Demands:
     )
     if "dishonest_fraction" in owner:
         wanted = replace(wanted, dishonest_fraction=owner["dishonest_fraction"])
-    names = ("smallest_n", "test_entry", "max_batch_bytes", "max_batch_seconds")
-    names = (*names, "trust_models", "max_owner_share")
+    names = {"smallest_n", "test_entry", "max_batch_bytes", "max_batch_seconds", "trust_models"}
+    names |= {"max_owner_share"}
     rest = {k: tuples(v) for k, v in owner.items() if k in names}
     return replace(DEMANDS, guarantee=wanted, **rest)
 
