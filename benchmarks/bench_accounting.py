@@ -18,8 +18,8 @@ from riffle.common.accounting import (
     CalibrationName,
     account,
     calibrate,
-    composition,
     gaussian_variance,
+    loss_curve,
 )
 from riffle.common.accounting.binomial import binomial_losses
 from riffle.common.accounting.least_noise import needed_bits
@@ -82,7 +82,7 @@ def calibration_seconds(families: Families, layer: int | None, n: int, epsilon: 
 
 
 def forget() -> None:
-    for cached in (composition.sharpest, needed_bits, binomial_losses):
+    for cached in (loss_curve.sharpest, needed_bits, binomial_losses):
         cached.cache_clear()
 
 

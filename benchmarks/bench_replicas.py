@@ -27,7 +27,7 @@ import httpx
 import numpy as np
 
 from riffle.common.protocol.descriptor import SignedDescriptor, batch_id, parse
-from riffle.common.protocol.messages import LeaseReply, frame
+from riffle.common.protocol.wire import LeaseReply, frame
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import Usage, read_usage

@@ -27,7 +27,7 @@ from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 
 
 def create_app(

@@ -24,7 +24,7 @@ An analyzer key is
 A run lease is one holder's right to drive a run, under one fence. It is held for some time, then
 expired: its holder may still write and renew it, until another holder (or the same one, after a
 restart) takes the run under the next fence. From then on the lease is lost, for good. A lease's
-state is not stored: it follows from the row's fence and time (`coordinator.store.store`).
+state is not stored: it follows from the row's fence and time (`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ import time
 from locust import HttpUser, constant_pacing, task
 
 from riffle.common.protocol.descriptor import SignedDescriptor
-from riffle.common.protocol.messages import (
+from riffle.common.protocol.wire import (
     OCTETS,
     LeaseReply,
     LeaseRequest,

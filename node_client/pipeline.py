@@ -26,7 +26,7 @@ import numpy as np
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import RemoteError, RiffleError
-from riffle.common.protocol.messages import Lease, UploadReply, frame
+from riffle.common.protocol.wire import Lease, UploadReply, frame
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.sealing import MOST_CHUNK, SealKeys, whole_reports

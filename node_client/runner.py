@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.protocol.messages import Lease, LeaseReply, OpenBatch
+from riffle.common.protocol.wire import Lease, LeaseReply, OpenBatch
 from riffle.node_client.pipeline import Job, Pipeline
 from riffle.node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential

@@ -24,8 +24,8 @@ from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.messages import MAX_USERS_A_LEASE
 from riffle.common.protocol.verification import read_pins
+from riffle.common.protocol.wire import MAX_USERS_A_LEASE
 from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands

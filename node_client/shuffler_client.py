@@ -21,7 +21,7 @@ import httpx
 from pydantic import ValidationError
 
 from riffle.common.process.endpoint import AsyncFailover, server_verification, split_urls
-from riffle.common.protocol import errors, messages
+from riffle.common.protocol import errors, wire
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
@@ -72,27 +72,27 @@ class ShufflerClient:
     http: httpx.AsyncClient
     backoff: Backoff = field(default_factory=Backoff)
 
-    async def open_batches(self, token: str, wait: int) -> messages.OpenBatches:
+    async def open_batches(self, token: str, wait: int) -> wire.OpenBatches:
         """Returns batches with free slots; the shuffler may wait ``wait`` seconds for one."""
         request = self._request(f"/v1/batches?wait={wait}&accepting=1", token, patience=wait)
-        return await self._call(request, messages.OpenBatches)
+        return await self._call(request, wire.OpenBatches)
 
     async def descriptor(self, token: str, batch_id: str) -> SignedDescriptor:
         """Returns a batch's descriptor, not yet checked."""
         request = self._request(f"/v1/batches/{batch_id}", token)
         return await self._call(request, SignedDescriptor)
 
-    async def lease(self, token: str, batch_id: str, users: list[str]) -> messages.LeaseReply:
+    async def lease(self, token: str, batch_id: str, users: list[str]) -> wire.LeaseReply:
         """Asks for a slot for each user; the reply grants or refuses each."""
-        body = messages.LeaseRequest(users=tuple(users)).model_dump_json().encode()
+        body = wire.LeaseRequest(users=tuple(users)).model_dump_json().encode()
         request = self._request(f"/v1/batches/{batch_id}/leases", token, body)
         request.headers["Content-Type"] = "application/json"
 
-        def answers_all(reply: messages.LeaseReply) -> bool:
+        def answers_all(reply: wire.LeaseReply) -> bool:
             granted = [lease.user for lease in reply.leases]
             return sorted(granted + [refusal.user for refusal in reply.refused]) == sorted(users)
 
-        return await self._call(request, messages.LeaseReply, fits=answers_all)
+        return await self._call(request, wire.LeaseReply, fits=answers_all)
 
     async def upload(
         self,
@@ -102,7 +102,7 @@ class ShufflerClient:
         body: bytes,
         deadline: float,
         batch_key: str,
-    ) -> messages.UploadReply:
+    ) -> wire.UploadReply:
         """Sends frames, the same bytes again and again, until the shuffler has decided on each.
 
         Raises RemoteError for a final problem of the whole body: ``late`` after ``deadline``
@@ -110,13 +110,13 @@ class ShufflerClient:
         are sealed to, is not the batch's.
         """
         request = self._request(f"/v1/batches/{batch_id}/reports", token, body)
-        request.headers["Content-Type"] = messages.OCTETS
-        request.headers[messages.BATCH_KEY_HEADER] = batch_key
+        request.headers["Content-Type"] = wire.OCTETS
+        request.headers[wire.BATCH_KEY_HEADER] = batch_key
 
-        def answers_all(reply: messages.UploadReply) -> bool:
+        def answers_all(reply: wire.UploadReply) -> bool:
             return [result.lease for result in reply.results] == leases
 
-        return await self._call(request, messages.UploadReply, fits=answers_all, deadline=deadline)
+        return await self._call(request, wire.UploadReply, fits=answers_all, deadline=deadline)
 
     def _request(
         self, path: str, token: str, body: bytes | None = None, patience: float = 0

@@ -6,7 +6,7 @@ the analyzer never sees who sent which message or when.
 
 The path of a report:
 
-    node -> app.upload -> admission (node and batch, cached) -> core.Shuffler.upload
+    node -> app.upload -> caching (node and batch) -> core.Shuffler.upload
          -> core._open_reports (outer seals, key from store.vault)
          -> store.committer -> store.slots.store_reports (rules decide; one transaction: rows of
             store.leases and users, the reports encrypted by store.vault, the seal)

@@ -23,7 +23,7 @@ from riffle.common.protocol.descriptor import (
     first_fault,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import (
+from riffle.common.protocol.wire import (
     BATCH_KEY_HEADER,
     DIGEST_HEADER,
     OCTETS,
@@ -52,7 +52,6 @@ from riffle.common.server.service import (
     read_body,
     serve,
 )
-from riffle.shuffler.admission import metered
 from riffle.shuffler.callers import (
     COORDINATOR_OR_OPERATOR,
     CoordinatorOnly,
@@ -72,6 +71,7 @@ from riffle.shuffler.metrics import JOURNAL, ShufflerMetrics
 from riffle.shuffler.permutation import Release
 from riffle.shuffler.rules import check_batch_key, for_coordinator
 from riffle.shuffler.settings import Settings
+from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192

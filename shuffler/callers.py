@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
-from riffle.common.protocol.messages import BatchStatus
+from riffle.common.protocol.wire import BatchStatus
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit, only
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.rules import for_coordinator

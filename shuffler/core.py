@@ -13,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import open_each
-from riffle.common.protocol.messages import (
+from riffle.common.protocol.verification import read_pins
+from riffle.common.protocol.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
     Conservation,
@@ -26,11 +27,10 @@ from riffle.common.protocol.messages import (
     UploadReply,
     split_frames,
 )
-from riffle.common.protocol.verification import read_pins
 from riffle.common.server.database import listen, writer
 from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
-from riffle.shuffler.admission import IDLE_RECHECK_SECONDS, Admission, Budget, ChangeSignal
+from riffle.shuffler.caching import Admission
 from riffle.shuffler.lifecycle import BatchLifecycle
 from riffle.shuffler.metrics import CoarseRecords, ShufflerMetrics, conservation, note
 from riffle.shuffler.rules import Frame
@@ -39,6 +39,7 @@ from riffle.shuffler.store import batch_rows, slots, users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import dropped, not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
+from riffle.shuffler.waiting import IDLE_RECHECK_SECONDS, Budget, ChangeSignal
 
 Clock = Callable[[], float]
 

@@ -20,10 +20,9 @@ from sqlalchemy import Connection
 
 from riffle.common.protocol.descriptor import Context, SignedDescriptor, countersign
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.protocol.messages import BatchState, BatchStatus
 from riffle.common.protocol.verification import read_pins
+from riffle.common.protocol.wire import BatchState, BatchStatus
 from riffle.common.server.database import try_claim
-from riffle.shuffler.admission import ChangeSignal
 from riffle.shuffler.metrics import ShufflerMetrics, note
 from riffle.shuffler.permutation import Release, permute_messages
 from riffle.shuffler.rules import accept_deposit
@@ -32,6 +31,7 @@ from riffle.shuffler.states import after, reached
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
+from riffle.shuffler.waiting import ChangeSignal
 
 SLOTS_A_DELETE = 4_096
 RELEASES_IN_MEMORY = 2

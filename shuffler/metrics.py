@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, func, select
 
 from riffle.common.process.journal import Journal
-from riffle.common.protocol.messages import Conservation, LeaseReply, MessageFlow
+from riffle.common.protocol.wire import Conservation, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.rules import SMALLEST_SHOWN
 from riffle.shuffler.states import ORDER

@@ -26,8 +26,8 @@ from typing import Literal
 from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.protocol.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import BatchState, BatchStatus, Lease
 from riffle.common.protocol.verification import check_guarantee, check_share, check_trust
+from riffle.common.protocol.wire import BatchState, BatchStatus, Lease
 
 SMALLEST_SHOWN = 100
 """Smallest n of a batch of which the coordinator is told tenths, and nodes tenths of free slots."""

@@ -31,7 +31,7 @@ nothing.
 from typing import Literal
 
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.protocol.messages import BatchState
+from riffle.common.protocol.wire import BatchState
 
 Event = Literal["fill", "expire", "abandon", "lost", "retire", "forward", "acknowledge", "erase"]
 

@@ -4,20 +4,21 @@ Code here depends on noise, padding and n alone: no clock, randomness, I/O or do
 `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
 guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 
-Read in this order: `binomial` (one counter's losses, and what padding costs), `composition` (all
-counters, both directions, rigorous bounds), `account`, `calibrate`.
+Read in this order: `binomial` (one counter's losses, and what padding costs), `loss_curve` (all
+counters, both directions, rigorous bounds), `account` (one batch), `composition` (several),
+`calibrate`.
 """
 
 from riffle.common.accounting.account import Account as Account
 from riffle.common.accounting.account import BatchEvent as BatchEvent
 from riffle.common.accounting.account import account as account
-from riffle.common.accounting.account import repeated_user_guarantee as repeated_user_guarantee
-from riffle.common.accounting.account import run_guarantee as run_guarantee
 from riffle.common.accounting.calibrate import Calibration as Calibration
 from riffle.common.accounting.calibrate import CalibrationName as CalibrationName
 from riffle.common.accounting.calibrate import calibrate as calibrate
 from riffle.common.accounting.calibrate import calibrate_central as calibrate_central
 from riffle.common.accounting.calibrate import calibrate_local as calibrate_local
 from riffle.common.accounting.calibrate import paper_tau as paper_tau
+from riffle.common.accounting.composition import repeated_user_guarantee as repeated_user_guarantee
+from riffle.common.accounting.composition import run_guarantee as run_guarantee
 from riffle.common.accounting.least_noise import CalibrationError as CalibrationError
 from riffle.common.accounting.least_noise import gaussian_variance as gaussian_variance

@@ -1,4 +1,4 @@
-"""The accountant: the guarantee of one batch (`account`), and of several together.
+"""The accountant: the guarantee of one batch (`account`).
 
 Every role runs `account` on the descriptor that it is shown, and trusts nobody else's number.
 
@@ -6,43 +6,27 @@ Every role runs `account` on the descriptor that it is shown, and trusts nobody 
 populations are neighbours if one user's report is replaced by another and all n reports stay:
 "replace one user". The number of users is public.
 
-**One batch.** beta pays for the counters' losses together (`composition`) and for noise that finds
+**One batch.** beta pays for the counters' losses together (`loss_curve`) and for noise that finds
 no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
 together stay within beta. Only the noise of honest reports counts; a dishonest report is
 independent of the user's data whatever it contains. Local and central batches (`Flips`; `Laplace`,
 `FairBits`) drop no noise and rely on nobody else's, so composition takes all of their beta, and n
 and the dishonest fraction do not matter.
-
-**Several batches.**
-
-* Parallel (`run_guarantee`): each user appears in one batch. Let the user who differs report in
-  batch b. Batches before b have the same distribution under both neighbours; given them, batch b is
-  (epsilon_b, beta_b)-DP; later batches see only b's output and other users' data, which is
-  post-processing. The run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
-* Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
-  add, so all their moves are composed exactly, as many up as down, and again one number covers both
-  directions. Whatever a batch's deployment depends on, the same distribution dominates its loss, so
-  adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10), provided that the events
-  themselves (n and noise) were fixed before. The overflow of all batches is charged:
-  (1 + e^epsilon) times the sum of their eta.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from riffle.common.accounting import composition
+from riffle.common.accounting import loss_curve
 from riffle.common.accounting.binomial import charge, overflow_probability
-from riffle.common.accounting.composition import AnyMoves, Moves, Steps
+from riffle.common.accounting.loss_curve import AnyMoves, Moves, Steps
 from riffle.common.mechanism.parameters import (
     BatchNoise,
     FairBits,
     Flips,
-    Guarantee,
     Laplace,
     Noise,
     Padding,
@@ -150,9 +134,9 @@ def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
 def _account(event: BatchEvent, beta: float) -> Account:
     noise, n, eta = event.noise, event.n, event.overflow
     moves = [event.moves()]
-    upper = composition.epsilon(moves, beta, "upper", eta)
-    lower = composition.epsilon(moves, beta, "lower", eta)
-    estimate = composition.epsilon(moves, beta, "estimate")
+    upper = loss_curve.epsilon(moves, beta, "upper", eta)
+    lower = loss_curve.epsilon(moves, beta, "lower", eta)
+    estimate = loss_curve.epsilon(moves, beta, "estimate")
     from_user = isinstance(noise, Noise | Flips)
     return Account(
         epsilon_lower=min(lower, upper),
@@ -166,35 +150,4 @@ def _account(event: BatchEvent, beta: float) -> Account:
         messages=event.padding.messages,
         n=n,
         honest_reports=event.honest,
-    )
-
-
-def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Returns the guarantee of all batches for users that appear in one of them (parallel).
-
-    It holds up to the smallest dishonest fraction of any batch. Without batches it is (0, 0).
-    """
-    if not guarantees:
-        return Guarantee(0.0, 0.0)
-    return Guarantee(
-        max(g.epsilon for g in guarantees),
-        max(g.beta for g in guarantees),
-        min(g.dishonest_fraction for g in guarantees),
-    )
-
-
-def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guarantee:
-    """Returns the guarantee at beta for a user who reports once in each batch (sequential)."""
-    if not events:
-        return Guarantee(0.0, 0.0)
-    for event in events:
-        check_batch(event.cells, event.counters, beta)
-    cells: Counter[AnyMoves] = Counter()  # events of equal noise are composed as one
-    for event in events:
-        cells[moves_of(event.noise, event.honest, 1)] += event.cells
-    moves = [replace(each, cells=count) for each, count in cells.items()]
-    return Guarantee(
-        composition.epsilon(moves, beta, "upper", sum(event.overflow for event in events)),
-        beta,
-        min(event.dishonest_fraction for event in events),
     )

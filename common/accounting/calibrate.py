@@ -41,10 +41,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, Literal, TypeVar
 
-from riffle.common.accounting import composition
+from riffle.common.accounting import loss_curve
 from riffle.common.accounting.account import Account, BatchEvent, account, check_batch, moves_of
 from riffle.common.accounting.binomial import LARGEST_EPSILON, fewest_slots
-from riffle.common.accounting.composition import Steps
 from riffle.common.accounting.least_noise import (
     COARSE,
     FINE,
@@ -54,6 +53,7 @@ from riffle.common.accounting.least_noise import (
     needed_numerator,
     smallest,
 )
+from riffle.common.accounting.loss_curve import Steps
 from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.parameters import (
     MAX_BITS,
@@ -276,8 +276,8 @@ def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
     least = _least_ratio(cells, epsilon, beta)
     # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
-    # For beta below `composition.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
-    while composition.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
+    # For beta below `loss_curve.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
+    while loss_curve.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
         flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
     return flips
 
@@ -311,7 +311,7 @@ def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
     The search is over the scale b = x / UNIT, q = exp(-1 / b): epsilon is nearly a power of b.
     """
     scale = smallest(
-        lambda x: composition.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),
+        lambda x: loss_curve.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),
         epsilon * (1.0 - MARGIN),
         math.ceil(min(2 * cells / epsilon, LARGEST_SCALE) * UNIT),
         LARGEST_SCALE * UNIT,

@@ -15,7 +15,7 @@
 masses exp(lambda l) P(l) / exp(K) are convolved instead of P(l). That puts the far tail of S, which
 makes up delta, in the middle of the array, so all errors of the transform are relative to delta and
 not to 1. lambda and the window decide only how tight the bounds are, never whether they hold:
-`composition` accounts for what falls outside.
+`loss_curve` accounts for what falls outside.
 
 **Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from scipy import optimize, special
 
-from riffle.common.accounting.composition import VARIANCE_CAP, Moves, epsilon
+from riffle.common.accounting.loss_curve import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14

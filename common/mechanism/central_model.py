@@ -13,7 +13,7 @@ by one and ``cells`` down, each with the losses of its noise (`common.accounting
 composed exactly. The proof needs:
 
 1. *Independent noise* on every counter.
-2. *One draw a batch*, however often the batch is counted (`coordinator.store.store.Store`).
+2. *One draw a batch*, however often the batch is counted (`coordinator.store.transactions.Store`).
 3. *Nothing else shown* of the counts. This includes the number of dummies, which would reveal
    the sum.
 

@@ -11,7 +11,7 @@ from riffle.coordinator.metrics import CoordinatorMetrics
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 """Requests a second and at once under the operator's token; the coordinator takes no reports."""

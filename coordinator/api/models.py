@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from riffle.common.mechanism.parameters import Trust
 from riffle.common.protocol.descriptor import NoiseKind
-from riffle.common.protocol.messages import Conservation
+from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.batches.counts import ValueEstimate
 from riffle.coordinator.batches.keys import KeyRecord
 from riffle.coordinator.specs import RunSpec

@@ -8,7 +8,7 @@ from riffle.common.accounting import run_guarantee
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import RiffleError
-from riffle.common.protocol.messages import Conservation
+from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.api import models
 from riffle.coordinator.batches import ledger
 from riffle.coordinator.batches.counts import private_counts, value_estimate

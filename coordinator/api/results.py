@@ -18,7 +18,7 @@ from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learning.true_values import bands, curve
 from riffle.coordinator.specs import TrueValueSpec, read_document
 from riffle.coordinator.store.records import DeploymentRecord
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 
 CALLS_AT_ONCE = 4
 MAX_TRUE_VALUES_BYTES = 4 << 20

@@ -27,7 +27,7 @@ from riffle.coordinator.runs.coordinator import LONGEST_WAIT_SECONDS, Coordinato
 from riffle.coordinator.specs import ManualDeployment, RunSpec, read_document
 from riffle.coordinator.store.events import LAST, wait
 from riffle.coordinator.store.records import Tally
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 
 MAX_MIXTURE_BYTES = 16 * MAX_JSON_BYTES
 MAX_INDEX_DIGITS = len(str(MAX_EXACT))

@@ -27,7 +27,7 @@ from riffle.common.process.endpoint import AsyncFailover, Failover, split_urls
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
-from riffle.common.protocol.messages import (
+from riffle.common.protocol.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
     Acknowledgement,

@@ -23,7 +23,7 @@ from riffle.coordinator.runs.learner import RunLearner
 from riffle.coordinator.specs import MANUAL, ManualDeployment, RunSpec
 from riffle.coordinator.store.events import STOPPED, ChangeSignals, wait
 from riffle.coordinator.store.records import DeploymentRecord, Replica, RunLease
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 
 LONGEST_WAIT_SECONDS = 30.0
 RENEWALS = 3

@@ -1,9 +1,9 @@
 """Carries out one run: deposit, wait, fetch, open, settle, acknowledge, and again.
 
-A driver holds no state that matters, and a lease (`coordinator.store.store`) without which it
-changes nothing. Each turn reads the run's first unfinished deployment from the store and does the
-one step that its state needs; `coordinator.runs` lists the steps. Every step may be repeated, so a
-crash between any two lines costs at most the step it fell into.
+A driver holds no state that matters, and a lease (`coordinator.store.transactions`) without which
+it changes nothing. Each turn reads the run's first unfinished deployment from the store and does
+the one step that its state needs; `coordinator.runs` lists the steps. Every step may be repeated,
+so a crash between any two lines costs at most the step it fell into.
 
 When the shuffler or the disk does not answer, the step is tried again, later and later. Once a run
 was stopped or has failed, a batch that is not sealed is abandoned; one that is sealed is settled,
@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import Context, parse
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.common.protocol.messages import BatchStatus
+from riffle.common.protocol.wire import BatchStatus
 from riffle.coordinator.batches import ledger
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.keys import KeyRing
@@ -49,7 +49,7 @@ from riffle.coordinator.store.records import (
     RunRecord,
     Settlement,
 )
-from riffle.coordinator.store.store import Store, store_error
+from riffle.coordinator.store.transactions import Store, store_error
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
 

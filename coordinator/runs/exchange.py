@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from riffle.common.protocol.descriptor import Context, parse, sign_deposit
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.protocol.messages import BatchState, BatchStatus
+from riffle.common.protocol.wire import BatchState, BatchStatus
 from riffle.coordinator.batches.analyzer import Analyzer, OpenedBatch
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.metrics import JOURNAL

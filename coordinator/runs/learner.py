@@ -18,7 +18,7 @@ from riffle.coordinator.learning.learner import Learner
 from riffle.coordinator.specs import MANUAL
 from riffle.coordinator.states import UNSETTLED
 from riffle.coordinator.store.records import DeploymentRecord, NextStep, RunRecord, Settlement
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 
 
 @dataclass

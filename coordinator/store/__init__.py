@@ -1,4 +1,5 @@
 """The coordinator's durable state: tables, records, queries, transactions. It makes no decision.
 
-``store.py`` has every transaction, made of the parts in ``changes.py``; ``queries.py`` every read.
+``transactions.py`` has every transaction, made of the parts in ``writes.py``; ``queries.py`` has
+every read.
 """

@@ -1,4 +1,4 @@
-"""Reads of the store. No method here changes anything; `coordinator.store.store` has those that do.
+"""Reads of the store. No method here changes anything; `coordinator.store.transactions` does.
 
 What a driver or a follower reads at every turn is a statement built once: built anew it would take
 0.8 ms, 0.6 of them to build and compile. Parameters: ``run_id``, ``index``, ``after`` (an event's

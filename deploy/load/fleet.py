@@ -18,7 +18,7 @@ import numpy as np
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import RiffleError
-from riffle.common.protocol.messages import Lease, frame
+from riffle.common.protocol.wire import Lease, frame
 from riffle.deploy.load.tally import Tally
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import slot_report

@@ -34,7 +34,7 @@ from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, problem_slug
-from riffle.common.protocol.messages import Enrolment, EnrolRequest
+from riffle.common.protocol.wire import Enrolment, EnrolRequest
 from riffle.common.server.at_rest import StorageCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
 from riffle.deploy.network.certificates import make_authority

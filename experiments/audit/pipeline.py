@@ -1,7 +1,7 @@
 """Runs one trial: the product's code from a user's slot to the analyzer's count.
 
 Episode and encoding (`node_client.episode.slot_report`), seals and frames (`node_client.sealing`,
-`common.protocol.messages`), the shuffle (`shuffler.permutation.permute_messages`) and the count
+`common.protocol.wire`), the shuffle (`shuffler.permutation.permute_messages`) and the count
 (`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as deployed.
 Noise and permutation come from the system's CSPRNG unless the setting is seeded.
 
@@ -26,7 +26,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import SeededRandomness
 from riffle.common.protocol import hpke
 from riffle.common.protocol.hpke import open_each, open_histogram
-from riffle.common.protocol.messages import frame, split_frames
+from riffle.common.protocol.wire import frame, split_frames
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.experiments.audit.world import World

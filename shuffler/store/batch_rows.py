@@ -27,7 +27,7 @@ from sqlalchemy import (
 from riffle.common.protocol.descriptor import Context, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
-from riffle.common.protocol.messages import BatchState, BatchStatus, OpenBatch
+from riffle.common.protocol.wire import BatchState, BatchStatus, OpenBatch
 from riffle.common.server.database import notify
 from riffle.shuffler.rules import Holding, coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after

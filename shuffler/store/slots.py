@@ -20,7 +20,7 @@ from itertools import repeat
 from sqlalchemy import Connection, bindparam, insert, update
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.messages import (
+from riffle.common.protocol.wire import (
     Lease,
     LeaseReply,
     Refusal,

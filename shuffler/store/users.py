@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import Enrolment, EnrolRequest, NodeList, NodeSummary
+from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeSummary
 from riffle.common.server.database import notify
 from riffle.common.server.statements import execute_rows, is_one_of
 from riffle.shuffler.store.leases import LeaseGroup, group_of, groups_of_leases

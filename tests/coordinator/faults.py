@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.world import RUN, Crash, store_url
 
 

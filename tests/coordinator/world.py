@@ -32,7 +32,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
-from riffle.common.protocol.messages import BatchState, BatchStatus, Conservation, MessageFlow
+from riffle.common.protocol.wire import BatchState, BatchStatus, Conservation, MessageFlow
 from riffle.common.server.at_rest import StorageCipher
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
@@ -45,7 +45,7 @@ from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.queries import RUNS_WITH_WORK
 from riffle.coordinator.store.records import Replica
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.learner import tiny
 
 SHUFFLER_ID = "shuffler-1"

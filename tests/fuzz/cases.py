@@ -18,7 +18,7 @@ from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.parameters import Padding, Trust
 from riffle.common.mechanism.randomness import SeededRandomness
 from riffle.common.mechanism.workflow import Symbols, encode
-from riffle.common.protocol import messages
+from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import (
     Document,
     SignedDescriptor,
@@ -255,7 +255,7 @@ def documents() -> dict[str, Case]:
         "descriptor": Case(
             parse, (serialize(descriptor()), serialize(descriptor(layer=1, data_slots=1)))
         ),
-        "frames": Case(lambda body: messages.split_frames(body, 300), (bytes(316), bytes(632))),
+        "frames": Case(lambda body: wire.split_frames(body, 300), (bytes(316), bytes(632))),
         "run spec": Case(lambda body: read_document(RunSpec, body), (document(**SMALL),)),
         "manual deployment": Case(
             lambda body: read_document(ManualDeployment, body),
@@ -265,14 +265,14 @@ def documents() -> dict[str, Case]:
             ),
         ),
         "lease request": Case(
-            lambda body: read_document(messages.LeaseRequest, body), (document(users=[ID]),)
+            lambda body: read_document(wire.LeaseRequest, body), (document(users=[ID]),)
         ),
         "enrolment": Case(
-            lambda body: read_document(messages.EnrolRequest, body),
+            lambda body: read_document(wire.EnrolRequest, body),
             (document(name="n", owner="me", users=3),),
         ),
         "acknowledgement": Case(
-            lambda body: read_document(messages.Acknowledgement, body),
+            lambda body: read_document(wire.Acknowledgement, body),
             (document(messages_sha256=KEY_HEX),),
         ),
     }
@@ -299,17 +299,17 @@ def answers() -> dict[str, Case]:
     either = (RemoteError, LocalError)
     return {
         "coordinator: conservation": Case(
-            answered_to_the_coordinator(messages.Conservation), (CONSERVATION,), either
+            answered_to_the_coordinator(wire.Conservation), (CONSERVATION,), either
         ),
         "coordinator: status": Case(
-            answered_to_the_coordinator(messages.BatchStatus), (STATUS,), either
+            answered_to_the_coordinator(wire.BatchStatus), (STATUS,), either
         ),
         "node: descriptor": Case(
             answered_to_a_node(SignedDescriptor, SIGNED), (SIGNED,), AT_A_NODE
         ),
-        "node: leases": Case(answered_to_a_node(messages.LeaseReply, LEASES), (LEASES,), AT_A_NODE),
+        "node: leases": Case(answered_to_a_node(wire.LeaseReply, LEASES), (LEASES,), AT_A_NODE),
         "node: uploaded": Case(
-            answered_to_a_node(messages.UploadReply, UPLOADED), (UPLOADED,), AT_A_NODE
+            answered_to_a_node(wire.UploadReply, UPLOADED), (UPLOADED,), AT_A_NODE
         ),
         "operator: events": Case(
             answered_to_the_operator(200, lambda operator: list(operator.events(ID, follow=False))),

@@ -27,7 +27,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.protocol.hpke import KeyPair, OpenError, open_histogram, open_sealed
-from riffle.common.protocol.messages import BATCH_KEY_HEADER, split_frames
+from riffle.common.protocol.wire import BATCH_KEY_HEADER, split_frames
 from tests.node_client import world
 
 

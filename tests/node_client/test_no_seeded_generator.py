@@ -16,7 +16,7 @@ import pytest
 from riffle import node_client
 from riffle.common.mechanism import parameters
 from riffle.common.protocol.descriptor import parse, serialize
-from riffle.common.protocol.messages import Lease
+from riffle.common.protocol.wire import Lease
 from riffle.node_client.environments.registry import make
 from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.pipeline import Job, Pipeline, Totals

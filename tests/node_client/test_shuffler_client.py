@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, is_temporary
-from riffle.common.protocol.messages import UploadReply
+from riffle.common.protocol.wire import UploadReply
 from riffle.node_client.shuffler_client import (
     MAX_ANSWER_BYTES,
     Backoff,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.protocol.messages import Lease
+from riffle.common.protocol.wire import Lease
 from riffle.node_client.pipeline import EpisodeTiming
 
 NOW = 1_000.0

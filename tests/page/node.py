@@ -15,7 +15,7 @@ import numpy as np
 
 from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import OVERHEAD, seal
-from riffle.common.protocol.messages import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
+from riffle.common.protocol.wire import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 

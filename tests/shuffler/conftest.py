@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from riffle.common.protocol.descriptor import SignedDescriptor
-from riffle.common.protocol.messages import DIGEST_HEADER, Lease
+from riffle.common.protocol.wire import DIGEST_HEADER, Lease
 from riffle.shuffler.app import create_app
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings
@@ -173,7 +173,7 @@ def until(condition: Callable[[], bool]) -> None:
 def only_signals_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps waiters from checking again by themselves."""
     for pause in ("RECHECK_SECONDS", "IDLE_RECHECK_SECONDS"):
-        monkeypatch.setattr(f"riffle.shuffler.admission.{pause}", 3_600.0)
+        monkeypatch.setattr(f"riffle.shuffler.waiting.{pause}", 3_600.0)
 
 
 both_engines = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)

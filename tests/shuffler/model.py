@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
-from riffle.common.protocol.messages import Lease
+from riffle.common.protocol.wire import Lease
 from tests.shuffler.world import Batch
 
 # Crashes here are of the process, not of the disk, so syncs may be free.

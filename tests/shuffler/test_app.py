@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from riffle.common.protocol.descriptor import SignedDescriptor, key_id, parse, verify_countersign
-from riffle.common.protocol.messages import BATCH_KEY_HEADER, DIGEST_HEADER
+from riffle.common.protocol.wire import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.test_callers import ID
 from tests.shuffler.world import (

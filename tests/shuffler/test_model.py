@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import EnrolRequest, Lease
+from riffle.common.protocol.wire import EnrolRequest, Lease
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.vault import Vault

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from riffle.common.protocol import hpke
-from riffle.common.protocol.messages import Lease
+from riffle.common.protocol.wire import Lease
 from riffle.shuffler.store.batch_rows import open_batches
 from riffle.shuffler.store.schema import lease_groups
 from riffle.shuffler.store.users import user_key

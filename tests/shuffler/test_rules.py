@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import sign_deposit
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import Lease
+from riffle.common.protocol.wire import Lease
 from riffle.shuffler.rules import (
     NEW_USER,
     Demands,

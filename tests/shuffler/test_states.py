@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.protocol.messages import BatchState
+from riffle.common.protocol.wire import BatchState
 from riffle.shuffler.states import (
     LEASE_TRANSITIONS,
     ORDER,

@@ -11,8 +11,8 @@ from starlette.types import Message
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.service import read_body
-from riffle.shuffler.admission import Budget, ChangeSignal, metered
 from riffle.shuffler.store.batch_rows import OpenBatches
+from riffle.shuffler.waiting import Budget, ChangeSignal, metered
 from tests.system.simulation import machine
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def test_a_waiter_checks_sooner_when_a_change_may_be_silent() -> None:
 
 
 def test_many_waiters_check_less_often_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riffle.shuffler.admission.CHECKS_A_SECOND", 1)
+    monkeypatch.setattr("riffle.shuffler.waiting.CHECKS_A_SECOND", 1)
 
     async def scenario() -> list[float]:
         changes, looks = ChangeSignal(shared=True), 0

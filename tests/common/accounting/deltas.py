@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from riffle.common.accounting.composition import SMALLEST_DELTA, AnyMoves, Bound, curve
+from riffle.common.accounting.loss_curve import SMALLEST_DELTA, AnyMoves, Bound, curve
 
 
 def delta_bound(moves: Sequence[AnyMoves], epsilon: float, bound: Bound = "upper") -> float:

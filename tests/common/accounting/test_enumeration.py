@@ -9,7 +9,7 @@ import pytest
 
 from riffle.common.accounting import BatchEvent, account
 from riffle.common.accounting.binomial import charge, overflow_probability
-from riffle.common.accounting.composition import Moves
+from riffle.common.accounting.loss_curve import Moves
 from riffle.common.mechanism.parameters import Noise, Padding
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import Distribution, Outcome, hockey_stick, noisy_counts

@@ -8,11 +8,11 @@ import pytest
 from riffle.common.accounting import (
     BatchEvent,
     account,
-    composition,
+    loss_curve,
     repeated_user_guarantee,
     run_guarantee,
 )
-from riffle.common.accounting.composition import Moves
+from riffle.common.accounting.loss_curve import Moves
 from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
@@ -41,7 +41,7 @@ def test_two_batches_cost_more_than_one_and_less_than_the_sum() -> None:
 
 def test_equal_batches_compose_like_one_with_more_cells() -> None:
     events = [replace(FINE, padding=Padding(18, 126 * 288))] * 3
-    exact = composition.epsilon([Moves(126 * 4096, 2.0**-10, 54)], 1e-5)
+    exact = loss_curve.epsilon([Moves(126 * 4096, 2.0**-10, 54)], 1e-5)
     assert repeated_user_guarantee(events, 1e-5).epsilon == exact
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from riffle.common.accounting import Account, BatchEvent, account
 from riffle.common.accounting.binomial import binomial_losses
-from riffle.common.accounting.composition import Moves, epsilon
+from riffle.common.accounting.loss_curve import Moves, epsilon
 from riffle.common.mechanism.parameters import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from tests.common.accounting.exact import steps_delta
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from riffle.common.accounting import composition
-from riffle.common.accounting.composition import Moves
+from riffle.common.accounting import loss_curve
+from riffle.common.accounting.loss_curve import Moves
 from tests.common.accounting.deltas import delta_bound
 
 
@@ -47,9 +47,9 @@ def test_epsilon_agrees_with_dp_accounting(N: int, p: float, cells: int) -> None
     moves = [Moves(N, p, cells)]
     for beta in (1e-4, 1e-5, 1e-6):
         high, low = above.get_epsilon_for_delta(beta), below.get_epsilon_for_delta(beta)
-        assert composition.epsilon(moves, beta, "upper") >= low - 1e-9
-        assert composition.epsilon(moves, beta, "lower") <= high + 1e-9
-        assert composition.epsilon(moves, beta, "estimate") == pytest.approx(high, rel=2e-3)
+        assert loss_curve.epsilon(moves, beta, "upper") >= low - 1e-9
+        assert loss_curve.epsilon(moves, beta, "lower") <= high + 1e-9
+        assert loss_curve.epsilon(moves, beta, "estimate") == pytest.approx(high, rel=2e-3)
     for epsilon in (0.25, 1.0):
         assert delta_bound(moves, epsilon, "upper") >= below.get_delta_for_epsilon(epsilon) - 1e-14
         assert delta_bound(moves, epsilon, "lower") <= above.get_delta_for_epsilon(epsilon) + 1e-14

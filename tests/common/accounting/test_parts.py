@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle.common.accounting.binomial import Losses, binomial_losses, trim
-from riffle.common.accounting.composition import Curve
 from riffle.common.accounting.convolution import (
     GridLosses,
     choose_tilt,
@@ -20,6 +19,7 @@ from riffle.common.accounting.convolution import (
     log_mgf,
     round_down,
 )
+from riffle.common.accounting.loss_curve import Curve
 from tests.common.accounting.exact import binomial
 
 PROBABILITIES = st.sampled_from([(1, 1), (1, 3), (1, 10), (3, 2), (12345, 20)])

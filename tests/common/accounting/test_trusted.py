@@ -13,11 +13,11 @@ from riffle.common.accounting import (
     account,
     calibrate_central,
     calibrate_local,
-    composition,
+    loss_curve,
     repeated_user_guarantee,
 )
 from riffle.common.accounting.calibrate import SCALE
-from riffle.common.accounting.composition import Moves, Steps
+from riffle.common.accounting.loss_curve import Moves, Steps
 from riffle.common.mechanism.parameters import (
     MAX_DRAWS,
     BatchNoise,
@@ -67,7 +67,7 @@ def test_flips_against_all_reports_of_all_neighbours(group: int, cells: int, f: 
 def test_flips_meet_epsilon_where_bounds_are_loose(cells: int, epsilon: float, beta: float) -> None:
     """Below `SMALLEST_DELTA` the bound of the next f may be above that of the ratio searched."""
     flips = calibrate_local(cells, epsilon, beta)
-    assert composition.epsilon([Steps(flips.f / (1 - flips.f), cells)], beta) <= epsilon
+    assert loss_curve.epsilon([Steps(flips.f / (1 - flips.f), cells)], beta) <= epsilon
 
 
 @pytest.mark.parametrize(("numerator", "log2"), [(1, 1), (7, 3)])
@@ -154,12 +154,12 @@ def test_epsilon_agrees_with_dp_accounting(q: float, cells: int) -> None:
 
     one = pld.from_discrete_laplace_mechanism(-math.log(q), value_discretization_interval=2e-5)
     oracle = one.self_compose(2 * cells).get_epsilon_for_delta(BETA)
-    assert composition.epsilon([Steps(q, cells)], BETA, "estimate") == pytest.approx(
+    assert loss_curve.epsilon([Steps(q, cells)], BETA, "estimate") == pytest.approx(
         oracle, rel=2e-3
     )
 
 
 def test_steps_and_moves_compose_in_one_curve() -> None:
-    mixed = composition.epsilon([Steps(0.9, 2), Moves(400, 0.5, 2)], BETA)
-    assert mixed > composition.epsilon([Steps(0.9, 2)], BETA)
-    assert mixed > composition.epsilon([Moves(400, 0.5, 2)], BETA)
+    mixed = loss_curve.epsilon([Steps(0.9, 2), Moves(400, 0.5, 2)], BETA)
+    assert mixed > loss_curve.epsilon([Steps(0.9, 2)], BETA)
+    assert mixed > loss_curve.epsilon([Moves(400, 0.5, 2)], BETA)

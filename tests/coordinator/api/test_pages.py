@@ -7,7 +7,7 @@ import re
 import pytest
 
 from riffle.coordinator.api.operations import FOLDER, HEADERS, TYPES, _files
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.calls import Api, problem
 from tests.coordinator.world import RUN
 

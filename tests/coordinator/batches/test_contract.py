@@ -15,7 +15,7 @@ from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.mechanism.workflow import encode
 from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import seal, seal_indices
-from riffle.common.protocol.messages import LeaseReply, OpenBatches, UploadReply, frame
+from riffle.common.protocol.wire import LeaseReply, OpenBatches, UploadReply, frame
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.shuffler.app import create_app

@@ -21,7 +21,7 @@ from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.runs.coordinator import Coordinator
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.calls import Api, problem
 from tests.coordinator.faults import outcome, read
 from tests.coordinator.world import (

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.protocol.messages import DIGEST_HEADER, SIGNATURE_HEADER
+from riffle.common.protocol.wire import DIGEST_HEADER, SIGNATURE_HEADER
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 
 BATCH = "ab" * 16

@@ -18,10 +18,10 @@ from riffle.coordinator.states import LEASE, LeaseEvent, LeaseState
 from riffle.coordinator.store import schema
 from riffle.coordinator.store.events import STOPPED, ChangeSignals
 from riffle.coordinator.store.records import LeaseLostError, NextStep, RunLease
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
-from tests.coordinator.store.test_store import MANUAL, issued, settlement, to_sealed
+from tests.coordinator.store.test_transactions import MANUAL, issued, settlement, to_sealed
 from tests.coordinator.world import (
     NOW,
     RUN,

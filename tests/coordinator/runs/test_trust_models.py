@@ -21,7 +21,7 @@ from riffle.coordinator.learning.learner import BatchCounts, LearnerError, Stage
 from riffle.coordinator.runs import learner
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.store.records import RunLease, pack
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from tests.common.descriptors import ONE_MESSAGE, descriptor
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import Breaking, outcome, read

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from riffle.common.protocol.messages import frame
+from riffle.common.protocol.wire import frame
 from tests.system.simulation.network import FAULTS
 from tests.system.simulation.world import PROCESSES, REPLICAS, ROLES, World, run_spec, user_of
 

@@ -16,7 +16,7 @@ from riffle.coordinator.batches.counts import private_counts
 from riffle.coordinator.batches.issue import same_deployment
 from riffle.coordinator.states import TO_ACKNOWLEDGE
 from riffle.coordinator.store.records import DeploymentRecord, RunRecord
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from riffle.experiments.per_user import Users, batch_histogram
 from riffle.node_client.environments.registry import make
 from riffle.shuffler.store import schema

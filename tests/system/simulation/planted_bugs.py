@@ -12,7 +12,7 @@ from sqlalchemy import Connection, update
 
 from riffle.coordinator.runs.driver import Driver
 from riffle.coordinator.store.records import DeploymentRecord
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import batch_rows, slots

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from riffle.common.protocol import hpke
-from riffle.common.protocol.messages import LEASE_BYTES, Conservation, UploadReply
+from riffle.common.protocol.wire import LEASE_BYTES, Conservation, UploadReply
 from riffle.node_client.pipeline import Pipeline
 from riffle.shuffler.metrics import conservation
 from riffle.shuffler.store.schema import batches

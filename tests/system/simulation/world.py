@@ -22,8 +22,8 @@ from fastapi import FastAPI
 from sqlalchemy import select
 
 from riffle.common.process.endpoint import hash_token
-from riffle.common.protocol.messages import DIGEST_HEADER, Enrolment, EnrolRequest
 from riffle.common.protocol.verification import read_pins
+from riffle.common.protocol.wire import DIGEST_HEADER, Enrolment, EnrolRequest
 from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
@@ -32,7 +32,7 @@ from riffle.coordinator.batches.shuffler_client import ShufflerClient as Coordin
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.store.store import Store
+from riffle.coordinator.store.transactions import Store
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import pack, seal_reports

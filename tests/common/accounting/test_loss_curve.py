@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from riffle.common.accounting import composition
+from riffle.common.accounting import loss_curve
 from riffle.common.accounting.binomial import binomial_losses
-from riffle.common.accounting.composition import Bound, Curve, Moves, compose
 from riffle.common.accounting.convolution import Part, choose_window
 from riffle.common.accounting.least_noise import needed_bits
+from riffle.common.accounting.loss_curve import Bound, Curve, Moves, compose
 from tests.common.accounting.deltas import delta_bound
 from tests.common.accounting.exact import float_pair, product_delta
 
@@ -97,7 +97,7 @@ def test_upper_and_lower_are_within_one_percent(beta: float, epsilon: float, cel
     for p in (0.5, 2.0**-10):
         moves = [Moves(needed_bits(p, cells, epsilon, beta), p, cells)]
         lower, middle, upper = (
-            composition.epsilon(moves, beta, bound) for bound in ("lower", "estimate", "upper")
+            loss_curve.epsilon(moves, beta, bound) for bound in ("lower", "estimate", "upper")
         )
         assert lower <= middle <= upper <= epsilon
         assert upper - lower <= 0.005 * epsilon
@@ -105,16 +105,16 @@ def test_upper_and_lower_are_within_one_percent(beta: float, epsilon: float, cel
 
 
 def test_epsilon_is_infinite_when_impossible_outcomes_are_likelier_than_beta() -> None:
-    assert composition.epsilon([Moves(10, 0.5, 1)], 1e-5, "upper") == math.inf
-    assert composition.epsilon([Moves(10, 0.5, 1)], 1e-5, "lower") == math.inf
-    assert composition.epsilon([Moves(1, 2.0**-32, 1)], 1e-5) == math.inf
-    assert math.isfinite(composition.epsilon([Moves(10, 0.5, 1)], 0.01))
+    assert loss_curve.epsilon([Moves(10, 0.5, 1)], 1e-5, "upper") == math.inf
+    assert loss_curve.epsilon([Moves(10, 0.5, 1)], 1e-5, "lower") == math.inf
+    assert loss_curve.epsilon([Moves(1, 2.0**-32, 1)], 1e-5) == math.inf
+    assert math.isfinite(loss_curve.epsilon([Moves(10, 0.5, 1)], 0.01))
 
 
 def test_noise_above_the_cap_is_accounted_as_the_cap() -> None:
-    capped = composition.epsilon([Moves(4 * 10**8, 0.5, 1)], 1e-5)
-    assert composition.epsilon([Moves(10**15, 0.5, 1)], 1e-5) == capped
-    assert composition.epsilon([Moves(10**15, 0.5, 1)], 1e-5, "lower") == 0.0
+    capped = loss_curve.epsilon([Moves(4 * 10**8, 0.5, 1)], 1e-5)
+    assert loss_curve.epsilon([Moves(10**15, 0.5, 1)], 1e-5) == capped
+    assert loss_curve.epsilon([Moves(10**15, 0.5, 1)], 1e-5, "lower") == 0.0
 
 
 @pytest.mark.parametrize(("N", "p", "cells"), [(0, 0.5, 1), (3, 0.0, 1), (3, 1.0, 1), (3, 0.5, 0)])

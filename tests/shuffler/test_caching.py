@@ -7,11 +7,12 @@ import pytest
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import EnrolRequest
-from riffle.shuffler import admission
-from riffle.shuffler.admission import CACHE_SECONDS, Admission, AnswerCache, ChangeSignal
+from riffle.common.protocol.wire import EnrolRequest
+from riffle.shuffler import caching
+from riffle.shuffler.caching import CACHE_SECONDS, Admission, AnswerCache
 from riffle.shuffler.store import users
 from riffle.shuffler.store.committer import Store
+from riffle.shuffler.waiting import ChangeSignal
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import user
 
@@ -54,7 +55,7 @@ def test_a_change_while_the_store_is_read_counts() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(caching, "MAX_ENTRIES", 3)
     world = World()
     for number in range(10):
         assert world.get(str(number)) == world.get(str(number)) == number + 1
@@ -110,7 +111,7 @@ def test_an_upload_after_its_batch_ended_finds_it_over(api: Api) -> None:
 def test_an_upload_to_a_batch_that_ended_without_a_signal_finds_it_over(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "CACHE_SECONDS", 3_600.0)
+    monkeypatch.setattr(caching, "CACHE_SECONDS", 3_600.0)
     batch = api.deposit()
     held = api.leases(batch, [user(0), user(1)])
     assert api.outcomes(batch, [(held[0].lease, batch.report())]) == ["accepted"]
@@ -130,7 +131,7 @@ async def no_read(*_: object) -> None:
 def test_requests_of_cached_nodes_read_nothing_before_they_write(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "CACHE_SECONDS", 3_600.0)
+    monkeypatch.setattr(caching, "CACHE_SECONDS", 3_600.0)
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]
     assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]

@@ -24,7 +24,7 @@ from riffle.common.server.database import listen, notify
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.specs import RunSpec, TrueValueSpec
-from riffle.coordinator.store import changes, schema
+from riffle.coordinator.store import schema, writes
 from riffle.coordinator.store.events import STOPPED, Event
 from riffle.coordinator.store.queries import (
     RUNS_WITH_WORK,
@@ -81,7 +81,7 @@ class Store(Queries):
 
         Raises:
             RemoteError: ``wrong-state``: the id has another spec.
-            LocalError: as `changes.add_deployment`.
+            LocalError: as `writes.add_deployment`.
         """
         row = {"spec": spec.model_dump_json(), "state": "running", "message": ""}
         with self._writer.begin() as connection:
@@ -92,7 +92,7 @@ class Store(Queries):
                 return None
             connection.execute(insert(_runs), {"id": run_id, "created_at": now, **row})
             started: Event = ("run_started", {"name": spec.name, "learner": spec.learner})
-            changes.add_event(connection, run_id, now, started)
+            writes.add_event(connection, run_id, now, started)
             if first is not None:
                 self._add_deployment(connection, run_id, spec, first, now)
             lease = {"run_id": run_id, "holder": holder, "until": until, "fence": 1}
@@ -105,11 +105,11 @@ class Store(Queries):
         Raises:
             RemoteError: ``wrong-state``: the run is over, another deployment is under way or the
                 run's episodes are used up.
-            LocalError: as `changes.add_deployment`.
+            LocalError: as `writes.add_deployment`.
         """
         with self._writer.begin() as connection:
             run = read_run(connection, run_id)
-            changes.check_manual(run, read_deployments(connection, run_id), issue)
+            writes.check_manual(run, read_deployments(connection, run_id), issue)
             self._add_deployment(connection, run_id, run.spec, issue, now)
             return read_deployment(connection, run_id, issue.index)
 
@@ -119,7 +119,7 @@ class Store(Queries):
         Raises LocalError ``wrong-state`` if the run is over.
         """
         with self._writer.begin() as connection:
-            changes.end_run(connection, run_id, "stop", now)
+            writes.end_run(connection, run_id, "stop", now)
             notify(connection, STOPPED + run_id)
 
     def add_true_values(self, run_id: str, supplied: TrueValueSpec) -> None:
@@ -131,7 +131,7 @@ class Store(Queries):
         """
         with self._writer.begin() as connection:
             read_run(connection, run_id)
-            changes.add_true_values(connection, run_id, supplied)
+            writes.add_true_values(connection, run_id, supplied)
 
     # -- run leases ------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Store(Queries):
     def record_deposit(self, lease: RunLease, index: int, now: float) -> None:
         """Records that the shuffler has the descriptor."""
         with self._driving(lease) as connection:
-            changes.move_deployment(connection, lease.run_id, index, "deposit", opened_at=now)
+            writes.move_deployment(connection, lease.run_id, index, "deposit", opened_at=now)
 
     def record_seal(
         self, lease: RunLease, index: int, episodes: int, timings: Timings, now: float
@@ -186,9 +186,9 @@ class Store(Queries):
         """Records that the batch holds n reports, for which ``episodes`` were executed."""
         values = {"episodes_executed": episodes, "timings": json.dumps(dict(timings))}
         with self._driving(lease) as connection:
-            row = changes.move_deployment(connection, lease.run_id, index, "seal", **values)
+            row = writes.move_deployment(connection, lease.run_id, index, "seal", **values)
             event: Event = ("batch_sealed", {"index": index, "n": row.n, "episodes": episodes})
-            changes.add_event(connection, lease.run_id, now, event)
+            writes.add_event(connection, lease.run_id, now, event)
 
     def release(self, lease: RunLease, index: int, opened: OpenedBatch) -> OpenedBatch:
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
@@ -202,7 +202,7 @@ class Store(Queries):
         with self._driving(lease) as connection:
             first = read_released(connection, lease.run_id, index)
             if first is None:
-                changes.add_released(connection, lease.run_id, index, opened)
+                writes.add_released(connection, lease.run_id, index, opened)
             return first or opened
 
     @in_span("store")
@@ -211,13 +211,13 @@ class Store(Queries):
 
         Raises:
             LocalError: ``wrong-state``: the batch is settled already or the run is over; as
-                `changes.add_deployment` for the next deployment. Nothing is changed then.
+                `writes.add_deployment` for the next deployment. Nothing is changed then.
         """
         with self._driving(lease) as connection:
             run = read_run(connection, lease.run_id)
             if settlement.next != NextStep() and run.state != "running":
                 raise LocalError("wrong-state", f"run {lease.run_id} is {run.state}")
-            changes.add_settlement(connection, lease.run_id, settlement, now)
+            writes.add_settlement(connection, lease.run_id, settlement, now)
             self._take_step(connection, lease.run_id, settlement.next, now)
 
     def abandon(
@@ -226,16 +226,16 @@ class Store(Queries):
         """Records that the batch was given up or lost before it was counted, and what follows."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._driving(lease) as connection:
-            changes.move_deployment(connection, lease.run_id, index, "abandon", **values)
+            writes.move_deployment(connection, lease.run_id, index, "abandon", **values)
             event: Event = ("batch_abandoned", {"index": index, "episodes": episodes})
-            changes.add_event(connection, lease.run_id, now, event)
+            writes.add_event(connection, lease.run_id, now, event)
             self._take_step(connection, lease.run_id, step, now)
 
     def record_acknowledgement(self, lease: RunLease, index: int, timings: Timings) -> None:
         """Records that the shuffler knows that the batch is settled."""
         values = {"acknowledged": True, "timings": json.dumps(dict(timings))}
         with self._driving(lease) as connection:
-            changes.move_deployment(connection, lease.run_id, index, "acknowledge", **values)
+            writes.move_deployment(connection, lease.run_id, index, "acknowledge", **values)
 
     def fail(self, lease: RunLease, message: str, now: float) -> None:
         """Fails a run; its batches are settled afterwards.
@@ -243,7 +243,7 @@ class Store(Queries):
         Raises LocalError ``wrong-state`` if the run is over.
         """
         with self._driving(lease) as connection:
-            changes.end_run(connection, lease.run_id, "fail", now, message)
+            writes.end_run(connection, lease.run_id, "fail", now, message)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -266,15 +266,15 @@ class Store(Queries):
             spec = read_run(connection, run_id).spec
             self._add_deployment(connection, run_id, spec, step.issue, now)
         elif step.failure is not None:
-            changes.end_run(connection, run_id, "fail", now, step.failure)
+            writes.end_run(connection, run_id, "fail", now, step.failure)
         elif step.finished:
-            changes.end_run(connection, run_id, "finish", now)
+            writes.end_run(connection, run_id, "finish", now)
 
     def _add_deployment(
         self, connection: Connection, run_id: str, spec: RunSpec, issue: Issue, now: float
     ) -> None:
         active = None if self._active_key is None else self._active_key()
-        changes.add_deployment(connection, run_id, spec, issue, active, now)
+        writes.add_deployment(connection, run_id, spec, issue, active, now)
 
 
 def store_error(error: SQLAlchemyError) -> LocalError:

@@ -1,31 +1,17 @@
-"""Bounds on what waits in memory, and a cache of nodes and batches.
+"""Bounds on what waits in memory: long polls, and the bytes of uploads that are being received.
 
-Long polls wait on a `ChangeSignal`; a `Budget` bounds their number, and the bytes of uploads that
-are being received.
-
-`Admission` remembers for a moment which node a token belongs to and what a batch looks like, so
-that most requests read nothing from the store before they write. The cache decides only whether
-a body is read, and who is shown the list of open batches and a descriptor: every write checks
-again, in its own transaction. The cache is dropped whenever this process changes a batch or revokes
-a node, or is notified that another replica has; so a revoked node is refused from then on. If a
-notification is lost, the other replicas serve a revoked node for at most `CACHE_SECONDS` more, and
-take no lease and no report of it meanwhile.
+Long polls wait on a `ChangeSignal`; a `Budget` bounds how many wait.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Message
 
-from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
-from riffle.shuffler.store import batch_rows, users
-from riffle.shuffler.store.committer import Store
 
 T = TypeVar("T")
 
@@ -38,9 +24,6 @@ IDLE_RECHECK_SECONDS = 5.0
 
 CHECKS_A_SECOND = 200
 """Of all waiters together: the more wait, the less often each checks, to bound processor time."""
-
-CACHE_SECONDS = 10.0
-MAX_ENTRIES = 4_096
 
 
 class Budget:
@@ -156,54 +139,3 @@ class ChangeSignal:
                 pause = self.pause(silent=may_change_silently(answer))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), min(remaining, pause))
-
-
-class AnswerCache(Generic[T]):
-    """At most `MAX_ENTRIES` answers by key, each for `CACHE_SECONDS` or until ``version`` changes.
-
-    ``clock`` returns seconds.
-    """
-
-    def __init__(self, version: Callable[[], int], clock: Callable[[], float]) -> None:
-        self._version = version
-        self._clock = clock
-        self._entries: dict[str, tuple[T, int, float]] = {}
-
-    async def get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Returns the cached answer if it still holds, else what ``read`` returns."""
-        version, now = self._version(), self._clock()  # taken before reading: a change counts
-        if (entry := self._entries.get(key)) is not None:
-            answer, version_read, time_read = entry
-            if version == version_read and now < time_read + CACHE_SECONDS:
-                return answer
-        answer = await read()
-        if len(self._entries) >= MAX_ENTRIES:
-            self._entries.clear()
-        self._entries[key] = (answer, version, now)
-        return answer
-
-
-class Admission:
-    """Nodes by token and batches by id, cached until ``changes`` says that one changed."""
-
-    def __init__(
-        self, store: Store, changes: ChangeSignal, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._store = store
-        self._nodes: AnswerCache[str] = AnswerCache(lambda: changes.version, clock)
-        self._batches: AnswerCache[batch_rows.Batch] = AnswerCache(lambda: changes.version, clock)
-
-    async def node(self, token: str) -> str:
-        """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
-        read = partial(self._store.read, users.authenticate, token)
-        return await self._nodes.get(hash_token(token), read)
-
-    async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, batch_rows.Batch]:
-        """Returns the node id and the batch of an upload, before its body is read.
-
-        The batch's counts may be some uploads old; its keys and sizes never change. Raises
-        RemoteError ``unauthorized``, ``unknown-batch``.
-        """
-        node = await self.node(token)
-        read = partial(self._store.read, batch_rows.find, batch_id)
-        return node, await self._batches.get(batch_id, read)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.messages import Enrolment, LeaseRequest, frame, split_frames
+from riffle.common.protocol.wire import Enrolment, LeaseRequest, frame, split_frames
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.binary(min_size=9, max_size=9))))

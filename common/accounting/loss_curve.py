@@ -1,0 +1,354 @@
+"""Bounds on epsilon and delta of one user's moves, by composing the losses of all of them.
+
+Replacing one user moves at most `cells` counters up by one and at most `cells` down by one, and all
+counters carry independent noise. With the others' data fixed, the two outputs are product
+distributions, and the loss is a sum of independent losses, `cells` of them up and `cells` down
+(`binomial`). Fewer moves are a post-processing of that many, hence covered.
+
+Both directions. delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] and the same with D and
+D' exchanged. The exchange turns every up into a down and every down into an up; `cells` of each
+remain, so the two directions have the same loss distribution, and one delta covers both. (A
+counter's up and down alone differ: composing 2 cells ups, as some libraries do by default, gives a
+different and wrong number.)
+
+The losses are put on a grid, tilted, and multiplied as powers of discrete Fourier transforms of
+length M (`convolution`). Every inexactness goes to the safe side:
+
+* Aliases: transforms add indices modulo M. Mass below the window reappears above it, which only
+  raises the upper bound; mass above the window is lost and is added to delta. Chernoff's bound on
+  the grid bounds both, and both are subtracted from the lower bound.
+* Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. Upper
+  masses are raised by e, lower masses lowered by e.
+* Other rounding: relative errors of masses and tilts, and absolute errors of losses, times the
+  number of moves.
+* Masses that `binomial` leaves out are infinite losses in the upper bound and absent from the
+  lower.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from riffle.common.accounting.binomial import (
+    LARGEST_EPSILON,
+    LOSS_ERROR,
+    UNIT_ROUNDOFF,
+    FloatArray,
+    Losses,
+    binomial_losses,
+    charge,
+    step_losses,
+    trim,
+)
+from riffle.common.accounting.convolution import (
+    Convolved,
+    GridPart,
+    Part,
+    Window,
+    choose_tilt,
+    choose_window,
+    connect_the_dots,
+    convolve,
+    cumulants,
+    log_mgf,
+    round_down,
+    tilt_at,
+)
+
+Bound = Literal["lower", "estimate", "upper"]
+
+SIGNS: dict[Bound, float] = {"lower": -1.0, "estimate": 0.0, "upper": 1.0}
+"""The side on which a bound puts errors."""
+
+TRIM_SHARE = 1e-5
+"""Share of delta that all cut tails together may cost."""
+
+VARIANCE_CAP = 1e8
+"""Noise of more variance is accounted as if it had this much. That is valid, since adding noise to
+a counter is post-processing, and enough for epsilon = 0.003 at 18 cells and beta = 1e-5."""
+
+SMALLEST_DELTA = 1e-15
+
+AMPLIFICATION, RETRIES = 14.0, 4
+"""A tilt is replaced if errors exceed exp(14) times those at a perfect tilt, at most 4 times."""
+
+DOTS = 2**14
+"""Grid length M where connecting the dots costs the square of Delta."""
+
+DOWN_PER_MOVE, DOWN_MOST = 2**10, 2**19
+"""Grid length a move, and the longest, where rounding down costs moves * Delta / 2."""
+
+
+FAR = 600.0
+"""Distance of two losses at which e^-distance is still far from underflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """`cells` counters up and `cells` down by one, each with Binomial(N, p) noise."""
+
+    N: int
+    p: float
+    cells: int
+
+    def __post_init__(self) -> None:
+        if self.N < 1 or self.cells < 1 or not 0.0 < self.p < 1.0:
+            raise ValueError(
+                "moves need N >= 1 noise bits, cells >= 1 and 0 < p < 1, "
+                f"got N={self.N}, cells={self.cells}, p={self.p}"
+            )
+
+    @property
+    def capped(self) -> bool:
+        """True if VARIANCE_CAP applies."""
+        return _most_bits(self.p) < self.N
+
+    def losses(self) -> tuple[Losses, Losses]:
+        """Returns the losses of one move up and of one down."""
+        return binomial_losses(min(self.N, _most_bits(self.p)), self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`cells` counters up and `cells` down by one, the loss of each +log(1/q) or -log(1/q)."""
+
+    q: float
+    cells: int
+    capped = False
+
+    def losses(self) -> tuple[Losses, Losses]:
+        """Returns the losses of one move up and of one down, which are the same."""
+        one = step_losses(self.q)
+        return one, one
+
+
+AnyMoves = Moves | Steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Masses `mass` (cells,) at ascending losses `loss` (cells,), and `infinite` at infinite loss.
+
+    delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
+    hockey-stick divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear
+    between two neighbouring losses. So its inverse is exact: find the two, then solve a line. The
+    curve holds from `start` on: delta is 1 below it, and epsilon is never less.
+    """
+
+    loss: FloatArray
+    mass: FloatArray
+    infinite: float
+    start: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns delta at this epsilon >= 0."""
+        if not epsilon >= 0.0:
+            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        return 1.0 if epsilon < self.start else min(1.0, self._total(epsilon, 0.0))
+
+    def epsilon(self, delta: float, overflow: float = 0.0) -> float:
+        """Returns the least epsilon >= start at which delta(epsilon) + charge(overflow) <= delta.
+
+        Infinity if there is none. Lower bounds pass a negative overflow.
+        """
+        if not 0.0 <= delta <= 1.0:
+            raise ValueError(f"delta must lie in [0, 1], got {delta}")
+        if self._total(self.start, overflow) <= delta:
+            return self.start
+        if overflow == 0.0 and self.infinite > delta:
+            return math.inf
+        after = self._first_past(delta, overflow)
+        return self._solve(after, delta, overflow)
+
+    def _total(self, epsilon: float, overflow: float) -> float:
+        i = int(np.searchsorted(self.loss, epsilon, side="right"))
+        finite = float(np.sum(self.mass[i:] * -np.expm1(epsilon - self.loss[i:])))
+        return self.infinite + finite + charge(epsilon, overflow)
+
+    def _slope(self, epsilon: float, overflow: float) -> float:
+        """Returns exp(epsilon) times the total's derivative by t, to the right of epsilon."""
+        i = int(np.searchsorted(self.loss, epsilon, side="right"))
+        finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
+        if epsilon > LARGEST_EPSILON:
+            return charge(epsilon, overflow) - finite
+        return overflow * math.exp(epsilon) - finite
+
+    def _first_past(self, delta: float, overflow: float) -> int:
+        """Returns the index of the first loss where the total is low enough or no longer falls.
+
+        The total is convex in t, so on ascending losses this is false, then true, and bisection
+        finds it. The last loss always counts, since no finite loss is beyond it.
+        """
+        first = int(np.searchsorted(self.loss, self.start, side="right"))
+        indices = range(first, len(self.loss) - 1)
+        return first + bisect_left(indices, True, key=lambda i: self._is_past(i, delta, overflow))
+
+    def _is_past(self, i: int, delta: float, overflow: float) -> bool:
+        epsilon = float(self.loss[i])
+        if self._total(epsilon, overflow) <= delta:
+            return True
+        # Only overflow makes the total rise: a slope of zero without it has underflowed.
+        return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
+
+    def _solve(self, after: int, delta: float, overflow: float) -> float:
+        """Returns where the line between loss[after] and the point before it reaches delta."""
+        end = float(self.loss[min(after, len(self.loss) - 1)])
+        if end <= self.start or self._total(end, overflow) > delta:
+            return math.inf
+        before = max(self.start, float(self.loss[after - 1])) if after > 0 else self.start
+        excess = self._total(before, overflow) - delta
+        if excess <= 0.0:
+            return before
+        if overflow == 0.0 and end - before > FAR:
+            return max(before, self._solve_back(end, delta))
+        fall = -self._slope(before, overflow)
+        return min(end, before + math.log1p(excess / fall)) if fall > 0.0 else end
+
+    def _solve_back(self, end: float, delta: float) -> float:
+        """Solves the line from its far end, without overflow.
+
+        From the near end, e^(before - loss) would underflow and the line would have no slope.
+        """
+        i = int(np.searchsorted(self.loss, end))
+        fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
+        missing = (delta - self._total(end, 0.0)) / fall
+        return end + math.log1p(-missing) if missing < 1.0 else 0.0
+
+
+def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
+    """Returns the curve of all moves: valid at every delta, sharpest near this one in (0, 1)."""
+    if bound == "lower" and any(m.capped for m in moves):
+        return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
+    near = min(max(delta, SMALLEST_DELTA), 0.5)
+    dots, upper = sharpest(moves, near)
+    if bound == "lower":
+        return compose(dots.parts, dots.window, bound).curve(bound)
+    return upper if bound == "upper" else dots.curve(bound)
+
+
+@lru_cache(maxsize=32)
+def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
+    """Returns a composition whose errors are small beside delta, and its upper curve.
+
+    Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right if tails
+    are like a Gaussian's. Counters that are almost empty make the loss's tail heavier; then the
+    lambda of the resulting epsilon replaces it.
+    """
+    budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
+    parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
+    tilt = choose_tilt(parts, near)
+    dots, upper = _with_curve(parts, tilt)
+    for _ in range(RETRIES):
+        epsilon = upper.epsilon(near)
+        if cumulants(parts, tilt)[0] - tilt * epsilon < math.log(near) + AMPLIFICATION:
+            break
+        tilt = tilt_at(parts, epsilon, tilt)
+        dots, upper = _with_curve(parts, tilt)
+    return dots, upper
+
+
+def epsilon(
+    moves: Sequence[AnyMoves], delta: float, bound: Bound = "upper", overflow: float = 0.0
+) -> float:
+    """Returns a bound on epsilon at this delta, of which (1 + e^epsilon) overflow goes to padding.
+
+    A lower bound subtracts the same amount from delta(epsilon): dropped noise moves the true delta
+    by at most that much in either direction. The estimate ignores it. Infinity if no epsilon works.
+    """
+    return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
+
+
+def _with_curve(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]:
+    dots = compose(parts, choose_window(parts, tilt), "upper")
+    return dots, dots.curve("upper")
+
+
+def _most_bits(p: float) -> int:
+    return math.floor(VARIANCE_CAP / (p * (1.0 - p)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Composition:
+    """Parts composed on one grid. The upper bound and the estimate share a composition."""
+
+    parts: Sequence[Part]
+    window: Window
+    gridded: Sequence[GridPart]
+    convolved: Convolved
+    first: int
+
+    def curve(self, bound: Bound) -> Curve:
+        """Undoes the tilt, and puts every error on the side that the bound needs."""
+        convolved, sign = self.convolved, SIGNS[bound]
+        loss, error = convolved.loss, convolved.error
+        above = _alias(self.gridded, convolved, self.window.step_high, self.first + len(loss))
+        if bound == "lower":
+            # An alias may be in any cell. It only raises an upper bound; a lower one subtracts it.
+            below = _alias(self.gridded, convolved, -self.window.step_low, self.first - 1)
+            error += below + above
+        # A mass is at most one, and e^700 times the rounding error is far above one.
+        scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
+        relative = math.exp(sign * _relative_error(self.parts, convolved.tilt))
+        mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
+        beyond = float(scale[-1]) * above if bound == "upper" else 0.0
+        return Curve(
+            loss=loss + sign * LOSS_ERROR * sum(count for _, count in self.parts),
+            mass=np.minimum(mass, 1.0),
+            infinite=min(1.0, (_infinite(self.parts, bound) + beyond) * relative),
+            start=0.0 if bound == "lower" else max(0.0, float(loss[0])),
+        )
+
+
+def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
+    """Composes all parts on the grid of this bound."""
+    moves = sum(count for _, count in parts)
+    power = 1 << (moves - 1).bit_length()
+    down = min(DOWN_PER_MOVE * power, DOWN_MOST) if bound == "lower" else 0
+    M = max(DOTS, down, 8 * power)
+    spread = max(float(np.ptp(part.loss)) for part, _ in parts)
+    span = max(window.high - window.low, spread / 4.0, 1e-6 * (1.0 + abs(window.low)))
+    delta = span / (M - 2 * moves - 4)
+    to_grid = round_down if bound == "lower" else connect_the_dots
+    gridded = [(to_grid(part, delta), count) for part, count in parts]
+    first = math.floor(window.low / delta) - moves - 1
+    return Composition(parts, window, gridded, convolve(gridded, window.tilt, first, M), first)
+
+
+def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:
+    """Returns Chernoff's bound on the tilted mass at or beyond the edge, on the step's side."""
+    if step > 0.0 and sum(count * part.last for part, count in parts) < edge:
+        return 0.0
+    if step < 0.0 and sum(count * part.first for part, count in parts) > edge:
+        return 0.0
+    moved = sum(
+        count * log_mgf(part.mass, part.loss, convolved.tilt + step) for part, count in parts
+    )
+    exponent = moved - convolved.log_scale - step * edge * parts[0][0].delta
+    return math.exp(min(0.0, exponent))
+
+
+def _relative_error(parts: Sequence[Part], tilt: float) -> float:
+    """Returns a composed mass's relative error: from the parts' masses, and from the tilt."""
+    total = 0.0
+    for part, count in parts:
+        exponent = abs(tilt) * float(np.abs(part.loss).max())
+        total += count * (part.mass_error + 16.0 * UNIT_ROUNDOFF * (1.0 + exponent))
+    return total
+
+
+def _infinite(parts: Sequence[Part], bound: Bound) -> float:
+    """Returns the mass of impossible outcomes; upper bounds add the dropped mass."""
+    log_finite = 0.0  # of the product of (1 - infinite)
+    for part, count in parts:
+        share = part.infinite + (part.dropped if bound == "upper" else 0.0)
+        if share >= 1.0:
+            return 1.0
+        log_finite += count * math.log1p(-share)
+    return -math.expm1(log_finite)
