@@ -50,13 +50,7 @@ def create_app(
     metrics = CoordinatorMetrics()
     verify = server_verification(settings.ca_file)
     token, signing_key = settings.shuffler_token(), settings.signing_key()
-    settings.check_tokens(
-        {
-            "shuffler_token": hash_token(token),
-            "operator_token_hash": settings.operator_hash(),
-            "metrics_token_hash": settings.metrics_hash(),
-        }
-    )
+    settings.check_tokens(hash_token(token), settings.operator_hash(), settings.metrics_hash())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

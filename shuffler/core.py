@@ -228,13 +228,8 @@ def preflight(settings: Settings) -> None:
     read_pins(settings.analyzer_keys_file)
     settings.tls()
     settings.public_key()
-    settings.check_tokens(
-        {
-            "coordinator_token_hash": settings.coordinator_hash(),
-            "operator_token_hash": settings.operator_hash(),
-            "metrics_token_hash": settings.metrics_hash(),
-        }
-    )
+    s = settings
+    s.check_tokens(s.coordinator_hash(), s.operator_hash(), s.metrics_hash())
     vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())
     vault.probe()
     engine = open_store(settings.url)

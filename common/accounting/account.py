@@ -66,10 +66,6 @@ class BatchEvent:
         trials = noise.bits * self.counters
         return overflow_probability(self.n, trials, noise.p, self.padding.noise_slots)
 
-    def moves(self) -> AnyMoves:
-        """Returns the moves of one user, with the noise of the honest reports."""
-        return moves_of(self.noise, self.honest, self.cells)
-
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -133,7 +129,7 @@ def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
 @lru_cache(maxsize=1024)
 def _account(event: BatchEvent, beta: float) -> Account:
     noise, n, eta = event.noise, event.n, event.overflow
-    moves = [event.moves()]
+    moves = [moves_of(noise, event.honest, event.cells)]
     upper = loss_curve.epsilon(moves, beta, "upper", eta)
     lower = loss_curve.epsilon(moves, beta, "lower", eta)
     estimate = loss_curve.epsilon(moves, beta, "estimate")

@@ -244,13 +244,13 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
     tilt = choose_tilt(parts, near)
-    dots, upper = _with_curve(parts, tilt)
-    for _ in range(RETRIES):
+    for _ in range(1 + RETRIES):
+        dots = compose(parts, choose_window(parts, tilt), "upper")
+        upper = dots.curve("upper")
         epsilon = upper.epsilon(near)
         if cumulants(parts, tilt)[0] - tilt * epsilon < math.log(near) + AMPLIFICATION:
             break
         tilt = tilt_at(parts, epsilon, tilt)
-        dots, upper = _with_curve(parts, tilt)
     return dots, upper
 
 
@@ -263,11 +263,6 @@ def epsilon(
     by at most that much in either direction. The estimate ignores it. Infinity if no epsilon works.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
-
-
-def _with_curve(parts: Sequence[Part], tilt: float) -> tuple[Composition, Curve]:
-    dots = compose(parts, choose_window(parts, tilt), "upper")
-    return dots, dots.curve("upper")
 
 
 def _most_bits(p: float) -> int:

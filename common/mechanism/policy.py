@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from riffle.common.mechanism.counters import Sizes
 
-WEIGHT_LOG2 = 32
-TOTAL_WEIGHT = 1 << WEIGHT_LOG2
+TOTAL_WEIGHT = 1 << 32
 
 Policies = npt.NDArray[np.int64]
 
@@ -35,7 +34,7 @@ class Mixture:
             raise ValueError("every weight of a mixture must be positive")
         total = int(self.weights.sum())
         if total != TOTAL_WEIGHT:
-            raise ValueError(f"a mixture's weights sum to 2**{WEIGHT_LOG2}, not {total}")
+            raise ValueError(f"a mixture's weights sum to 2**32, not {total}")
 
     @classmethod
     def single(cls, policy: npt.ArrayLike) -> "Mixture":

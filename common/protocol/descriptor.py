@@ -190,19 +190,11 @@ class BatchDescriptor(Document):
             raise ValueError(f"a report is one message under trust {self.trust}: no noise_slots")
         if self.padding.messages > MAX_MESSAGES:
             raise ValueError(f"{self.padding.messages} messages a report exceed {MAX_MESSAGES}")
-        self._check_share()
-        return self
-
-    def _check_share(self) -> None:
-        """Keeps the promise when all nodes of one owner are silent, however small n is."""
-        share, fraction = self.owner_share, self.guarantee.dishonest_fraction
-        if fraction < share < 1.0:
-            raise ValueError(
-                f"owner_share {share:g} is above the dishonest_fraction {fraction:g} that the "
-                "guarantee survives"
-            )
+        if self.guarantee.dishonest_fraction < self.owner_share < 1.0:
+            raise ValueError("owner_share must not be above the guarantee's dishonest_fraction")
         if self.owner_slots < 1:
-            raise ValueError(f"owner_share {share:g} of {self.n} slots is less than one slot")
+            raise ValueError(f"owner_share of n={self.n} slots is less than one slot")
+        return self
 
     @property
     def analyzer_key_id(self) -> str:

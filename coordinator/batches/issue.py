@@ -107,19 +107,33 @@ class Issuer:
     max_owner_share: float = 1.0
 
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
-        """Refuses a batch of n reports that no shuffler would take.
+        """Refuses a batch of n reports that no shuffler takes.
 
         Raises:
-            RemoteError: as `check_bytes`; ``batch-too-small`` if no owner may hold a slot.
+            RemoteError: ``batch-too-small``, as `calibrated` or because no owner may hold a slot;
+                ``invalid-spec`` if it is too large to hand over, saying what to change.
         """
-        check_bytes(spec, n, layer)
-        share = self.max_owner_share
-        if n * share < 1.0:
+        if n * self.max_owner_share < 1.0:
+            least = math.ceil(1.0 / self.max_owner_share)
             raise RemoteError(
                 "batch-too-small",
-                f"a batch of n={n} has no slot for an owner who may hold {share:g} of it: "
-                f"n must be at least {math.ceil(1.0 / share)}",
+                f"an owner may hold {self.max_owner_share:g} of a batch, and of n={n} reports that "
+                f"is none: n must be at least {least}",
             )
+        calibration = calibrated(spec, n, layer)
+        layout = CounterLayout(spec.sizes, spec.families, layer)
+        message_bytes = OVERHEAD + Symbols.of(spec.trust, layout).size
+        L, largest = calibration.padding.messages, MAX_BATCH_BYTES
+        if (size := n * L * message_bytes) <= largest:
+            return
+        advice = f"use fewer episodes a batch, at most about {largest // (L * message_bytes)}"
+        if n * calibration.account.expected_ones_per_report * message_bytes > largest:
+            advice = (
+                f"the noise of its {layout.counters} counters alone takes more: "
+                "use a larger epsilon, or fewer states, actions or steps"
+            )
+        detail = f"{n} reports of {L} messages take {size} bytes, a batch at most {largest} bytes"
+        raise RemoteError("invalid-spec", f"{detail}; {advice}")
 
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
@@ -168,30 +182,6 @@ class Issuer:
             ) from error
         data = serialize(descriptor)
         return Issue(index, step, deployment, descriptor, data, planned(descriptor))
-
-
-def check_bytes(spec: RunSpec, n: int, layer: int | None) -> None:
-    """Refuses a batch of n reports that is too large to hand over.
-
-    Raises:
-        RemoteError: ``invalid-spec``, saying what to change; ``batch-too-small`` as `calibrated`.
-    """
-    calibration = calibrated(spec, n, layer)
-    layout = CounterLayout(spec.sizes, spec.families, layer)
-    L, message_bytes = calibration.padding.messages, OVERHEAD + Symbols.of(spec.trust, layout).size
-    if (size := n * L * message_bytes) <= MAX_BATCH_BYTES:
-        return
-    advice = f"use fewer episodes a batch, at most about {MAX_BATCH_BYTES // (L * message_bytes)}"
-    if n * calibration.account.expected_ones_per_report * message_bytes > MAX_BATCH_BYTES:
-        advice = (
-            f"the noise of its {layout.counters} counters alone takes more: "
-            "use a larger epsilon, or fewer states, actions or steps"
-        )
-    raise RemoteError(
-        "invalid-spec",
-        f"{n} reports of {L} messages take {size} bytes, a batch at most {MAX_BATCH_BYTES} bytes; "
-        + advice,
-    )
 
 
 def same_deployment(one: Deployment, other: Deployment) -> bool:

@@ -165,7 +165,7 @@ class LoopbackNetwork:
         for name in self.coordinators:
             self._start_known(name)
         if self.config.nodes:
-            owners = secrets.simulated_owners(self.config.nodes)
+            owners = [f"owner-{number + 1}" for number in range(self.config.nodes)]
             secrets.enrol(self.secrets, self.shuffler_url, owners, 1, SIMULATED_USERS, step)
             self._start_known("node")
         for name in self.coordinators:

@@ -201,11 +201,6 @@ def refusal(answer: httpx.Response, service: str) -> RemoteError:
     return RemoteError(slug, f"{service} refused: {detail}")
 
 
-def simulated_owners(count: int) -> list[str]:
-    """Returns the names of owners that a simulation invents."""
-    return [f"owner-{number}" for number in range(1, count + 1)]
-
-
 def enrol(
     folder: Path,
     shuffler_url: str,

@@ -11,7 +11,7 @@ from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, parse
 from riffle.common.protocol.errors import RemoteError
-from riffle.coordinator.batches.issue import MAX_BATCH_BYTES, Issuer, calibrated, check_bytes
+from riffle.coordinator.batches.issue import MAX_BATCH_BYTES, Issuer, calibrated
 from riffle.coordinator.learners.registry import Registry, batches
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
@@ -20,9 +20,10 @@ from riffle.experiments.simulator import private_counts
 from riffle.node_client.environments.registry import exact_mdp, make
 from tests.coordinator.calls import Api
 from tests.coordinator.calls import problem as answered
-from tests.coordinator.world import RUN
+from tests.coordinator.world import RUN, SMALL
 
 EXTREME_BETAS = [5e-324, 1e-300, 1e-16, 0.5, 1.0 - 2.0**-53]
+ISSUER = Issuer("shuffler-1", lambda: "00" * 32, lambda: 0.0)
 LARGE = {"states": 50, "actions": 4, "horizon": 20}
 
 
@@ -91,9 +92,9 @@ def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
     assert isinstance(learner, SDPPE)
     assert isinstance(learner.phi, ImplicitPolicies)
     promised, deployed = batches(learner), set()
-    index, issuer = 0, Issuer("shuffler-1", lambda: "00" * 32, lambda: 0.0)
+    index = 0
     while (deployment := learner.next_deployment()) is not None:
-        issued = issuer.issue(RUN, spec, deployment, index=index, step=index)
+        issued = ISSUER.issue(RUN, spec, deployment, index=index, step=index)
         assert len(issued.data) <= MAX_DESCRIPTOR_BYTES
         assert parse(issued.data).descriptor.mixture.same_as(deployment.mixture)
         deployed.add((deployment.n, None if deployment.layer is None else 0))
@@ -114,13 +115,13 @@ def test_more_counters_than_two_bytes_hold_take_a_third(families: str) -> None:
     assert layout.counters > 65_535
     assert layout.width == 3
     with pytest.raises(RemoteError, match="larger epsilon, or fewer states, actions or steps"):
-        check_bytes(spec, 200_000, None)
-    check_bytes(spec, 20_000, 0)  # one layer's counters are few
+        ISSUER.check(spec, 200_000, None)
+    ISSUER.check(spec, 20_000, 0)  # one layer's counters are few
 
 
 def test_fewer_episodes_are_the_advice_where_they_help() -> None:
     with pytest.raises(RemoteError, match=f"at most {MAX_BATCH_BYTES} bytes; use fewer episodes"):
-        check_bytes(_spec(states=4, actions=2, horizon=6), 1 << 26, None)
+        ISSUER.check(_spec(states=4, actions=2, horizon=6), 1 << 26, None)
 
 
 def test_a_run_whose_later_batches_cannot_be_handed_over_is_refused_at_once(api: Api) -> None:
@@ -129,3 +130,20 @@ def test_a_run_whose_later_batches_cannot_be_handed_over_is_refused_at_once(api:
     assert (status, kind) == (422, "invalid-spec")
     assert "use a larger epsilon" in detail
     assert api.get("")["runs"] == []
+
+
+@pytest.mark.parametrize("n", [1, 19])
+def test_a_batch_without_a_slot_for_an_owner_is_refused(n: int) -> None:
+    """Finding A8: one slot would be more than the share."""
+    issuer, spec = Issuer("shuffler-1", lambda: "00" * 32, lambda: 0.0, 0.05), _spec(horizon=1)
+    issuer.check(spec, 20, None)
+    with pytest.raises(RemoteError, match="n must be at least 20") as caught:
+        issuer.check(spec, n, None)
+    assert caught.value.slug == "batch-too-small"
+
+
+def test_a_run_with_a_gamma_below_the_share_is_refused(api: Api) -> None:
+    api.restart(max_owner_share=0.2)
+    status, kind, detail = answered(api.call("POST", "", json=SMALL))
+    assert (status, kind) == (422, "invalid-spec")
+    assert "owner_share must not be above the guarantee's dishonest_fraction" in detail
