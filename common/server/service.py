@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from types import FrameType
 from typing import Annotated, Any
 
 import uvicorn
@@ -20,8 +20,8 @@ from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from riffle.common.process.journal import Journal
 from riffle.common.process.tracing import export_spans
@@ -34,6 +34,7 @@ from riffle.common.protocol.errors import (
     RemoteError,
     RiffleError,
 )
+from riffle.common.server.connections import BODY_SECONDS, make_server
 from riffle.common.server.monitoring import (
     PROBLEM_KEY,
     MetricsMiddleware,
@@ -49,7 +50,6 @@ exceptions' texts, and continue a caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
-BODY_SECONDS = 60
 KEEP_ALIVE_SECONDS = 30
 """A server keeps an idle connection longer than Riffle's clients do (5 s): if both sides close it
 at once, a request that is just being sent breaks."""
@@ -161,8 +161,8 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
 async def read_body(request: Request, limit: int) -> bytes:
     """Returns the whole body.
 
-    Raises RemoteError ``too-large`` as soon as the body exceeds ``limit`` bytes, and ``too-slow``
-    after BODY_SECONDS, in which case the caller should try again.
+    Raises RemoteError ``too-large`` as soon as the body exceeds ``limit`` bytes, ``too-slow`` after
+    BODY_SECONDS, in which case the caller should try again, and ``malformed`` if it hangs up.
     """
     chunks: list[bytes] = []
     free = limit
@@ -175,6 +175,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     except TimeoutError as error:
         detail = f"the body did not arrive within {BODY_SECONDS} seconds"
         raise RemoteError("too-slow", detail) from error
+    except ClientDisconnect as error:
+        raise RemoteError("malformed", "the caller hung up within the body") from error
     if free < 0:
         raise RemoteError("too-large", f"the body may have at most {limit} bytes here")
     return b"".join(chunks)
@@ -206,55 +208,6 @@ async def require_token(
 Token = Annotated[str, Depends(require_token)]
 
 
-class _Protocol(HttpToolsProtocol):
-    """Passes on the pieces of a body as the parser delivers them.
-
-    uvicorn copies each piece into a buffer and out again, a seventh of the time to read 2 MB of
-    reports. This class uses a buffer only if a piece arrives before the last one was taken.
-    """
-
-    def on_body(self, body: bytes) -> None:
-        if self.cycle is not None:
-            self.cycle.body = _appendable(self.cycle.body)  # type: ignore[assignment]
-        super().on_body(body)
-
-
-def _appendable(body: bytes | bytearray) -> bytes | bytearray:
-    """Returns what to add a piece to. Empty `bytes` plus a piece is the piece itself, uncopied."""
-    if not body:
-        return b""
-    return body if isinstance(body, bytearray) else bytearray(body)
-
-
-class _Server(uvicorn.Server):
-    """Calls ``on_stop`` before it waits for unfinished answers, and sleeps until a signal.
-
-    uvicorn's own loop wakes ten times a second to refresh the date, which is most of an idle
-    service's work; `_Outermost` sets the date instead.
-    """
-
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_stop = on_stop
-        self._signal = asyncio.Event()
-        self._sleeping: asyncio.AbstractEventLoop | None = None
-
-    async def main_loop(self) -> None:
-        self._sleeping = asyncio.get_running_loop()
-        if not self.should_exit:
-            await self._signal.wait()
-        self._sleeping = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self._sleeping is not None:
-            self._sleeping.call_soon_threadsafe(self._signal.set)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._on_stop()
-        await super().shutdown(sockets)
-
-
 def serve(
     app: FastAPI,
     settings: ServerSettings,
@@ -274,11 +227,12 @@ def serve(
     outermost = _Outermost(app)
     config = _config(outermost, settings.tls())
     with export_spans(service), _listen(settings.host, settings.port, config.backlog) as listener:
-        server = _Server(config, on_stop)
+        server = make_server(config, settings, on_stop)
         # uvicorn drains on both signals and then raises them again; only the drain is wanted. These
         # handlers also catch a signal that arrives before uvicorn installs its own.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
+        _raise_file_limit()
         on_start()
         # What is loaded by now stays until the end. Without freezing, every full collection would
         # visit all of it, at the cost of the request that triggers it.
@@ -327,9 +281,9 @@ def _date(seconds: int) -> bytes:
 def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=_Protocol,
+        ws="none",
         log_config=None,  # would replace the handlers of the whole process
-        log_level="warning",
+        log_level="error",  # it warns of every stranger's malformed request
         access_log=False,  # would reveal who sent when
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -347,6 +301,12 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
         detail = f"cannot use the TLS files {files}: {error.strerror or error}"
         raise LocalError("invalid-spec", detail) from error
     return config
+
+
+def _raise_file_limit() -> None:
+    """Lets the process open as many files as it may: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:

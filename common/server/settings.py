@@ -37,6 +37,22 @@ class ServerSettings(RoleSettings):
     )
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
+    max_head_bytes: int = Field(
+        default=1 << 16, ge=1 << 12, description="largest head of a request, in bytes"
+    )
+    head_seconds: float = Field(
+        default=10.0, gt=0, le=600, description="time for a connection's start and a request's head"
+    )
+    max_unread_connections: int = Field(
+        default=1_024,
+        ge=1,
+        description="connections whose head is not complete; beyond, the oldest is closed",
+    )
+    max_idle_connections: int = Field(
+        default=2_048,
+        ge=1,
+        description="connections between requests; beyond, the oldest is closed",
+    )
     test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
 
     def tls(self) -> Tls | None:

@@ -1,14 +1,17 @@
 """Metrics of requests, as Prometheus reads them."""
 
+import asyncio
+from typing import Any
+
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics, metrics_response
-from riffle.common.server.service import install_problem_handlers
+from riffle.common.server.service import install_problem_handlers, read_body
 
 
 @pytest.fixture
@@ -30,7 +33,38 @@ def client(registry: CollectorRegistry) -> TestClient:
             raise ZeroDivisionError
         return user
 
+    @app.post("/read")
+    async def read(request: Request) -> int:
+        return len(await read_body(request, 100))
+
     return TestClient(app, raise_server_exceptions=False)
+
+
+def hang_up(client: TestClient, path: str) -> None:
+    """Sends half of a body and disconnects."""
+    messages = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(_: object) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    asyncio.run(client.app(scope, receive, send))  # type: ignore[arg-type]
+
+
+def test_a_client_that_hangs_up_in_a_body_is_no_error_of_the_server(
+    client: TestClient, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    hang_up(client, "/read")
+    labels = {"method": "POST", "route": "/read"}
+    assert value(registry, "riffle_requests_total", **labels, status="400") == 1
+    assert value(registry, "riffle_problems_total", problem="internal") is None
+    assert "unexpected-error" not in caplog.text
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:

@@ -5,6 +5,7 @@ The server runs in a process of its own, because it takes over the process's sig
 
 import datetime
 import hashlib
+import os
 import random
 import signal
 import socket
@@ -31,10 +32,12 @@ from tests.asking import taken_up
 PROGRAM = """
 import asyncio, hashlib, json, sys
 from fastapi import FastAPI, Request
-from riffle.common.server.service import read_body, serve
+from riffle.common.process.journal import Journal
+from riffle.common.server.service import install_problem_handlers, read_body, serve
 from riffle.common.server.settings import ServerSettings
 
 app, stopping = FastAPI(), asyncio.Event()
+install_problem_handlers(app, Journal("test"))
 
 @app.get("/news")
 async def news() -> str:
@@ -81,14 +84,16 @@ def serve_here(app: FastAPI, host: str, port: int, tls: Tls | None = None) -> No
 
 @contextmanager
 def served(
-    host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM
+    host: str, port: int, tls: Tls | None = None, *, by: int = signal.SIGTERM, **limits: float
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs the program; at the end a signal stops it, and it must exit silently with 0."""
+    arguments = settings(host, port, tls).model_dump_json(exclude_defaults=True)
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, settings(host, port, tls).model_dump_json()],
+        [sys.executable, "-W", "error", "-c", PROGRAM, arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {name.upper(): str(value) for name, value in limits.items()},
     )
     try:
         assert process.stdout is not None

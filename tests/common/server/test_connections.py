@@ -1,0 +1,208 @@
+"""Connections of strangers: heads have a size and a deadline, and the connections a number."""
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import httpx
+import pytest
+
+from riffle.common.server.settings import Tls
+from tests.common.server.test_serve import free_port, served, tls
+
+__all__ = ["tls"]  # a fixture
+
+REQUEST = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n"
+LARGE = 300_000
+SECONDS = 30
+
+
+class Stranger:
+    """A connection without a token."""
+
+    def __init__(self, port: int, tls: Tls | None = None) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        if tls is not None:
+            context = ssl.create_default_context(cafile=tls.key.with_name("ca.pem"))
+            self.socket = context.wrap_socket(self.socket, server_hostname="server")
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def answer(self) -> bytes:
+        """Returns all that comes until the service closes the connection."""
+        parts = []
+        while part := self.socket.recv(65_536):
+            parts.append(part)
+        return b"".join(parts)
+
+    def one_answer(self) -> bytes:
+        answer = b""
+        while not answer.endswith(b'"yes"'):  # head and body may come apart
+            part = self.socket.recv(65_536)
+            assert part, "the connection was closed"
+            answer += part
+        return answer
+
+    def is_closed(self) -> bool:
+        """Returns whether the service has closed it; waits for it a while."""
+        try:
+            return self.socket.recv(65_536) == b""
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+
+
+@contextmanager
+def strangers(port: int, number: int, data: bytes = b"") -> Iterator[list[Stranger]]:
+    with ExitStack() as closing:
+        opened = [Stranger(port) for _ in range(number)]
+        for each in opened:
+            closing.callback(each.socket.close)
+            each.send(data)
+        yield opened
+
+
+def problem(answer: bytes) -> str:
+    """Returns the slug of a problem document with its own status."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    document = json.loads(body)
+    assert head.startswith(b"HTTP/1.1 %d " % document["status"]), head
+    assert b"application/problem+json" in head
+    return str(document["type"].rpartition(":")[2])
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    port = free_port()
+    with served("127.0.0.1", port, head_seconds=2, max_unread_connections=8):
+        yield port
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HALF + b"x: y\r\n" * (LARGE // 6),
+        HALF + b"x: " + b"y" * LARGE,
+        HALF + b"x" * LARGE,
+        HALF + b"x: " + b"y" * LARGE + b"\r\n\r\n",
+        b"GET /" + b"x" * LARGE,
+        b"G" * LARGE,
+        b"\r\n" * LARGE,
+    ],
+    ids=["lines", "value", "name", "whole", "url", "method", "blanks"],
+)
+def test_a_head_has_a_largest_size(port: int, data: bytes) -> None:
+    with strangers(port, 1) as (stranger,):
+        try:
+            stranger.send(data)
+            answer = stranger.answer()
+        except (ConnectionError, TimeoutError) as error:
+            pytest.fail(f"no answer: {error!r}")
+        assert problem(answer) in {"head-too-large", "malformed"}
+
+
+@pytest.mark.parametrize("rest", [b"1;" + b"x" * LARGE, b"0\r\nx: " + b"y" * LARGE])
+def test_headers_within_and_after_a_body_have_a_largest_size(port: int, rest: bytes) -> None:
+    head = b"POST /body HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with strangers(port, 1, head) as (stranger,), suppress(ConnectionError):
+        stranger.send(rest)
+        assert stranger.is_closed(), "the service reads on"
+
+
+@pytest.mark.parametrize("data", [HALF, b"G", b"\r\n", REQUEST + HALF])
+def test_a_head_has_a_deadline(port: int, data: bytes) -> None:
+    with strangers(port, 1, data) as (stranger,):
+        try:
+            answer = stranger.answer()
+        except TimeoutError:
+            pytest.fail("the service still waits for the head")
+        assert answer.count(b"HTTP/1.1") == 1 + data.startswith(REQUEST)
+        assert problem(answer[answer.rindex(b"HTTP/1.1") :]) == "too-slow"
+
+
+def test_a_connection_without_a_word_is_closed(port: int) -> None:
+    with strangers(port, 1) as (stranger,):
+        try:
+            assert stranger.answer() == b""
+        except TimeoutError:
+            pytest.fail("the service still waits for the head")
+
+
+def test_a_head_that_trickles_in_time_is_answered(port: int) -> None:
+    with strangers(port, 1) as (stranger,):
+        for _ in range(2):
+            for byte in REQUEST:
+                stranger.send(bytes((byte,)))
+            assert b" 200 " in stranger.one_answer()
+
+
+def test_of_too_many_unread_connections_the_oldest_are_closed() -> None:
+    port = free_port()
+    with (
+        served("127.0.0.1", port, max_unread_connections=8),
+        strangers(port, 4 * 8, HALF) as opened,
+    ):
+        opened[0].socket.settimeout(5)
+        assert opened[0].is_closed(), "the oldest is still open"
+        opened[-1].send(b"\r\n")
+        assert b" 200 " in opened[-1].one_answer()
+        assert httpx.get(f"http://127.0.0.1:{port}/ready").json() == "yes"
+
+
+def test_of_too_many_idle_connections_the_oldest_are_closed() -> None:
+    port = free_port()
+    with served("127.0.0.1", port, max_idle_connections=4), strangers(port, 6, REQUEST) as opened:
+        for each in opened:
+            assert b" 200 " in each.one_answer()
+            each.socket.settimeout(5)
+        assert opened[0].is_closed() and opened[1].is_closed(), "the oldest is still open"
+        opened[2].send(REQUEST)
+        assert b" 200 " in opened[2].one_answer()
+
+
+def test_requests_ahead_of_their_answers_are_few(port: int) -> None:
+    with strangers(port, 1, REQUEST * 2_000) as (stranger,):
+        try:
+            answered = stranger.answer().count(b" 200 ")
+        except ConnectionResetError:
+            answered = 0
+    assert answered <= 100
+
+
+def test_what_is_not_http_gets_a_problem_document(port: int) -> None:
+    with strangers(port, 1, b"\x16\x03\x01hello\r\n\r\n") as (stranger,):
+        assert problem(stranger.answer()) == "malformed"
+
+
+def test_strangers_are_bounded_over_tls_too(tls: Tls) -> None:
+    port = free_port()
+    with (
+        served("127.0.0.1", port, tls, head_seconds=2, max_unread_connections=4),
+        strangers(port, 9) as silent,  # none begins the handshake
+    ):
+        silent[0].socket.settimeout(5)
+        assert silent[0].is_closed(), "the oldest is still open"
+        half = Stranger(port, tls)
+        with half.socket:
+            half.send(HALF)
+            assert problem(half.answer()) == "too-slow"
+        assert silent[-1].is_closed(), "a handshake has no deadline"
+        context = ssl.create_default_context(cafile=tls.key.with_name("ca.pem"))
+        assert httpx.get(f"https://127.0.0.1:{port}/ready", verify=context).json() == "yes"
+
+
+def test_an_open_connection_over_tls_does_not_delay_the_end(tls: Tls) -> None:
+    """Its client never answers the service's goodbye."""
+    port = free_port()
+    with served("127.0.0.1", port, tls) as process:
+        stranger = Stranger(port, tls)
+        with stranger.socket:
+            stranger.send(REQUEST)
+            assert b" 200 " in stranger.one_answer()
+            process.terminate()
+            process.wait(10)
