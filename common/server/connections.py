@@ -163,11 +163,10 @@ class _Protocol(HttpToolsProtocol):
 
     def drop(self) -> None:
         """Closes the connection at once, also during the TLS handshake."""
-        if self.transport is not None:
+        with suppress(OSError):  # the peer left first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self in self._server.server_state.connections:  # not during the TLS handshake
             self.transport.abort()
-        else:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
 
     def pause_writing(self) -> None:
         self._stall = self._stall or self.loop.call_later(BODY_SECONDS, self.drop)
