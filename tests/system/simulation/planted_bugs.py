@@ -27,7 +27,7 @@ def answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     commit = Committer._commit
 
     def early(committer: Committer, group: Sequence[Job[Any]]) -> None:
-        if not all("upload" in getattr(job.write, "__qualname__", "") for job in group):
+        if not all("report" in getattr(job.write, "__qualname__", "") for job in group):
             commit(committer, group)
             return
         with committer._engine.connect() as connection, connection.begin() as transaction:
