@@ -105,12 +105,21 @@ def follow(
     """Follows a run to its end: a bar shows its progress, CSV files hold its settled rows.
 
     Off a terminal it prints a line for every settled batch and finished stage. A run ``by_hand``
-    waits for a person, so no remaining time is shown. ``watch`` is called with every event.
+    waits for a person, so no remaining time is shown. ``watch`` is called with every event. Prints
+    what keeps the run from going on.
     """
-    began = time.monotonic()
+    began, explained = time.monotonic(), ""
+
+    def explain(trouble: str | None) -> None:
+        nonlocal explained
+        if trouble and trouble != explained:
+            progress.print(f"the run waits: {trouble}", highlight=False, soft_wrap=True)
+        explained = trouble or ""
+
     with bar("{task.completed:.0f}/{task.total:.0f} episodes", eta=not by_hand) as shown:
         task = shown.add_task("run", total=episodes)
-        for event in operator.events(run_id):
+        operator.on_wait = lambda error: explain(error.detail)
+        for event in operator.events(run_id, on_run=lambda run: explain(run["trouble"])):
             kind, data = event["kind"], event["data"]
             if watch is not None:
                 watch(event)

@@ -10,12 +10,14 @@
 
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method raises
 RemoteError if the coordinator refuses, with its reason, and LocalError ``unavailable`` if it does
-not answer.
+not answer. An answer that is not the coordinator's, such as a proxy's page, is asked for again.
 """
 
 import json
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,21 +27,31 @@ from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
 from riffle.deploy.network.secrets import (
+    RETRY_SECONDS,
     TOKEN_FILE,
     URL_FILE,
+    Service,
     operator_client,
     operator_token,
-    refusal,
+    read_nothing,
 )
+from riffle.deploy.output import RunError
 
 COORDINATOR_URL = "http://127.0.0.1:8400"
-RETRY_SECONDS = 0.5
+SILENT_SECONDS = 10.0
+"""A stream that says nothing for so long is opened again, after a look at the run."""
+EVENT_STREAM = "text/event-stream"
 MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
 FINISHED = "run_finished"
 LAST_EVENTS = {FINISHED, "run_failed", "run_stopped"}
 
 NOT_MODIFIED = 304
+COORDINATOR = Service(
+    "the coordinator",
+    "; has its network ended, or is it starting? The network of 'riffle up' answers once it says "
+    "so, and ends with its run unless --keep is given",
+)
 
 Answer = dict[str, Any]
 Table = Literal["stages", "ledger", "deployments", "conservation"]
@@ -48,12 +60,15 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 class Operator:
     """Creates runs, follows them and deploys policies. A context manager.
 
-    While it follows events, it waits ``patience`` seconds for a coordinator that does not answer.
+    Once it follows a run, it waits ``patience`` seconds for a coordinator that does not answer, and
+    calls ``on_wait`` with the reason.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
         self._client = client
         self._patience = patience
+        self._service = replace(COORDINATOR, patience=min(COORDINATOR.patience, patience))
+        self.on_wait: Callable[[LocalError], None] = COORDINATOR.on_wait
 
     @classmethod
     def of(cls, network: Path, url: str | None = None) -> Self:
@@ -74,8 +89,9 @@ class Operator:
         self._client.close()
 
     def create_run(self, spec: RunSpec) -> Answer:
-        """Creates a run and starts it."""
-        return self._call("POST", "/v1/runs", content=spec.model_dump_json())
+        """Creates a run and starts it: once, though the request may be sent again."""
+        named = spec.model_copy(update={"run_id": spec.run_id or secrets.token_hex(16)})
+        return self._call("POST", "/v1/runs", "spec", content=named.model_dump_json())
 
     def runs(self) -> list[Answer]:
         """Returns all runs, oldest first."""
@@ -83,7 +99,7 @@ class Operator:
 
     def run(self, run_id: str) -> Answer:
         """Returns a run and how far it is."""
-        return self._call("GET", f"/v1/runs/{run_id}")
+        return self._call("GET", f"/v1/runs/{run_id}", "spec")
 
     def find(self, text: str) -> Answer:
         """Returns the run with this name, this id, or an id that begins like this.
@@ -105,19 +121,21 @@ class Operator:
 
     def stop(self, run_id: str) -> Answer:
         """Stops a run; the coordinator abandons its open batch."""
-        return self._call("POST", f"/v1/runs/{run_id}/stop")
+        return self._call("POST", f"/v1/runs/{run_id}/stop", "spec")
 
     def deploy(self, run_id: str, deployment: ManualDeployment | Answer) -> Answer:
         """Deploys a policy or a mixture in a run whose learner is manual.
 
         A dictionary has the fields of a `ManualDeployment`, for instance ``{"policy": [[1, 1]],
-        "episodes": 1000}``.
+        "episodes": 1000}``. With ``step`` the request may be sent again.
         """
-        if isinstance(deployment, dict):
-            body = json.dumps(deployment)
-        else:
-            body = deployment.model_dump_json(exclude_none=True)
-        return self._call("POST", f"/v1/runs/{run_id}/deployments", content=body)
+        if not isinstance(deployment, dict):
+            deployment = deployment.model_dump(mode="json", exclude_none=True)
+        once = replace(self._service, patience=0.0, away=0.0)
+        service = once if deployment.get("step") is None else self._service
+        path, body = f"/v1/runs/{run_id}/deployments", json.dumps(deployment)
+        request = self._client.build_request("POST", path, content=body)
+        return service.ask(self._client, request, lambda answer: _object(answer, "batch_id"))
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
         """Waits until a deployment's batch is counted, or given up and not issued again."""
@@ -142,12 +160,16 @@ class Operator:
         """
         headers = {} if known is None else {"If-None-Match": f'"{known}"'}
         path = f"/v1/runs/{run_id}/deployment"
-        answer = self._request("GET", path, params={"wait": wait}, headers=headers)
-        return None if answer.status_code == NOT_MODIFIED else _object(answer.content)
+        request = self._client.build_request("GET", path, params={"wait": wait}, headers=headers)
+
+        def read(answer: httpx.Response) -> Answer | None:
+            return None if answer.status_code == NOT_MODIFIED else _object(answer, "batch_id")
+
+        return self._service.ask(self._client, request, read)
 
     def deployment(self, run_id: str, index: int) -> Answer:
         """Returns a deployment with its private counts and its mixture's estimated value."""
-        return self._call("GET", f"/v1/runs/{run_id}/deployments/{index}")
+        return self._call("GET", f"/v1/runs/{run_id}/deployments/{index}", "batch_id")
 
     def stages(self, run_id: str) -> list[Answer]:
         """Returns the finished stages."""
@@ -155,28 +177,31 @@ class Operator:
 
     def ledger(self, run_id: str) -> Answer:
         """Returns the ledger: what every batch spent, with which guarantee."""
-        return self._call("GET", f"/v1/runs/{run_id}/ledger")
+        return self._call("GET", f"/v1/runs/{run_id}/ledger", "entries")
 
     def result(self, run_id: str) -> Answer:
         """Returns the policy so far, its estimated value, its cost, and timings."""
-        return self._call("GET", f"/v1/runs/{run_id}/result")
+        return self._call("GET", f"/v1/runs/{run_id}/result", "policy")
 
     def conservation(self, run_id: str) -> Answer:
         """Returns how many messages were accepted, held, forwarded, dropped, opened, failed."""
-        return self._call("GET", f"/v1/runs/{run_id}/conservation")
+        return self._call("GET", f"/v1/runs/{run_id}/conservation", "batches")
 
     def csv(self, run_id: str, table: Table) -> str:
         """Returns a table of a run as CSV, a row for each stage, spend, deployment or batch."""
-        return self._request("GET", f"/v1/runs/{run_id}/{table}.csv").text
+        request = self._client.build_request("GET", f"/v1/runs/{run_id}/{table}.csv")
+        return self._service.ask(self._client, request, _csv)
 
     def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:
         """Supplies true values of deployments, which are known if the environment is simulated."""
         content = values.model_dump_json()
-        self._request("POST", f"/v1/runs/{run_id}/truth", content=content)
+        path = f"/v1/runs/{run_id}/truth"
+        request = self._client.build_request("POST", path, content=content)
+        self._service.ask(self._client, request, read_nothing)
 
     def true_values(self, run_id: str) -> Answer:
         """Returns exact regret and values where they were supplied, with bands over equal runs."""
-        return self._call("GET", f"/v1/runs/{run_id}/truth")
+        return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:
         """Returns the analyzer's keys, oldest first, without their private halves."""
@@ -184,20 +209,27 @@ class Operator:
 
     def make_key(self) -> Answer:
         """Creates a pending analyzer key, or returns the one that is already pending."""
-        return self._call("POST", "/v1/keys")
+        return self._call("POST", "/v1/keys", "public")
 
     def activate_key(self, key_id: str) -> Answer:
         """Makes new batches use a pending key, which nodes and shuffler must have pinned before."""
-        return self._call("POST", f"/v1/keys/{key_id}/activate")
+        return self._call("POST", f"/v1/keys/{key_id}/activate", "public")
 
     def history(self, run_id: str, after: int = 0) -> list[Answer]:
         """Returns the events so far that are numbered above ``after``."""
         return self._list(f"/v1/runs/{run_id}/history", "events", {"after": after})
 
-    def events(self, run_id: str, *, follow: bool = True) -> Iterator[Answer]:
+    def events(
+        self,
+        run_id: str,
+        *,
+        follow: bool = True,
+        on_run: Callable[[Answer], None] = lambda _: None,
+    ) -> Iterator[Answer]:
         """Yields events until the run is over; without ``follow`` only those so far.
 
-        After a lost connection it goes on where that broke.
+        Calls ``on_run`` with the run when the stream ends or is silent for a while; then goes on
+        where it broke. Raises RunError if the run is gone: the coordinator's store was restored.
         """
         last = 0
         while True:
@@ -209,17 +241,41 @@ class Operator:
                         return
                 if not follow:
                     return
-            except httpx.HTTPError as error:
-                self._wait_until_alive(error)
+            except (httpx.HTTPError, LocalError):
+                pass  # the run's document tells more than a stream that broke
+            run = self._followed(run_id)
+            on_run(run)
+            if run["state"] != "running":
+                yield from self.history(run_id, last)
+                return
             time.sleep(RETRY_SECONDS)  # a coordinator that ends every stream must get a pause
+
+    def _followed(self, run_id: str) -> Answer:
+        """Returns a run that was there before; waits for the coordinator, which may be starting."""
+        patience = self._patience
+        self._service = replace(
+            self._service, patience=patience, away=patience, on_wait=self.on_wait
+        )
+        try:
+            return self.run(run_id)
+        except RemoteError as error:
+            if error.slug != "unknown-run":
+                raise
+            raise RunError(
+                error.slug, f"run {run_id} is gone: was the coordinator's store restored?"
+            ) from error
 
     def _stream(self, run_id: str, last: int, follow: bool) -> Iterator[Answer]:
         headers, params = {"Last-Event-ID": str(last)}, {"follow": follow}
         path = f"/v1/runs/{run_id}/events"
-        with self._client.stream("GET", path, headers=headers, params=params) as answer:
+        with self._client.stream(
+            "GET", path, headers=headers, params=params, timeout=SILENT_SECONDS
+        ) as answer:
             if answer.is_error:
                 answer.read()
-                raise refusal(answer, "the coordinator")
+                raise self._service.refusal(answer)
+            if not answer.headers.get("Content-Type", "").startswith(EVENT_STREAM):
+                raise self._service.foreign(answer)
             fields: dict[str, str] = {}
             for line in answer.iter_lines():
                 name, _, value = line.partition(":")
@@ -229,60 +285,51 @@ class Operator:
                     yield _event(fields)
                     fields = {}
 
-    def _wait_until_alive(self, cause: httpx.HTTPError) -> None:
-        """Waits, up to the patience, for a coordinator that may be starting again."""
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                self._client.get("/livez").raise_for_status()
-            except httpx.HTTPError as error:
-                if time.monotonic() >= deadline:
-                    raise self._unavailable(cause) from error
-                time.sleep(RETRY_SECONDS)
-            else:
-                return
-
-    def _unavailable(self, cause: httpx.HTTPError) -> LocalError:
-        return LocalError(
-            "unavailable",
-            f"the coordinator at {self._client.base_url} does not answer: {cause}; has its network "
-            "ended, or is it starting? The network of 'riffle up' answers once it says so, and "
-            "ends with its run unless --keep is given",
-        )
-
-    def _call(self, method: str, path: str, content: str | None = None) -> Answer:
-        return _object(self._request(method, path, content=content).content)
+    def _call(self, method: str, path: str, key: str, content: str | None = None) -> Answer:
+        """Returns a document of the coordinator's, which has ``key``."""
+        request = self._client.build_request(method, path, content=content)
+        return self._service.ask(self._client, request, lambda answer: _object(answer, key))
 
     def _list(self, path: str, name: str, params: Mapping[str, int] | None = None) -> list[Answer]:
-        rows = _object(self._request("GET", path, params=params).content).get(name)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise RemoteError("malformed", f"the coordinator's answer has no list of {name}")
-        return rows
+        def read(answer: httpx.Response) -> list[Answer]:
+            rows = _object(answer, name)[name]
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise ValueError(f"no list of {name}")
+            return rows
 
-    def _request(self, method: str, path: str, **details: Any) -> httpx.Response:  # noqa: ANN401
-        """Sends a request; ``details`` are httpx's content, params and headers."""
-        try:
-            answer = self._client.request(method, path, **details)
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
-        if answer.is_error:
-            raise refusal(answer, "the coordinator")
-        return answer
+        request = self._client.build_request("GET", path, params=params)
+        return self._service.ask(self._client, request, read)
 
 
 def _event(fields: dict[str, str]) -> Answer:
     number = fields.get("id", "0")
     if not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
-        raise RemoteError("malformed", f"the coordinator numbers an event {number!r}")
-    data = _object(fields["data"].encode())
+        raise LocalError("unavailable", f"the coordinator numbers an event {number!r}")
+    try:
+        data = _parse(fields["data"].encode())
+    except ValueError as error:
+        raise LocalError("unavailable", f"event {number} is not a JSON object") from error
     return {"id": number, "kind": fields.get("event", ""), "data": data}
 
 
-def _object(text: bytes) -> Answer:
+def _csv(answer: httpx.Response) -> str:
+    if not answer.headers.get("Content-Type", "").startswith("text/csv"):
+        raise ValueError("not a table")
+    return answer.text
+
+
+def _object(answer: httpx.Response, key: str) -> Answer:
+    document = _parse(answer.content)
+    if key not in document:
+        raise ValueError(f"a document without {key}")
+    return document
+
+
+def _parse(text: bytes) -> Answer:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RemoteError("malformed", "the coordinator's answer is not JSON") from error
-    if not isinstance(document, dict):
-        raise RemoteError("malformed", "the coordinator's answer is not a JSON object")
-    return document
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if isinstance(document, dict):
+        return document
+    raise ValueError("not a JSON object")

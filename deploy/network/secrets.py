@@ -22,9 +22,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,7 +34,14 @@ from pydantic import TypeAdapter, ValidationError
 from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
-from riffle.common.protocol.errors import LocalError, RemoteError, problem_document, problem_slug
+from riffle.common.protocol.errors import (
+    URN,
+    LocalError,
+    RiffleError,
+    foreign_answer,
+    problem_document,
+    read_refusal,
+)
 from riffle.common.protocol.wire import Enrolment, EnrolRequest
 from riffle.common.server.at_rest import StorageCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
@@ -48,6 +56,9 @@ URL_FILE = "coordinator_url"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
 REQUEST_SECONDS = 60.0
+RETRY_SECONDS = 0.5
+
+T = TypeVar("T")
 _CREDENTIALS = TypeAdapter(list[Enrolment])
 
 
@@ -184,21 +195,72 @@ def shuffler_operator(folder: Path, url: str) -> httpx.Client:
     return operator_client(folder, url, operator_token(folder, SHUFFLER_TOKEN_FILE))
 
 
-def refusal(answer: httpx.Response, service: str) -> RemoteError:
-    """Returns the error for a service's refusal, even if that is not a problem document.
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service that an operator calls: its name in sentences, and how long to wait for it.
 
-    A service without such a route is another one than ``service``.
+    A request is repeated for ``patience`` seconds when the answer is not the service's, and for
+    ``away`` seconds when none comes; ``on_wait`` is called with the reason before each pause.
     """
-    document = problem_document(answer.content)
-    slug, detail = problem_slug(document), document.get("detail", f"status {answer.status_code}")
-    missing = slug == "internal" or detail == HTTPStatus.NOT_FOUND.phrase  # Starlette's own words
-    if answer.status_code == HTTPStatus.NOT_FOUND and missing:
-        address = f"{answer.url.scheme}://{answer.url.netloc.decode()}"
-        return RemoteError(
-            "not-found",
-            f"{address} answers, but not as {service} does; is it the address of another service?",
-        )
-    return RemoteError(slug, f"{service} refused: {detail}")
+
+    name: str
+    advice: str = ""
+    patience: float = 2.0
+    away: float = 0.0
+    on_wait: Callable[[LocalError], None] = lambda _: None
+
+    def ask(
+        self, client: httpx.Client, request: httpx.Request, read: Callable[[httpx.Response], T]
+    ) -> T:
+        """Sends a request; returns what ``read`` makes of the answer.
+
+        ``read`` raises ValueError if the answer is not this service's. Raises RemoteError for a
+        refusal that the service means, LocalError ``unavailable`` if it does not answer in time.
+        """
+        began, error = time.monotonic(), LocalError("unavailable", "")
+        while True:
+            patience = self.patience
+            try:
+                return self._read(client.send(request), read)
+            except httpx.HTTPError as lost:
+                patience, error = self.away, self.unavailable(client, lost)
+            except LocalError as wrong:
+                error = wrong
+            pause = max(RETRY_SECONDS, error.retry_after or 0)
+            if time.monotonic() - began + pause > patience:
+                raise error
+            self.on_wait(error)
+            time.sleep(pause)
+
+    def unavailable(self, client: httpx.Client, cause: httpx.HTTPError) -> LocalError:
+        """Returns the error of a connection that broke or was never made."""
+        detail = f"{self.name} at {client.base_url} does not answer: {cause}{self.advice}"
+        return LocalError("unavailable", detail)
+
+    def _read(self, answer: httpx.Response, read: Callable[[httpx.Response], T]) -> T:
+        if answer.is_error:
+            raise self.refusal(answer)
+        try:
+            return read(answer)
+        except ValueError as error:
+            raise self.foreign(answer) from error
+
+    def refusal(self, answer: httpx.Response) -> RiffleError:
+        """Returns the error of an answer that is no success."""
+        now, after = datetime.datetime.now(datetime.UTC), answer.headers.get("Retry-After")
+        error = read_refusal(self.name, answer.status_code, answer.content, after, now)
+        ours = str(problem_document(answer.content).get("type")).startswith(URN)
+        # Starlette's own words, in a problem document of a service without such a route.
+        known = ours and not error.detail.endswith(HTTPStatus.NOT_FOUND.phrase)
+        return error if known else self.foreign(answer)
+
+    def foreign(self, answer: httpx.Response) -> LocalError:
+        """Returns the error of an answer that another service gave, or a proxy."""
+        place = f"{self.name} at {answer.url.scheme}://{answer.url.netloc.decode()}"
+        return LocalError("unavailable", foreign_answer(place, answer.status_code))
+
+
+SHUFFLER = Service("the shuffler")
 
 
 def enrol(
@@ -239,25 +301,24 @@ def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrol
         request = EnrolRequest(name=name, owner=owner, users=users)
     except ValidationError as error:
         raise LocalError("invalid-spec", first_fault(error)) from error
-    answer = _request(client, "POST", "/v1/nodes", request.model_dump_json())
+    message = client.build_request("POST", "/v1/nodes", content=request.model_dump_json())
+    # Not repeated: each request that arrives enrols another node.
+    return replace(SHUFFLER, patience=0.0).ask(client, message, _read_enrolment)
+
+
+def _read_enrolment(answer: httpx.Response) -> Enrolment:
     try:
         return Enrolment.model_validate_json(answer.content)
     except ValidationError:  # without its cause, which may show the token
-        raise RemoteError("malformed", "the shuffler's answer is no enrolment") from None
+        raise ValueError("no enrolment") from None
 
 
 def revoke_node(client: httpx.Client, node_id: str) -> None:
     """Revokes a node's credential. Raises as `enrol_node` does."""
-    _request(client, "DELETE", f"/v1/nodes/{node_id}")
+    SHUFFLER.ask(client, client.build_request("DELETE", f"/v1/nodes/{node_id}"), read_nothing)
 
 
-def _request(
-    client: httpx.Client, method: str, path: str, content: str | None = None
-) -> httpx.Response:
-    try:
-        answer = client.request(method, path, content=content)
-    except httpx.HTTPError as error:
-        raise LocalError("unavailable", f"the shuffler does not answer: {error}") from error
-    if answer.is_error:
-        raise refusal(answer, "the shuffler")
-    return answer
+def read_nothing(answer: httpx.Response) -> None:
+    """Reads an answer without content; raises ValueError if it is another one."""
+    if answer.status_code != HTTPStatus.NO_CONTENT:
+        raise ValueError("an answer with content")

@@ -88,8 +88,8 @@ def test_enrolment_reports_the_address_of_another_service(network: Path) -> None
     result = call(
         "network", "enrol", str(network), "--shuffler-url", url, "--owner", "me", "--users", "1"
     )
-    assert result.exit_code == 3
-    assert f"{url} answers, but not as the shuffler does" in result.stderr
+    assert result.exit_code == 4
+    assert f"is not the shuffler at {url}" in result.stderr
 
 
 def test_follow_prints_lines_off_a_terminal(
