@@ -174,7 +174,7 @@ def test_a_refused_enrolment_is_reported_and_changes_nothing(
 
 def test_a_shuffler_that_is_away_is_reported(tmp_path: Path) -> None:
     init_network(tmp_path)
-    with pytest.raises(LocalError, match="the shuffler at .* does not answer") as caught:
+    with pytest.raises(LocalError, match=r"the shuffler at .* does not answer") as caught:
         enrol(tmp_path, f"https://{LOOPBACK}:{free_port()}", ["me"], 1, 100)
     assert caught.value.slug == "unavailable"
 
