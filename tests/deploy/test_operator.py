@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import get_args
 
 import httpx
@@ -183,10 +184,7 @@ CALLS: dict[str, Callable[[Operator], object]] = {
     "ledger": lambda client: client.ledger(RUN),
     "result": lambda client: client.result(RUN),
     "conservation": lambda client: client.conservation(RUN),
-    **{
-        f"{table}.csv": lambda client, table=table: client.csv(RUN, table)
-        for table in get_args(Table)
-    },  # type: ignore[misc]
+    **{f"{table}.csv": partial(Operator.csv, run_id=RUN, table=table) for table in get_args(Table)},
     "supply true values": lambda client: client.supply_true_values(RUN, TRUE_VALUES),
     "true values": lambda client: client.true_values(RUN),
     "keys": lambda client: client.keys(),
