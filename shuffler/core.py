@@ -37,7 +37,7 @@ from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store import batch_rows, slots, users
 from riffle.shuffler.store.committer import Store
-from riffle.shuffler.store.schema import dropped, not_usable, open_store
+from riffle.shuffler.store.schema import not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
 from riffle.shuffler.waiting import IDLE_RECHECK_SECONDS, Budget, ChangeSignal
 
@@ -117,9 +117,10 @@ class Shuffler:
 
     async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> LeaseReply:
         """Leases slots to users of a node."""
-        s = self.settings
-        terms = slots.LeaseTerms(self.now, s.lease_seconds)
-        reply = await self._store.write(slots.lease_slots, batch_id, node_id, wanted, terms)
+        life = self.settings.lease_seconds
+        reply = await self._store.write(
+            slots.lease_slots, batch_id, node_id, wanted, self.now, life
+        )
         self.metrics.count_leases(reply)
         return reply
 
@@ -140,7 +141,7 @@ class Shuffler:
         try:
             leases, sealed = split_frames(body, batch.report_bytes)
         except RemoteError as error:
-            await self._store.write(batch_rows.add_counts, dropped, batch_id, {error.slug: 1})
+            await self._store.write(batch_rows.count_dropped, batch_id, {error.slug: 1})
             self.metrics.frames.labels(error.slug).inc()
             raise
         self.callers.reports(node_id, len(leases), clock())

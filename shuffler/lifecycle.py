@@ -162,13 +162,14 @@ class BatchLifecycle:
                 raise LocalError("unavailable", detail, retry_after=1)
             cipher = ReportCipher(batch.batch_id, secret)
             with closing(batch_rows.stored_reports(connection, batch.batch_id)) as stored:
-                return permute_messages(
+                permuted = permute_messages(
                     ((slots, cipher.decrypt(slots, data)) for slots, data in stored),
                     secret.permutation,
                     n=batch.n,
                     L=batch.L,
                     message_bytes=batch.message_bytes,
                 )
+                return Release.of(permuted)
 
     def _remember(self, batch_id: str, release: Release) -> None:
         self._releases.pop(batch_id, None)

@@ -31,7 +31,7 @@ from riffle.common.process.journal import Journal
 from riffle.common.protocol.wire import Conservation, LeaseReply, MessageFlow
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.rules import SMALLEST_SHOWN
-from riffle.shuffler.states import ORDER
+from riffle.shuffler.states import ORDER, TRANSITIONS
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.schema import batches, dropped, reports
 
@@ -101,7 +101,9 @@ class ShufflerMetrics:
         counts = dict.fromkeys((*ORDER, "abandoned"), 0) | dict(connection.execute(states).all())
         for state, count in counts.items():
             self._batches.labels(state).set(count)
-        for reason, count in connection.execute(ended.group_by(c.ended_by)):
+        reasons = {event for (_, event), state in TRANSITIONS.items() if state == "abandoned"}
+        losses = connection.execute(ended.group_by(c.ended_by)).all()
+        for reason, count in (dict.fromkeys(reasons, 0) | dict(losses)).items():
             self._discarded.labels(reason).set(int(count))
         for problem, count in connection.execute(refused):
             self._refused.labels(problem).set(int(count))

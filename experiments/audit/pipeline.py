@@ -115,7 +115,7 @@ def release(world: World, messages: Ints, number: int) -> bytes:
         L=descriptor.padding.messages,
         message_bytes=descriptor.message_bytes,
     )
-    return released.messages.tobytes()
+    return released.tobytes()
 
 
 def _count(world: World, messages: bytes) -> Ints:

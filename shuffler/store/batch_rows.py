@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Select,
-    Table,
     and_,
     bindparam,
     case,
@@ -365,19 +364,13 @@ def anything_due(connection: Connection, now: int, retention: int) -> bool:
     return connection.scalar(_DUE, {"now": now, "retire_before": now - retention}) is not None
 
 
-def add_counts(
-    connection: Connection,
-    table: Table,
-    batch_id: str,
-    counts: Mapping[str, int] | Mapping[int, int],
-) -> None:
-    """Adds to a batch's counts in a table of batch, key and count; a row may not exist yet."""
-    _, key, column = table.c
-    for name, amount in counts.items():
-        row = (table.c.batch_id == batch_id) & (key == name)
-        grown = update(table).where(row).values({column: column + amount})
+def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, int]) -> None:
+    """Adds to a batch's counts of frames that were not accepted, by problem."""
+    for problem, amount in frames.items():
+        row = (dropped.c.batch_id == batch_id) & (dropped.c.problem == problem)
+        grown = update(dropped).where(row).values(frames=dropped.c.frames + amount)
         if connection.execute(grown).rowcount == 0:
-            connection.execute(insert(table).values((batch_id, name, amount)))
+            connection.execute(insert(dropped).values((batch_id, problem, amount)))
 
 
 def bind_to_vault(connection: Connection, identity: int) -> None:

@@ -41,7 +41,7 @@ from riffle.shuffler.rules import (
 )
 from riffle.shuffler.store import batch_rows, leases, users
 from riffle.shuffler.store.leases import LeaseGroup, group_of
-from riffle.shuffler.store.schema import batches, dropped, lease_groups, reports
+from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 
@@ -60,14 +60,6 @@ _INSERT_REPORTS = insert(reports)
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseTerms:
-    """The terms of a lease: the time of the request, and its life in seconds."""
-
-    now: int
-    seconds: int
-
-
-@dataclass(frozen=True, slots=True)
 class UploadSummary:
     """The answer to an upload, the count of each outcome, and whether it sealed the batch."""
 
@@ -77,26 +69,26 @@ class UploadSummary:
 
 
 def lease_slots(
-    connection: Connection, batch_id: str, node_id: str, wanted: Sequence[str], terms: LeaseTerms
+    connection: Connection, batch_id: str, node_id: str, wanted: Sequence[str], now: int, life: int
 ) -> LeaseReply:
     """Gives each distinct user of ``wanted`` a slot, or the reason why the user gets none.
 
-    A batch that is over is refused before anybody is looked up.
+    A lease lives for ``life`` seconds. A batch that is over is refused before anybody is looked up.
     Raises RemoteError ``unauthorized`` for a revoked node, ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
-    if closed := closed_problem(batch.state, batch.expires_at, terms.now):
+    if closed := closed_problem(batch.state, batch.expires_at, now):
         refusals = [Refusal(user, closed) for user in dict.fromkeys(wanted)]
         return LeaseReply(leases=(), refused=tuple(refusals))
-    room = _room(connection, batch, owner, quota, terms)
+    room = _room(connection, batch, owner, quota, now, life)
     people = {users.user_key(owner, user): user for user in wanted}
     existing = users.find_users(connection, list(people))
     kept: list[Lease] = []
     granted: list[str] = []
     refused: list[Refusal] = []
     for key, user in people.items():
-        view = _view(user, existing.get(key), batch_id, node_id, terms.now)
+        view = _view(user, existing.get(key), batch_id, node_id, now)
         decision = decide_lease(view, room)
         if view.here is not None:
             kept.append(view.here)
@@ -105,20 +97,20 @@ def lease_slots(
             room.take(new_user=view.new)
         else:
             refused.append(Refusal(user, decision))
-    new = _grant(connection, batch, node_id, granted, existing, terms) if granted else []
+    new = _grant(connection, batch, node_id, granted, existing, now, life) if granted else []
     for lease in new:
         lease.user = people[lease.user]
     return LeaseReply(leases=(*kept, *new), refused=tuple(refused))
 
 
 def _room(
-    connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, terms: LeaseTerms
+    connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, now: int, life: int
 ) -> Room:
-    leased = batch_rows.count_leased(connection, batch.batch_id, terms.now)
+    leased = batch_rows.count_leased(connection, batch.batch_id, now)
     share = batch.owner_slots
     if share < batch.n:
-        holding = batch_rows.holding(connection, batch.batch_id, owner, terms.now)
-        waits = terms.now < waits_until(holding, terms.seconds)
+        holding = batch_rows.holding(connection, batch.batch_id, owner, now)
+        waits = now < waits_until(holding, life)
         share = 0 if waits else share - holding.leased - holding.reports
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
@@ -140,12 +132,13 @@ def _grant(
     node_id: str,
     people: Sequence[str],
     existing: dict[str, UserRecord],
-    terms: LeaseTerms,
+    now: int,
+    life: int,
 ) -> list[Lease]:
     _supersede(connection, (existing[user] for user in people if user in existing))
-    expired = leases.take_expired_slots(connection, batch.batch_id, terms.now, len(people))
+    expired = leases.take_expired_slots(connection, batch.batch_id, now, len(people))
     slots = lowest_free(expired, batch.next_slot, batch.n, len(people))
-    expires_at = min(terms.now + terms.seconds, batch.expires_at)
+    expires_at = min(now + life, batch.expires_at)
     group_id = secrets.token_hex(leases.ID_BYTES)
     group = LeaseGroup.new(group_id, batch.batch_id, node_id, expires_at, people, slots)
     connection.execute(_INSERT_LEASES, group.row())
@@ -212,7 +205,7 @@ def store_reports(
         _write(connection, batch, groups, accepted, cipher)
     counts = Counter[str](outcomes)
     refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
-    batch_rows.add_counts(connection, dropped, batch_id, refused)
+    batch_rows.count_dropped(connection, batch_id, refused)
     sealed = _seal_if_full(connection, batch, len(accepted), now)
     return UploadSummary(
         UploadReply(results=tuple(map(UploadResult, ids, outcomes))), counts, sealed

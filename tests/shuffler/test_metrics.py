@@ -70,6 +70,12 @@ def test_frames_batches_and_drops_are_counted(api: Api) -> None:
     assert 5 * 10e-6 < opening < 5 * 0.1, "five outer seals opened, some 50 us each"
 
 
+def test_a_first_loss_is_a_change(api: Api) -> None:
+    """A series that appears with its first value has no rise for an alert to see."""
+    for reason in ("abandon", "expire", "lost", "retire"):
+        assert sample(scrape(api)[1], f'riffle_shuffler_reports_dropped{{reason="{reason}"}}') == 0
+
+
 def test_nobody_is_named(api: Api) -> None:
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]
