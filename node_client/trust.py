@@ -9,13 +9,13 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - it names this node's shuffler;
 - it has not expired;
 - the owner allows its trust model, whatever guarantee another model would give;
-- the share of its slots that another owner's nodes may hold is no larger than this owner allows;
 - its analyzer key is pinned, if the owner pinned any;
 - environment, X, A, H are this node's, and its reward range covers the environment's;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives none:
   everybody could open what is sealed to it);
+- the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - the guarantee, recomputed for its trust model from n, noise, padding and counters at the owner's
   beta and dishonest fraction, is at most the owner's epsilon, also if the largest other owner is
   silent, and the descriptor's promise is true.
@@ -41,7 +41,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import check_guarantee, check_share, check_trust
+from riffle.common.protocol.verification import check_guarantee, check_trust
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar shows a low-order point
 
@@ -88,13 +88,13 @@ def accept(
     _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now)
     check_trust(descriptor, demands.trust_models)
-    check_share(descriptor, demands.max_owner_share)
     _check_pinned(descriptor, demands)
     _check_environment(descriptor, demands)
     _check_test_entry(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")
-    return AcceptedBatch(context, batch_key, check_guarantee(descriptor, demands.required))
+    account = check_guarantee(descriptor, demands.required, demands.max_owner_share)
+    return AcceptedBatch(context, batch_key, account)
 
 
 def check_expiry(descriptor: BatchDescriptor, now: float) -> None:

@@ -6,11 +6,12 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - it parses strictly, its id is the path's id and the one that run and deployment determine;
 - it names this shuffler, has not expired and will in time, and names a pinned analyzer key if any
   key is pinned;
-- the operator allows its trust model, and the share that one owner's nodes may hold;
+- the operator allows its trust model;
 - n is at least the operator's smallest batch, and its n * L messages fit the largest;
 - it asks for seeded noise only where the test entry point is open;
-- the guarantee, recomputed at the operator's beta and dishonest fraction, is not weaker than the
-  operator's, and not weaker than what the descriptor itself promises.
+- one owner's nodes may hold no more of it than the operator allows, and the guarantee, recomputed
+  at the operator's beta and dishonest fraction, is not weaker than the operator's, and not weaker
+  than what the descriptor itself promises.
 
 `decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
 over all batches and runs; parallel composition over batches rests on that rule. The nodes of one
@@ -26,7 +27,7 @@ from typing import Literal
 from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.protocol.descriptor import Context, batch_id, key_id, parse, verify_deposit
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import check_guarantee, check_share, check_trust
+from riffle.common.protocol.verification import check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus, Lease
 
 SMALLEST_SHOWN = 100
@@ -150,7 +151,6 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
 def _check_promise(context: Context, demands: Demands) -> None:
     d = context.descriptor
     check_trust(d, demands.trust_models)
-    check_share(d, demands.max_owner_share)
     if d.n < demands.smallest_n:
         raise RemoteError(
             "batch-too-small",
@@ -167,7 +167,7 @@ def _check_promise(context: Context, demands: Demands) -> None:
         raise RemoteError(
             "test-entry-refused", "seeded noise protects nobody; the test entry is closed here"
         )
-    check_guarantee(d, demands.guarantee)
+    check_guarantee(d, demands.guarantee, demands.max_owner_share)
 
 
 def for_coordinator(status: BatchStatus) -> BatchStatus:

@@ -111,17 +111,6 @@ class _Request:
     required: Guarantee
     tau: int | None
 
-    def needed_bits(self, p: float) -> int:
-        return needed_bits(p, *self._composition)
-
-    def needed_numerator(self, N: int, guess: float) -> int | None:
-        return needed_numerator(N, *self._composition, guess)
-
-    @property
-    def _composition(self) -> tuple[int, float, float]:
-        beta = self.required.beta * (1.0 - OVERFLOW_SHARE)
-        return self.layout.cells, self.required.epsilon * (1.0 - MARGIN), beta
-
     def is_drawable(self, noise: Noise) -> bool:
         return noise.bits * self.layout.counters <= MAX_DRAWS
 
@@ -159,7 +148,14 @@ def calibrate(
             f"a node draws; the bits fall like 1/n: make n at least about {enough}",
             enough / n,
         )
-    return Calibration(noise, padding, _account_of(request, noise, padding))
+    fraction = required.dishonest_fraction
+    result = account(BatchEvent(noise, padding, n, fraction, layout.cells, layout.counters), beta)
+    if tau is None and not result.epsilon_upper <= epsilon:
+        raise CalibrationError(
+            f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={beta:g}, "
+            f"not the requested {epsilon:.9g}; please report these arguments as a bug"
+        )
+    return Calibration(noise, padding, result)
 
 
 def _plan(request: _Request) -> tuple[Noise, Padding]:
@@ -173,7 +169,9 @@ def _plan(request: _Request) -> tuple[Noise, Padding]:
 
 def _exact(request: _Request, honest: int) -> Noise:
     """Returns the noise with the fewest expected 1-bits; of equals, the fewest bits to draw."""
-    needed = {j: request.needed_bits(2.0**-j) for j in range(1, LARGEST_LOG2 + 1)}
+    epsilon, beta = request.required.epsilon, request.required.beta
+    demand = request.layout.cells, epsilon * (1.0 - MARGIN), beta * (1.0 - OVERFLOW_SHARE)
+    needed = {j: needed_bits(2.0**-j, *demand) for j in range(1, LARGEST_LOG2 + 1)}
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
     # Small p needs more bits for the same ones. Noise that no node may draw is no candidate.
     best = min(list(filter(request.is_drawable, dyadic)) or dyadic, key=_ones)
@@ -184,27 +182,13 @@ def _exact(request: _Request, honest: int) -> Noise:
     # The p that is sought needs nearly as many ones as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
-    k = request.needed_numerator(honest * bits, guess)
+    k = needed_numerator(honest * bits, *demand, guess)
     finer = [] if k is None else [Noise(bits, k, MAX_P_LOG2)]
     return min([best, *filter(request.is_drawable, finer)], key=_ones)
 
 
 def _ones(noise: Noise) -> tuple[float, int]:
     return noise.bits * noise.p, noise.bits
-
-
-def _account_of(request: _Request, noise: Noise, padding: Padding) -> Account:
-    """Returns the account of the result. Raises CalibrationError if exact calibration misses."""
-    layout, required = request.layout, request.required
-    fraction = required.dishonest_fraction
-    event = BatchEvent(noise, padding, request.n, fraction, layout.cells, layout.counters)
-    result = account(event, required.beta)
-    if request.tau is None and not result.epsilon_upper <= required.epsilon:
-        raise CalibrationError(
-            f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={required.beta:g}, "
-            f"not the requested {required.epsilon:.9g}; please report these arguments as a bug"
-        )
-    return result
 
 
 def _too_long(request: _Request, padding: Padding, max_messages: int) -> CalibrationError:

@@ -31,16 +31,6 @@ def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None
         )
 
 
-def check_share(descriptor: BatchDescriptor, largest: float) -> None:
-    """Raises RemoteError ``weak-guarantee`` if one owner's nodes may hold more than a share."""
-    if descriptor.owner_share > largest:
-        raise RemoteError(
-            "weak-guarantee",
-            f"the batch lets one owner's nodes hold {descriptor.owner_share:g} of its slots; "
-            f"at most {largest:g} is accepted here",
-        )
-
-
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
     """Returns the batch as the accountant sees it, at a given dishonest fraction."""
     return BatchEvent(
@@ -53,13 +43,23 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
     )
 
 
-def check_guarantee(descriptor: BatchDescriptor, required: Guarantee) -> Account:
+def check_guarantee(
+    descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
+) -> Account:
     """Refuses a descriptor that gives less than ``required``, or less than it promises itself.
+
+    It may give no owner more than ``max_owner_share`` of the slots.
 
     Returns the recomputed account at the required beta and dishonest fraction, or at the share of
     one owner if that is larger: what one owner alone can do must not weaken it. Its upper bound of
     epsilon is at most the required one. Raises RemoteError ``weak-guarantee``, with both numbers.
     """
+    if descriptor.owner_share > max_owner_share:
+        raise RemoteError(
+            "weak-guarantee",
+            f"the batch lets one owner's nodes hold {descriptor.owner_share:g} of its slots; "
+            f"at most {max_owner_share:g} is accepted here",
+        )
     fraction = required.dishonest_fraction
     if descriptor.owner_share < 1.0:
         fraction = max(fraction, descriptor.owner_share)

@@ -20,7 +20,7 @@ from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import BatchDescriptor, sign_deposit
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.protocol.verification import check_guarantee, check_share
+from riffle.common.protocol.verification import check_guarantee
 from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.settings import Settings as CoordinatorSettings
@@ -137,10 +137,9 @@ class Roles:
         )
         signature = sign_deposit(COORDINATOR_KEY, issue.data)
         d = accept_deposit(issue.data, signature, issue.descriptor.batch_id, demands, NOW)
-        check_share(d.descriptor, self.node.max_owner_share)
         node = self.node
         required = Guarantee(node.max_epsilon, node.max_beta, node.min_dishonest_fraction)
-        check_guarantee(d.descriptor, required)
+        check_guarantee(d.descriptor, required, node.max_owner_share)
         return d.descriptor, issue.spend.epsilon_upper
 
 
