@@ -25,7 +25,8 @@ from riffle.coordinator.states import DeploymentState, RunState
 class Census:
     """Numbers of runs and batches by state, of messages, and the largest epsilon spent.
 
-    ``seeded``: batches of the test entry, whose epsilon is unbounded.
+    ``seeded``: batches of the test entry, whose epsilon is unbounded. ``suspicious``: batches whose
+    counts honest reports hardly give (`coordinator.batches.counts`).
     """
 
     runs: Mapping[str, int]
@@ -34,6 +35,7 @@ class Census:
     failed: int
     epsilon: float
     seeded: int
+    suspicious: int
 
 
 class CoordinatorMetrics:
@@ -63,6 +65,9 @@ class CoordinatorMetrics:
             registry, "epsilon_spent", "largest epsilon that any user's batch spent"
         )
         self._seeded = _gauge(registry, "seeded_batches", "batches without privacy: the test entry")
+        self._suspicious = _gauge(
+            registry, "suspicious_batches", "batches whose counts honest reports hardly give"
+        )
         self._free = _gauge(registry, "disk_free_bytes", "free space for the data")
 
     def observe(self, timings: Mapping[str, float]) -> None:
@@ -80,6 +85,7 @@ class CoordinatorMetrics:
         self._failed.set(census.failed)
         self._epsilon.set(census.epsilon)
         self._seeded.set(census.seeded)
+        self._suspicious.set(census.suspicious)
         self._free.set(shutil.disk_usage(data_dir).free)
 
 

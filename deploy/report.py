@@ -117,6 +117,7 @@ def summary(finished: FinishedRun, mdp: TabularMDP | None, wall_seconds: float) 
         "messages_forwarded": result["messages_forwarded"],
         "messages_counted": result["messages_counted"],
         "messages_failed": result["failed"],
+        "suspicious_batches": result["suspicious_batches"],
         **_exact_values(finished, mdp),
         "value_estimate": result["value_estimate"],
         "policy_switches": result["policy_switches"],

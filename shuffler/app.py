@@ -225,10 +225,11 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     openapi_extra=json_body(Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, token: Token) -> Response:
-    """Acknowledges the messages; the batch is erased."""
+    """Acknowledges the messages, and names those that failed; the batch is erased."""
     with caller_of(request, token, "coordinator"):
-        sha256 = (await _document(request, Acknowledgement)).messages_sha256
-        status = await shuffler_of(request).batches.acknowledge(batch_id, sha256)
+        said = await _document(request, Acknowledgement)
+        acknowledge = shuffler_of(request).batches.acknowledge
+        status = await acknowledge(batch_id, said.messages_sha256, said.failed)
         return _as_json(for_coordinator(status))
 
 

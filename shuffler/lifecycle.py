@@ -11,7 +11,7 @@ A crash may leave the last three steps of an end undone; `BatchLifecycle.tidy` d
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
@@ -24,7 +24,7 @@ from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import BatchState, BatchStatus
 from riffle.common.server.database import try_claim
 from riffle.shuffler.metrics import ShufflerMetrics, note
-from riffle.shuffler.permutation import Release, permute_messages
+from riffle.shuffler.permutation import Release, permute_messages, senders
 from riffle.shuffler.rules import accept_deposit
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import after, reached
@@ -179,10 +179,38 @@ class BatchLifecycle:
 
     # End and erasure
 
-    async def acknowledge(self, batch_id: str, sha256: str) -> BatchStatus:
-        """Erases a batch whose messages the analyzer has."""
-        await self._store.write(batch_rows.acknowledge, batch_id, sha256)
+    async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> BatchStatus:
+        """Counts failed messages against their nodes, and erases a batch that the analyzer has.
+
+        ``failed`` has places in the order of the hand-over, of messages that the coordinator says
+        did not open. Nothing proves that, so a coordinator may name whichever it likes:
+
+        - It learns nothing. Neither the answer, nor what is checked, nor any status, record or
+          time depends on whose messages these are, and its token opens no list of nodes.
+        - It can tell the operator something, as a party that colludes could anyway: how many of
+          some messages of its choice each node sent. So the operator sees sums over batches by
+          node, never a batch, slot or user, and a batch adds at most `MAX_NAMED`.
+        - It can blame nodes, but at random, or by what they report. So nothing follows by itself.
+          A revocation can be seen by the coordinator: the operator should wait for several batches.
+
+        Raises RemoteError ``malformed`` if these are not places of messages, in ascending order.
+        """
+        batch = await self._store.read(batch_rows.find, batch_id)
+        if sorted(set(failed)) != list(failed) or (failed and failed[-1] >= batch.n * batch.L):
+            raise RemoteError("malformed", "failed: not ascending places of the batch's messages")
+        slots: list[int] = []
+        if failed and batch.state == "forwarded":
+            async with self._releasing:
+                slots = await asyncio.to_thread(self._senders, batch, failed)
+        await self._store.write(batch_rows.acknowledge, batch_id, sha256, slots)
         return await self._end(batch_id, "acknowledged")
+
+    def _senders(self, batch: batch_rows.Batch, places: Sequence[int]) -> list[int]:
+        try:
+            key = self._vault.get(batch.batch_id).permutation
+        except SecretLostError:  # nobody can tell whose they were any more
+            return []
+        return senders(places, key, n=batch.n, L=batch.L)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
         """Gives a short batch up; its users stay marked."""

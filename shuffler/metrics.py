@@ -33,7 +33,7 @@ from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
 from riffle.shuffler.rules import SMALLEST_SHOWN
 from riffle.shuffler.states import ORDER, TRANSITIONS
 from riffle.shuffler.store import batch_rows
-from riffle.shuffler.store.schema import batches, dropped, reports
+from riffle.shuffler.store.schema import batches, dropped, nodes, reports
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches", "keys")
 note = JOURNAL.note
@@ -76,6 +76,10 @@ class ShufflerMetrics:
             "frames refused in all batches of the store",
             ["problem"],
         )
+        self._failed = gauge(
+            "riffle_shuffler_messages_failed", "messages that coordinators named as failed"
+        )
+        self._blamed = gauge("riffle_shuffler_nodes_failed", "nodes that sent some of these")
         self.inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
         self.waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
         self.free = gauge("riffle_shuffler_disk_free_bytes", "free space for the data")
@@ -107,6 +111,12 @@ class ShufflerMetrics:
             self._discarded.labels(reason).set(int(count))
         for problem, count in connection.execute(refused):
             self._refused.labels(problem).set(int(count))
+        failed = nodes.c.failed_messages
+        total, blamed = connection.execute(
+            select(func.sum(failed), func.count()).where(failed > 0)
+        ).one()
+        self._failed.set(int(total or 0))
+        self._blamed.set(blamed)
         self._held.set(int(connection.scalar(select(func.sum(reports.c.held))) or 0))
 
 

@@ -54,6 +54,12 @@ class Release:
             yield view[start : start + CHUNK_BYTES]
 
 
+def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:
+    """Returns the slots of the reports whose messages were handed over at these places."""
+    order = permutation(n * L, Keystream(key))
+    return [int(slot) for slot in order[np.array(places)] // L]
+
+
 @in_span("permute")
 def permute_messages(
     uploads: Iterable[tuple[Sequence[int], bytes]],

@@ -42,15 +42,15 @@ def encode(layout: CounterLayout, episode: Episode | None) -> Ints:
     return indices
 
 
-def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, int]:
+def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
     """The analyzer's half, first step: counts the reports (N, data_slots).
 
-    Returns the raw counts and, last, the number of reports counted, shape (C + 1,); and the number
-    of reports not counted, because they name a counter that does not exist.
+    Returns the raw counts and, last, the number of reports counted, shape (C + 1,); and which
+    reports are not counted, because they name a counter that does not exist.
     """
-    valid = reports[(reports <= layout.dummy).all(axis=1)]
-    sums = np.bincount(valid.ravel(), minlength=layout.counters + 1)[: layout.counters]
-    return np.append(sums, len(valid)).astype(np.int64), len(reports) - len(valid)
+    valid = (reports <= layout.dummy).all(axis=1)
+    sums = np.bincount(reports[valid].ravel(), minlength=layout.counters + 1)[: layout.counters]
+    return np.append(sums, valid.sum()).astype(np.int64), np.flatnonzero(~valid)
 
 
 def add_noise(histogram: Ints, noise: CentralNoise, randomness: Randomness) -> Ints:

@@ -49,16 +49,17 @@ def encode(
     return np.packbits(bits ^ (words < flips.numerator)).astype(np.int64)
 
 
-def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, int]:
+def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
     """The analyzer's half, first step: counts the reports (N, bytes).
 
     Returns the 1-bits of each counter and, last, the number of reports counted, shape (C + 1,); and
-    the number of reports not counted, because they have a bit past the last counter.
+    which reports are not counted, because they have a bit past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)
-    valid = bits[~bits[:, C:].any(axis=1), :C]
-    return np.append(valid.sum(axis=0, dtype=np.int64), len(valid)), len(bits) - len(valid)
+    valid = ~bits[:, C:].any(axis=1)
+    sums = bits[valid, :C].sum(axis=0, dtype=np.int64)
+    return np.append(sums, valid.sum()), np.flatnonzero(~valid)
 
 
 def debias(sums: Ints, reports: int, flips: Flips) -> npt.NDArray[np.float64]:

@@ -68,10 +68,10 @@ def encode(
 
 def count(
     trust: Trust, layout: CounterLayout, symbols: npt.NDArray[np.integer]
-) -> tuple[Ints, int]:
+) -> tuple[Ints, Ints]:
     """The analyzer's half, first step: counts symbols of shape (messages, count).
 
-    Returns a histogram (C + 1,), and the number of messages not counted. The histogram's last entry
+    Returns a histogram (C + 1,), and which messages are not counted. The histogram's last entry
     is the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
 
     Raises ValueError if a message of ``shuffle`` names no counter. For strangers' messages use
@@ -82,7 +82,7 @@ def count(
     if trust == "central":
         return central_model.count(layout, symbols)
     counts = shuffle_model.count(layout, symbols.ravel())
-    return np.append(counts, symbols.size - counts.sum()), 0
+    return np.append(counts, symbols.size - counts.sum()), np.zeros(0, dtype=np.int64)
 
 
 def debias(noise: BatchNoise, n: int, histogram: Ints) -> npt.NDArray[np.float64]:

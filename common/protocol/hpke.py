@@ -89,23 +89,22 @@ def seal_indices(
 
 def open_histogram(
     private_key: bytes, info: bytes, sealed: bytes | memoryview, width: int, counters: int
-) -> tuple[npt.NDArray[np.int64], int]:
+) -> tuple[npt.NDArray[np.int64], list[int]]:
     """Opens N concatenated messages; raises ValueError if they are not whole.
 
-    Returns the messages of each index (counters + 1,), dummies last, and the number of messages
-    that did not open or named no counter. The two sum to N. The result does not show which message
-    failed, and must not.
+    Returns the messages of each index (counters + 1,), dummies last, and the positions of those
+    that did not open or named no counter. Together these are N messages.
     """
     size = OVERHEAD + width
     if len(sealed) % size:
         raise ValueError(f"{len(sealed)} bytes are not a whole number of {size}-byte messages")
     histogram = [0] * (counters + 1)
-    failed = 0
+    failed = []
     messages = (sealed[start : start + size] for start in range(0, len(sealed), size))
-    for plaintext in open_each(private_key, info, messages):
+    for position, plaintext in enumerate(open_each(private_key, info, messages)):
         index = counters + 1 if plaintext is None else int.from_bytes(plaintext, "big")
         if index <= counters:
             histogram[index] += 1
         else:
-            failed += 1
+            failed.append(position)
     return np.array(histogram, dtype=np.int64), failed

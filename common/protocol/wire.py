@@ -14,6 +14,8 @@ from riffle.common.protocol.errors import RemoteError
 
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
+MAX_NAMED = 4_096
+"""Most messages of a batch that the coordinator names as failed: a sample, if more did."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
@@ -158,9 +160,14 @@ class Conservation(Document):
 
 
 class Acknowledgement(Document):
-    """The analyzer has durably counted these messages, so the shuffler may erase them."""
+    """The analyzer has durably counted these messages, so the shuffler may erase them.
+
+    ``failed`` names messages that did not open, or named no counter, by their places in the order
+    of the hand-over. It is the coordinator's word, unproven.
+    """
 
     messages_sha256: Hex32
+    failed: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_NAMED)
 
 
 class EnrolRequest(Document):
@@ -191,6 +198,8 @@ class NodeSummary(Document):
     users_left: int = Field(description="distinct users that it may still name")
     reports: int = Field(description="reports accepted, over all batches")
     lapsed: int = Field(description="leases that expired without a report")
+    failed_messages: int = Field(description="messages that a coordinator named as failed, unproven")
+    failed_batches: int = Field(description="batches in which it named some")
 
 
 class NodeList(Document):

@@ -131,7 +131,10 @@ class Counts(Answer):
 
 
 class Spend(Answer):
-    """The spend of a batch. ``used`` is false if more reports were dishonest than promised."""
+    """The spend of a batch. ``used`` is false if more reports were dishonest than promised.
+
+    The counts of a batch that is used are tested for lies (`coordinator.batches.counts`).
+    """
 
     deployment: int
     batch_id: str
@@ -149,6 +152,10 @@ class Spend(Answer):
     noise: Noise
     episodes_executed: int
     recorded_at: float
+    suspicious: bool | None = Field(description="honest reports hardly give these counts")
+    test: str | None = Field(description="what the counts fail worst")
+    deviation: float | None = Field(description="how far, in standard deviations")
+    chance: float | None = Field(description="bound on the probability, if all are honest")
 
 
 class DeploymentDetail(DeploymentProgress):
@@ -264,6 +271,7 @@ class Result(Answer):
     messages_forwarded: int
     messages_counted: int = Field(description="data, noise and dummies")
     failed: int = Field(description="messages that did not open or named no counter")
+    suspicious_batches: int = Field(description="batches whose counts honest reports hardly give")
     policy_switches: int = Field(description="changes of the deployed mixture")
     timings: dict[str, float] = Field(description="seconds by kind, all batches")
     constants: dict[str, str | int | float | bool]

@@ -1,6 +1,7 @@
 """Turns records into response models. Pure: everything that routes show is computed here."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from riffle.common.protocol.errors import RiffleError
 from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.api import models
 from riffle.coordinator.batches import ledger
-from riffle.coordinator.batches.counts import private_counts, value_estimate
+from riffle.coordinator.batches.counts import CountCheck, private_counts, value_estimate
 from riffle.coordinator.learning.true_values import Bands, Curve, TrueRow
 from riffle.coordinator.store.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
 
@@ -96,6 +97,7 @@ def result_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Result:
         messages_forwarded=sum(entry.messages for entry in total.entries),
         messages_counted=sum(entry.opened for entry in total.entries),
         failed=sum(entry.failed for entry in total.entries),
+        suspicious_batches=sum(entry.suspicious or False for entry in total.entries),
         policy_switches=_switches(rows),
         timings=_seconds(rows),
         constants=summary.get("constants", {}),
@@ -190,8 +192,15 @@ def _spend(row: DeploymentRecord, record: LedgerRecord) -> models.Spend:
         dishonest_fraction=descriptor.guarantee.dishonest_fraction,
         dishonest_reports=spend.dishonest,
         used=spend.within_promise,
+        **_check(record.check),
         noise=_noise(descriptor),
     )
+
+
+def _check(check: CountCheck | None) -> dict[str, object]:
+    if check is None:
+        return dict.fromkeys(("suspicious", "test", "deviation", "chance"))
+    return {"suspicious": check.suspicious, **asdict(check)}
 
 
 def _switches(rows: Rows) -> int:

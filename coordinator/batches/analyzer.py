@@ -1,9 +1,13 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
 Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
-lock. So chunks of 1,000 to 20,000 messages go to worker processes, and histograms come back. Only
-sums leave this module: never which message failed, or in which chunk. Conservation, opened + failed
-= n L, is checked for every batch.
+lock. So chunks of 1,000 to 20,000 messages go to worker processes, and histograms come back.
+Conservation, opened + failed = n L, is checked for every batch.
+
+Sums leave this module, and the places of messages that failed, for the shuffler's operator only
+(`common.protocol.wire.Acknowledgement`). A place in the permuted order says nothing about a
+sender. Nothing else may depend on it: to whom a failure is shown it would be an oracle, as whoever
+changes a ciphertext would learn whether it still opens.
 """
 
 import asyncio
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import ParamSpec, TypeVar, cast
 
@@ -27,6 +32,7 @@ from riffle.common.process.workers import SPAWN, initialize_worker
 from riffle.common.protocol.descriptor import BatchDescriptor, Context
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import OVERHEAD, open_each, open_histogram
+from riffle.common.protocol.wire import MAX_NAMED
 from riffle.coordinator.batches.shuffler_client import Messages, Octets
 
 P = ParamSpec("P")
@@ -95,13 +101,15 @@ CHUNKS_A_WORKER = 4
 class OpenedBatch:
     """An opened batch's histogram (C + 1,) with its noise (`common.mechanism.workflow.count`).
 
-    ``opened`` messages were counted; ``failed`` ones did not open, or named no counter.
+    ``opened`` messages were counted; ``failed`` ones did not open, or named no counter. The first
+    `MAX_NAMED` of these are ``named`` by their places.
     """
 
     histogram: Ints
     opened: int
     failed: int
     messages_sha256: str
+    named: tuple[int, ...] = ()
 
 
 class Analyzer:
@@ -140,12 +148,15 @@ class Analyzer:
             raise LocalError(
                 "unavailable", "the analyzer's worker processes stopped; they are started again"
             ) from error
-        histogram = np.asarray(np.sum([part for part, _ in parts], axis=0), dtype=np.int64)
-        failed, descriptor = sum(failed for _, failed in parts), context.descriptor
+        histogram = np.asarray(np.sum([part for part, *_ in parts], axis=0), dtype=np.int64)
+        failed, descriptor = sum(failed for _, failed, _ in parts), context.descriptor
         opened = int(histogram.sum() if descriptor.trust == "shuffle" else histogram[-1])
         if opened + failed != descriptor.n * descriptor.padding.messages:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
-        return OpenedBatch(add_noise(descriptor, histogram), opened, failed, messages.sha256)
+        # The order is a permutation, so the first of those that failed are a fair sample.
+        named = tuple(chain.from_iterable(places for *_, places in parts))[:MAX_NAMED]
+        noisy = add_noise(descriptor, histogram)
+        return OpenedBatch(noisy, opened, failed, messages.sha256, named)
 
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.
@@ -171,16 +182,18 @@ class Analyzer:
 
     async def _open_chunks(
         self, private: bytes, context: Context, messages: Octets
-    ) -> list[tuple[Ints, int]]:
+    ) -> list[tuple[Ints, int, list[int]]]:
         descriptor, view = context.descriptor, memoryview(messages)
         trust, layout = descriptor.trust, descriptor.layout
         work = partial(open_messages, private, context.message_info, trust, layout)
         # Limited, so that chunks of other runs fit between those of a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
-        async def open_chunk(span: slice) -> tuple[Ints, int]:
+        async def open_chunk(span: slice) -> tuple[Ints, int, list[int]]:
             async with room:
-                return await loop.run_in_executor(self._pool, work, view[span])
+                histogram, failed = await loop.run_in_executor(self._pool, work, view[span])
+            first = span.start // descriptor.message_bytes
+            return histogram, len(failed), [first + place for place in failed[:MAX_NAMED]]
 
         spans = chunks(len(messages), descriptor.message_bytes, self._workers)
         return list(await asyncio.gather(*map(open_chunk, spans)))
@@ -188,16 +201,18 @@ class Analyzer:
 
 def open_messages(
     private_key: bytes, info: bytes, trust: Trust, layout: CounterLayout, sealed: Octets
-) -> tuple[Ints, int]:
-    """Opens concatenated messages; returns their histogram (C + 1,) and how many failed."""
+) -> tuple[Ints, list[int]]:
+    """Opens concatenated messages; returns their histogram (C + 1,) and which ones failed."""
     if trust == "shuffle":
         return open_histogram(private_key, info, sealed, layout.width, layout.counters)
     symbols = Symbols.of(trust, layout)
     size = OVERHEAD + symbols.size
     each = (sealed[start : start + size] for start in range(0, len(sealed), size))
-    opened = [plaintext for plaintext in open_each(private_key, info, each) if plaintext]
-    histogram, failed = count(trust, layout, symbols.read(b"".join(opened)))
-    return histogram, failed + len(sealed) // size - len(opened)
+    plaintexts = list(open_each(private_key, info, each))
+    opened = [place for place, plaintext in enumerate(plaintexts) if plaintext]
+    histogram, wrong = count(trust, layout, symbols.read(b"".join(filter(None, plaintexts))))
+    counted = np.delete(opened, wrong)
+    return histogram, np.setdiff1d(np.arange(len(plaintexts)), counted).tolist()
 
 
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:

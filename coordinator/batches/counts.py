@@ -9,17 +9,43 @@ dynamics. Its error has two parts, each given half of delta:
   most b, (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
 
 The value is clipped to [0, H], where V^pi lies, which only brings it nearer. All of this holds for
-honest reports; each dishonest one can move one report's counters.
+honest reports; a dishonest one can move a counter by up to L.
+
+Poisoning. True counts of n episodes satisfy equations that private counts break by noise only,
+and lies break them by more. `check` computes how far counts are from each:
+
+- flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
+  h + 1. Of each cell (h, x, a, x') it tests the part that breaks these equations
+  (`postprocess.imbalance`): no linear test of them finds a lie on one cell better;
+- total: all transitions of a batch sum to n times its steps. Silent reports lower it;
+- start: visits at step 0 are n draws from the declared start;
+- visits: where they are counted on their own, they are sums over x';
+- rewards: 0 <= R(x, a) <= N(x, a).
+
+Bernstein's inequality bounds the probability of each deviation r, of variance V with terms of size
+at most b, by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the population; a union bound over all tests
+of the batch makes it `CountCheck.chance`. It holds for every environment that has the declared
+start, for steps alike or not, for every choice of families, for one layer and for all, and for
+every trust model, as it needs nothing but the noise's variance and term. Neither lies that are
+whole episodes nor those below the noise can be found (docs/security.md has both in numbers).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.workflow import debias
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.coordinator.learning.learner import BatchCounts, batch_counts
+from riffle.coordinator.learning.learner import BatchCounts, FloatArray, batch_counts
+from riffle.coordinator.learning.postprocess import imbalance, leverage
+
+FALSE_ALARM = 1e-5
+"""Largest chance of a batch that is marked: of honest batches at most this share is."""
+TINY = 1e-12  # of a variance: without noise (simulations) every deviation is a finding
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
@@ -75,3 +101,65 @@ def counts_document(counts: BatchCounts) -> dict[str, Any]:
         "visit_variance": counts.visit_variance,
         "reward_variance": counts.reward_variance,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class CountCheck:
+    """The test that counts fail worst: its name, and the deviation in standard deviations.
+
+    ``chance`` bounds the probability that honest reports give such a deviation in any test.
+    """
+
+    test: str
+    deviation: float
+    chance: float
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the batch is marked."""
+        return self.chance < FALSE_ALARM
+
+
+class _Test(NamedTuple):
+    """Deviations of one kind, with the variance and the largest term of each."""
+
+    name: str
+    residuals: FloatArray
+    variance: FloatArray | float
+    term: FloatArray | float
+
+
+def check(counts: BatchCounts, d1: FloatArray) -> CountCheck:
+    """Tests a batch's counts for lies; see the module. ``d1`` (X,) is the declared start."""
+    tests, number = list(_tests(counts, d1)), 0
+    worst, exponent, deviation = "", -1.0, 0.0
+    for name, residuals, variance, term in tests:
+        r = np.abs(residuals)
+        exponents = r**2 / (2 * (variance + term * r / 3) + TINY)
+        number += r.size
+        if exponents.max() > exponent:
+            at = np.unravel_index(exponents.argmax(), r.shape)
+            worst, exponent = name, float(exponents[at])
+            deviation = float((r / np.sqrt(variance + TINY))[at])
+    return CountCheck(worst, deviation, min(1.0, 2 * number * math.exp(-exponent)))
+
+
+def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
+    c, v, term, n = counts.transitions, counts.transition_variance, counts.term, counts.n
+    layout, (steps, X, A, _) = counts.layout, c.shape
+    share = leverage(c.shape)
+    # The part of a cell does not depend on its action.
+    part, share_of = imbalance(c, n)[:, :, 0], share[:, None, None]
+    yield _Test("flow", part, v * share_of, term * np.sqrt(share_of * share.max()))
+    yield _Test("total", np.array([c.sum() - steps * n]), v * c.size, term)
+    if layout.layer in (None, 0):
+        drawn, variance = c[0].sum(axis=(1, 2)) - n * d1, n * d1 * (1 - d1)
+        yield _Test("start", drawn, X * A * v + variance, max(term, 1.0))
+    if "visits" in layout.shapes:
+        variance = X * v + counts.visit_variance
+        yield _Test("visits", c.sum(axis=-1) - counts.visits, variance, term)
+    if counts.rewards is not None:
+        joint = layout.families == "joint"  # there R is a part of N, else its noise is its own
+        variance = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
+        yield _Test("rewards", np.maximum(counts.rewards - counts.visits, 0), variance, term)
+        yield _Test("rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term)

@@ -14,7 +14,7 @@ import hashlib
 import http.client
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -165,9 +165,9 @@ class ShufflerClient:
             raise LocalError("unavailable", "the messages arrived incomplete or changed")
         return Messages(data, digest)
 
-    async def acknowledge(self, batch_id: str, sha256: str) -> None:
+    async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> None:
         """Tells the shuffler that the messages are settled here, so that it may erase them."""
-        body = Acknowledgement(messages_sha256=sha256).model_dump_json()
+        body = Acknowledgement(messages_sha256=sha256, failed=tuple(failed)).model_dump_json()
         await self._end(f"/v1/batches/{batch_id}/acknowledgement", batch_id, body)
 
     async def abandon(self, batch_id: str) -> None:

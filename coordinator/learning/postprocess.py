@@ -128,17 +128,36 @@ def conserve(
     `visits` (..., H, X, A) are visits counted on their own, with noise of 1 / `ratio` times the
     variance of a transition count's; None when visits are sums of the transitions.
     """
-    shape = transitions.shape[-4:]
-    share = 0.0 if visits is None else ratio / (1 + shape[-1] * ratio)
+    share = 0.0 if visits is None else ratio / (1 + transitions.shape[-1] * ratio)
     if visits is not None:
         surplus = transitions.sum(axis=-1) - visits
         transitions = transitions - share * surplus[..., None]
+    return np.asarray(transitions - imbalance(transitions, n, share))
+
+
+def imbalance(transitions: FloatArray, n: float, share: float = 0.0) -> FloatArray:
+    """Returns the part of counts (..., H, X, A, X) that no counts of n episodes have.
+
+    It is M (c - N) for every c and true N, with M = Sigma B' (B Sigma B')^-1 B.
+    """
+    shape = transitions.shape[-4:]
     excess = divergence(transitions)
     excess[..., 0] -= n
-    change = adjoint(excess @ _inverse(shape, share), shape)
+    part = adjoint(excess @ _inverse(shape, share), shape)
     if share:  # times Sigma, in units of a transition count's variance
-        change = change - share * change.sum(axis=-1, keepdims=True)
-    return np.asarray(transitions - change)
+        part = part - share * part.sum(axis=-1, keepdims=True)
+    return part
+
+
+def leverage(shape: tuple[int, ...]) -> FloatArray:
+    """Returns the diagonal of M (`imbalance`) by step (H,): it is the same for all (x, a, x')."""
+    H, X = shape[:2]
+    inverse = _inverse(shape, 0.0)
+    columns = np.zeros((H, len(inverse)))  # of B, for x = x' = 0
+    columns[0, 0] = 1.0
+    for h in range(1, H):
+        columns[h, 1 + (h - 1) * X], columns[h - 1, 1 + (h - 1) * X] = -1.0, 1.0
+    return np.asarray(np.einsum("hi,ij,hj->h", columns, inverse, columns))
 
 
 def conserve_totals(transitions: FloatArray, n: float) -> FloatArray:

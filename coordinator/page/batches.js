@@ -13,6 +13,7 @@ export class BatchesCard {
     this.filled = h("p", { class: "sentence", role: "status" });
     this.open = h("div", { class: "row open" }, this.fill, this.filled);
     this.sums = h("p", { class: "sentence" });
+    this.doubt = h("p", { class: "banner", role: "alert", hidden: true });
     const sent = (row) => row.book?.shuffler ?? {};
     this.table = table("batches-table", "Batches, newest first. Reports, except opened and failed, which are messages", [
       { name: "batch", text: (row) => String(row.index) },
@@ -24,9 +25,10 @@ export class BatchesCard {
       { name: "opened", text: (row) => count(row.book?.opened) },
       { name: "failed", text: (row) => count(row.book?.failed) },
       { name: "balanced", text: (row) => balance(row.book), left: true },
+      { name: "counts", text: plausibility, left: true },
     ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
     const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and what a short batch held.";
-    this.element = card("batches", "Batches", this.open, this.table.element, this.sums, h("p", { class: "note" }, note));
+    this.element = card("batches", "Batches", this.open, this.doubt, this.table.element, this.sums, h("p", { class: "note" }, note));
   }
 
   draw({ books }, { deployments }) {
@@ -36,6 +38,9 @@ export class BatchesCard {
     const known = rows.filter((row) => row.book);
     const wrong = known.filter((row) => row.book.balanced === false).length;
     const troubles = known.filter((row) => row.book.trouble);
+    const suspicious = rows.filter((row) => row.suspicious).length;
+    say(this.doubt, `${suspicious} of ${rows.length} batches have counts that honest reports hardly give: somebody lies, or the environment does not start as declared.`);
+    this.doubt.hidden = suspicious === 0;
     const about = wrong ? `${wrong} of ${known.length} batches do not balance.` : `${known.length} batches looked at, none out of balance.`;
     say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).book.trouble}` : about);
     this.sums.hidden = known.length === 0;
@@ -50,6 +55,11 @@ export class BatchesCard {
     if (told) this.fill.value = tenths;
     say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: at least ${tenths} tenths full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not told.`);
   }
+}
+
+function plausibility({ suspicious, test, deviation }) {
+  if (suspicious === undefined) return "\u2013";
+  return suspicious ? `SUSPICIOUS: ${test} off by ${number(deviation, 3)} sd` : "plausible";
 }
 
 function balance(book) {

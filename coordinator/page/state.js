@@ -20,7 +20,8 @@ const CHANGES = {
     const { value = null, radius = null } = data;
     const outcome = { total: data.messages, failed: data.failed, dishonest: data.dishonest };
     const spent = { epsilon: Number(data.epsilon), beta: data.beta };
-    const known = { value, radius, ...outcome, ...spent, episodes: run.counted };
+    const { suspicious, test, deviation } = data;
+    const known = { value, radius, ...outcome, ...spent, suspicious, test, deviation, episodes: run.counted };
     change(run, data, { ...known, state: "counted", settledAt: at });
     run.settled = data.index;
   },
@@ -65,7 +66,7 @@ export function firstOpen(run, books, least) {
 export function spoken(event) {
   const { data } = event;
   const texts = {
-    batch_counted: () => `Batch ${data.index} counted: ${data.n} reports.`,
+    batch_counted: () => `Batch ${data.index} counted: ${data.n} reports${data.suspicious ? ", suspicious" : ""}.`,
     batch_rejected: () => `Batch ${data.index} rejected: too many dishonest reports.`,
     batch_abandoned: () => `Batch ${data.index} abandoned.`,
     stage_finished: () => `Stage ${data.stage} finished.`,

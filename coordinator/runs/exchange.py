@@ -136,13 +136,13 @@ class BatchExchange:
         return opened
 
     async def acknowledge(self, row: DeploymentRecord) -> None:
-        """Tells the shuffler to erase a settled batch.
+        """Tells the shuffler to erase a settled batch, and which of its messages failed.
 
         A refusal is logged only: the counts are safe here, and a shuffler that has nothing to
         erase must not end the run.
         """
         try:
-            await self.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "")
+            await self.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "", row.named)
         except RemoteError as error:
             JOURNAL.problem("not-acknowledged", error, run_id=row.run_id, deployment=row.index)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from riffle.common.mechanism.counters import Ints
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
-from riffle.coordinator.batches.counts import private_counts, value_estimate
+from riffle.coordinator.batches.counts import check, private_counts, value_estimate
 from riffle.coordinator.batches.issue import Issuer, same_deployment
 from riffle.coordinator.learners.registry import ManualLearner, Registry
 from riffle.coordinator.learning.learner import Learner
@@ -39,15 +39,18 @@ class RunLearner:
         """Adds to a batch's settlement what the learner makes of its counts, and what follows.
 
         Nothing is added once the run is over. Counts past the promise are not used: the deployment
-        is issued again.
+        is issued again. Others are checked for lies before the learner sees them, which it does
+        also if they are suspicious: otherwise one liar could stop every run and use up its users.
+        So the batch is marked, and the operator decides.
         """
         if run.state != "running":
             return settlement
         if not settlement.spend.within_promise:
             reason = f"had {settlement.spend.dishonest} dishonest reports or more"
             return replace(settlement, next=self.reissue(run, row, reason))
-        learner = self._current(run)
         counts = private_counts(row.descriptor, settlement.opened.histogram)
+        settlement = replace(settlement, check=check(counts, run.spec.d1))
+        learner = self._current(run)
         stage, estimate = learner.observe(counts), value_estimate(counts, run.spec.delta)
         summary = learner.summary()
         step = self._next_step(run, row, learner)

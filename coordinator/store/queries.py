@@ -19,6 +19,7 @@ from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.database import is_shared, writer
 from riffle.coordinator.batches.analyzer import OpenedBatch
+from riffle.coordinator.batches.counts import FALSE_ALARM
 from riffle.coordinator.learning.true_values import TrueRow
 from riffle.coordinator.metrics import Census
 from riffle.coordinator.states import TO_ACKNOWLEDGE, UNSETTLED
@@ -80,6 +81,7 @@ SPENT = select(
     func.sum(_spends.failed).label("failed"),
     func.max(case((_FINITE, _spends.epsilon_upper))).label("epsilon"),
     func.count(case((~_FINITE, 1))).label("seeded"),
+    func.count(case((_spends.chance < FALSE_ALARM, 1))).label("suspicious"),
 )
 
 
@@ -219,6 +221,7 @@ class Queries:
                 failed=int(spent.failed or 0),
                 epsilon=spent.epsilon or 0.0,
                 seeded=spent.seeded,
+                suspicious=spent.suspicious,
             )
 
 
@@ -251,7 +254,8 @@ def read_released(connection: Connection, run_id: str, index: int) -> OpenedBatc
     row = connection.execute(RELEASED, {"run_id": run_id, "index": index}).one_or_none()
     if row is None:
         return None
-    return OpenedBatch(unpack(row.histogram), row.opened, row.failed, row.messages_sha256)
+    histogram, named = unpack(row.histogram), tuple(json.loads(row.named))
+    return OpenedBatch(histogram, row.opened, row.failed, row.messages_sha256, named)
 
 
 def _first(connection: Connection, query: Select[Any], run_id: str) -> DeploymentRecord | None:

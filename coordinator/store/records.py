@@ -12,7 +12,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor, parse
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.batches.analyzer import OpenedBatch
-from riffle.coordinator.batches.counts import ValueEstimate
+from riffle.coordinator.batches.counts import CountCheck, ValueEstimate
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.batches.ledger import Spend
 from riffle.coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
@@ -60,7 +60,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes."""
+    """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
+
+    ``named``: places of messages that failed, until the batch is acknowledged.
+    """
 
     run_id: str
     index: int
@@ -74,6 +77,7 @@ class DeploymentRecord:
     state: DeploymentState
     acknowledged: bool
     messages_sha256: str | None
+    named: tuple[int, ...]
     episodes_executed: int
     issued_at: float
     opened_at: float | None
@@ -113,7 +117,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """An opened batch's entry in the ledger."""
+    """An opened batch's entry in the ledger; ``check``: of its counts, if they are used."""
 
     index: int
     spend: Spend
@@ -121,6 +125,7 @@ class LedgerRecord:
     opened: int
     failed: int
     recorded_at: float
+    check: CountCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,7 @@ class Settlement:
     spend: Spend
     opened: OpenedBatch
     timings: Timings
+    check: CountCheck | None = None
     stage: StageResult | None = None
     summary: LearnerSummary | None = None
     estimate: ValueEstimate | None = None
@@ -176,6 +182,7 @@ def deployment_record(row: Row[Any]) -> DeploymentRecord:
     values = dict(row._mapping)
     values["data"] = values.pop("descriptor")
     values["timings"] = json.loads(values["timings"])
+    values["named"] = tuple(json.loads(values["named"] or "[]"))
     return DeploymentRecord(**values)
 
 
@@ -184,7 +191,8 @@ def ledger_record(row: Row[Any]) -> LedgerRecord:
     spend = Spend(row.epsilon_lower, row.epsilon_upper, row.beta, row.dishonest, row.within_promise)
     # `index` is also a method of tuples, and so of rows.
     index = cast("int", row._mapping["index"])
-    return LedgerRecord(index, spend, row.messages, row.opened, row.failed, row.recorded_at)
+    check = None if row.test is None else CountCheck(row.test, row.deviation, row.chance)
+    return LedgerRecord(index, spend, row.messages, row.opened, row.failed, row.recorded_at, check)
 
 
 HISTOGRAM_ITEM_BYTES = 8

@@ -76,6 +76,8 @@ deployments = Table(
     Column("state", String(16), nullable=False),
     Column("acknowledged", Boolean, nullable=False),
     Column("messages_sha256", String(64)),
+    # Places of messages that failed, from settlement until they are named to the shuffler.
+    Column("named", Text),
     Column("episodes_executed", BigInteger, nullable=False),
     Column("issued_at", Float, nullable=False),
     Column("opened_at", Float),
@@ -98,6 +100,7 @@ released = Table(
         Column("opened", BigInteger, nullable=False),
         Column("failed", BigInteger, nullable=False),
         Column("messages_sha256", String(64), nullable=False),
+        Column("named", Text, nullable=False),
     ),
 )
 
@@ -115,6 +118,10 @@ ledger = Table(
         Column("opened", BigInteger, nullable=False),
         Column("failed", BigInteger, nullable=False),
         Column("recorded_at", Float, nullable=False),
+        # `batches.counts.CountCheck` of the counts that are used.
+        Column("test", String(16)),
+        Column("deviation", Float),
+        Column("chance", Float),
     ),
 )
 

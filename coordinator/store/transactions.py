@@ -233,7 +233,7 @@ class Store(Queries):
 
     def record_acknowledgement(self, lease: RunLease, index: int, timings: Timings) -> None:
         """Records that the shuffler knows that the batch is settled."""
-        values = {"acknowledged": True, "timings": json.dumps(dict(timings))}
+        values = {"acknowledged": True, "timings": json.dumps(dict(timings)), "named": None}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "acknowledge", **values)
 

@@ -153,7 +153,7 @@ def move_deployment(
 
 def add_released(connection: Connection, run_id: str, index: int, opened: OpenedBatch) -> None:
     """Stores an opened batch until it is settled."""
-    row = asdict(opened) | {"histogram": pack(opened.histogram)}
+    row = asdict(opened) | {"histogram": pack(opened.histogram), "named": json.dumps(opened.named)}
     connection.execute(insert(schema.released), {"run_id": run_id, "index": index, **row})
 
 
@@ -167,6 +167,7 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
         settlement.event,
         settled_at=now,
         messages_sha256=opened.messages_sha256,
+        named=json.dumps(opened.named) if opened.named else None,
         timings=json.dumps(dict(settlement.timings)),
     )
     connection.execute(delete(schema.released).where(_at(schema.released, run_id, index)))
@@ -176,6 +177,7 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
         "opened": opened.opened,
         "failed": opened.failed,
         "recorded_at": now,
+        **({} if settlement.check is None else asdict(settlement.check)),
     }
     connection.execute(insert(schema.ledger), {"run_id": run_id, "index": index, **entry})
     data = {
@@ -190,6 +192,8 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
     if settlement.event == "reject":
         add_event(connection, run_id, now, ("batch_rejected", data))
         return
+    if settlement.check is not None:
+        data |= asdict(settlement.check) | {"suspicious": settlement.check.suspicious}
     if settlement.estimate is not None:
         data |= {"value": settlement.estimate.value, "radius": settlement.estimate.radius}
     add_event(connection, run_id, now, ("batch_counted", data))

@@ -5,7 +5,7 @@ everything before it changes anything, and repeats harmlessly: a retry after a l
 work done.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,8 +30,9 @@ from riffle.common.protocol.wire import BatchState, BatchStatus, OpenBatch
 from riffle.common.server.database import notify
 from riffle.shuffler.rules import Holding, coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
-from riffle.shuffler.store.leases import PENDING, forget_unused, read_slots
+from riffle.shuffler.store.leases import PENDING, count_by_node, forget_unused, read_slots
 from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, nodes, reports
+from riffle.shuffler.store.users import add_failures
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
@@ -274,14 +275,21 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages:
         _update(connection, batch_id, messages_sha256=sha256, forwarded=messages)
 
 
-def acknowledge(connection: Connection, batch_id: str, sha256: str) -> None:
+def acknowledge(
+    connection: Connection, batch_id: str, sha256: str, failed: Sequence[int] = ()
+) -> None:
     """Records that the analyzer has the messages; from here on the batch will be erased.
+
+    ``failed`` has the slot of each message that did not open. Its node is told apart here, in the
+    transaction that ends the batch, so that a repetition or another replica counts nothing twice.
 
     Raises RemoteError ``wrong-state`` if the digest is of other bytes, or by the table.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
         raise RemoteError("wrong-state", "the digest is not that of the messages handed over")
+    if batch.state == "forwarded":
+        add_failures(connection, count_by_node(connection, batch_id, failed))
     transition(connection, batch, "acknowledge")
 
 

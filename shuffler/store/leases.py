@@ -8,6 +8,7 @@ A lease's id is its slot, then the id of its group. A node knows its own slots, 
 told a lease's id, so the id gives nothing away.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -69,8 +70,9 @@ _PARTLY_UNUSED = select(*_COLUMNS).where(
     lease_groups.c.batch_id == bindparam("batch"),
     lease_groups.c.reports < func.length(lease_groups.c.states),
 )
+_OF_REPORTS = (lease_groups.c.batch_id == bindparam("batch")) & (lease_groups.c.reports > 0)
 _REPORTED = select(lease_groups.c.users, lease_groups.c.slots, lease_groups.c.states).where(
-    lease_groups.c.batch_id == bindparam("batch"), lease_groups.c.reports > 0
+    _OF_REPORTS
 )
 _CHANGING = ("group_id", "pending", "reports", "states", "users", "digests")
 _PARAMETERS = tuple(f"new_{name}" for name in _CHANGING)
@@ -268,6 +270,19 @@ def forget_unused(connection: Connection, batch_id: str) -> None:
     for group in groups:
         group.forget_unused()
     save(connection, groups)
+
+
+def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -> Counter[str]:
+    """Returns how many of these slots' reports each node sent; a slot may be there repeatedly."""
+    query = select(lease_groups.c.node_id, lease_groups.c.slots, lease_groups.c.states)
+    wanted, nodes = Counter(slots), Counter[str]()
+    for node_id, group_slots, states in connection.execute(
+        query.where(_OF_REPORTS), {"batch": batch_id}
+    ):
+        for slot, letter in zip(read_slots(group_slots), states, strict=True):
+            if letter == LETTERS["reported"] and slot in wanted:
+                nodes[node_id] += wanted[slot]
+    return nodes
 
 
 def reporters(connection: Connection, batch_id: str) -> tuple[set[bytes], list[int]]:

@@ -41,6 +41,9 @@ nodes = Table(
     Column("users", BigInteger, nullable=False, default=0),
     # Leases that lapsed, in batches that are over; those of other batches are counted there.
     Column("lapsed", BigInteger, nullable=False, default=0),
+    # What coordinators said, unproven: its messages that failed, and batches that had some.
+    Column("failed_messages", BigInteger, nullable=False, default=0),
+    Column("failed_batches", BigInteger, nullable=False, default=0),
     Column("enrolled_at", BigInteger, nullable=False),
     Column("revoked_at", BigInteger),
 )

@@ -10,7 +10,7 @@ which only the SHA-256 is kept. A revoked node stays in the store, so that its u
 """
 
 import secrets
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -38,6 +38,14 @@ _GROW_NODE = (
     .where(nodes.c.node_id == bindparam("node"))
     .values(users=nodes.c.users + bindparam("more"))
 )
+_BLAME = (
+    update(nodes)
+    .where(nodes.c.node_id == bindparam("node"))
+    .values(
+        failed_messages=nodes.c.failed_messages + bindparam("more"),
+        failed_batches=nodes.c.failed_batches + 1,
+    )
+)
 _BY_TOKEN = select(nodes.c.node_id).where(
     nodes.c.token_hash == bindparam("hash"), nodes.c.revoked_at.is_(None)
 )
@@ -46,6 +54,7 @@ _LAPSED = case((_OVER, lease_groups.c.leases - lease_groups.c.reports), else_=0)
 _LIST = (
     select(
         *(nodes.c[name] for name in ("node_id", "name", "owner", "enrolled_at", "revoked_at")),
+        *(nodes.c[name] for name in ("failed_messages", "failed_batches")),
         nodes.c.quota.label("users"),
         (nodes.c.quota - nodes.c.users).label("users_left"),
         func.coalesce(func.sum(lease_groups.c.reports), 0).label("reports"),
@@ -143,6 +152,12 @@ def revoke(connection: Connection, node_id: str, now: int) -> None:
     if connection.execute(revoked).rowcount == 0:
         raise RemoteError("not-found", "no node has this id")
     notify(connection, node_id)
+
+
+def add_failures(connection: Connection, messages: Mapping[str, int]) -> None:
+    """Adds the messages of one batch that failed to the counts of the nodes that sent them."""
+    for node_id in sorted(messages):  # in one order, so that two batches never wait for each other
+        connection.execute(_BLAME, {"node": node_id, "more": messages[node_id]})
 
 
 def list_nodes(connection: Connection, now: int) -> NodeList:

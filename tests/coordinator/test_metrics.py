@@ -40,6 +40,7 @@ def test_a_run_shows_in_sums(api: Api) -> None:
         "riffle_coordinator_messages_opened": sum(e["opened"] for e in spent["entries"]),
         "riffle_coordinator_epsilon_spent": spent["epsilon"],
         "riffle_coordinator_seeded_batches": 0,
+        "riffle_coordinator_suspicious_batches": 0,
         'riffle_coordinator_steps_failed_total{problem="unavailable"}': 1,
     }.items():
         assert sample(text, series) == pytest.approx(expected), series

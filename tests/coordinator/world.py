@@ -9,7 +9,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -127,6 +128,7 @@ class FakeShuffler(ShufflerClient):
         self.data: dict[str, bytes] = {}
         self.states: dict[str, BatchState] = {}
         self.acknowledged: dict[str, str] = {}
+        self.named: defaultdict[str, list[tuple[int, ...]]] = defaultdict(list)
         self.calls: list[str] = []
         self.fills = True
         self.down = 0
@@ -210,7 +212,8 @@ class FakeShuffler(ShufflerClient):
         assert len(sealed) == size
         return Messages(bytes(sealed), hashlib.sha256(sealed).hexdigest())
 
-    async def acknowledge(self, batch_id: str, sha256: str) -> None:
+    async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> None:
+        self.named[batch_id].append(tuple(failed))
         self._called("acknowledge")
         assert self.states[batch_id] in ("forwarded", "erased")
         self.states[batch_id] = "erased"

@@ -17,11 +17,12 @@ from riffle.common.protocol.hpke import KeyPair, seal, seal_indices
 from riffle.common.protocol.verification import batch_event
 from riffle.common.server import service
 from riffle.node_client.environments.registry import make
-from tests.coordinator.world import SIGNING
+from tests.coordinator.world import SIGNING, TOKEN
 from tests.fuzz.live import Batch, Network, network
 from tests.shuffler.world import COORDINATOR_TOKEN
 
 N = 20
+LARGE = 60
 ENVIRONMENT = make("RiverSwim-v0", states=2, horizon=2)
 EPSILON, GAMMA = 4.0, 0.1
 LEASE_SECONDS = 20
@@ -50,6 +51,11 @@ def broken(batch: Batch) -> bytes:
     d = batch.context.descriptor
     keys = batch.keys
     return seal(keys.batch_key, keys.report_info, bytes(d.padding.messages * d.message_bytes))
+
+
+def loud(batch: Batch) -> bytes:
+    """A report whose messages all name the first counter."""
+    return batch.sealed(np.zeros(batch.context.descriptor.padding.messages, dtype=np.int64))
 
 
 def deposit(live: Network, batch: Batch, **changes: Any) -> httpx.Response:
@@ -107,6 +113,53 @@ def test_messages_that_do_not_open(liars: int, state: str, live: Network) -> Non
     assert (spend["failed"], spend["dishonest_reports"]) == (liars * spend["messages"] // N, liars)
     assert spend["used"] == (found["counts"] is not None) == (state == "counted")
     assert (float(spend["epsilon_upper"]) <= EPSILON) == (state == "counted")
+
+
+@pytest.mark.parametrize("liars", [2, 3])
+def test_the_shufflers_operator_sees_whose_messages_do_not_open(liars: int, live: Network) -> None:
+    """By node, whether or not the counts are used; nothing at the coordinator names a node."""
+    batch = live.deploy()
+    live.fill(batch, honest(batch, N // 2))
+    live.fill(batch, [*honest(batch, N // 2 - liars), *[broken(batch)] * liars])
+    assert live.settled(batch)["spend"]["dishonest_reports"] == liars
+    *_, before, guilty = live.until(
+        lambda: sorted(
+            live.ask("shuffler", "GET", "/nodes")["nodes"], key=lambda n: int(n["owner"][6:])
+        ),
+        lambda nodes: nodes[-1]["failed_messages"],
+    )
+    assert (before["failed_messages"], before["failed_batches"]) == (0, 0)
+    L = batch.context.descriptor.padding.messages
+    assert (guilty["failed_messages"], guilty["failed_batches"]) == (liars * L, 1)
+    for path in ("/nodes", f"/batches/{batch.id}/messages"):
+        assert live.call("shuffler", "GET", path, COORDINATOR_TOKEN).status_code in (401, 409, 410)
+    run = f"/runs/{batch.context.descriptor.run_id}"
+    for path in (
+        run,
+        f"{run}/deployments/0",
+        f"{run}/history",
+        f"{run}/conservation",
+        f"{run}/ledger",
+    ):
+        assert guilty["node_id"] not in live.call("coordinator", "GET", path).text
+
+
+@pytest.mark.parametrize(("liars", "suspicious"), [(0, False), (6, True)])
+def test_a_batch_of_lies_is_marked(liars: int, suspicious: bool, live: Network) -> None:
+    """The mark is in ledger, result, events and metrics; the counts are used all the same."""
+    batch = live.deploy(episodes=LARGE)
+    fill(live, batch, [*honest(batch, LARGE - liars), *[loud(batch)] * liars])
+    found = live.settled(batch)
+    run = f"/runs/{batch.context.descriptor.run_id}"
+    assert (found["state"], found["spend"]["suspicious"]) == ("counted", suspicious)
+    assert live.ask("coordinator", "GET", f"{run}/result")["suspicious_batches"] == int(suspicious)
+    history = live.ask("coordinator", "GET", f"{run}/history")["events"]
+    (counted,) = (one["data"] for one in history if one["kind"] == "batch_counted")
+    assert counted["suspicious"] == suspicious
+    metrics = httpx.get(
+        f"{live.coordinator}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
+    ).text
+    assert ("riffle_coordinator_suspicious_batches 0.0" in metrics) != suspicious
 
 
 @pytest.mark.parametrize("trust", ["central", "local"])

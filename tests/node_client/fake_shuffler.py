@@ -54,7 +54,7 @@ class FakeBatch:
                 return {"user": user, "slot": slot, "lease": lease}
         return None
 
-    def counts(self) -> tuple[np.typing.NDArray[np.int64], int]:
+    def counts(self) -> tuple[np.typing.NDArray[np.int64], list[int]]:
         """Returns the analyzer's counts: histogram with dummies last, and failed messages."""
         layout = self.descriptor.layout
         inner = b"".join(

@@ -43,7 +43,7 @@ def test_reports_open_to_their_messages() -> None:
         histogram, failed = open_histogram(
             world.ANALYZER.private, CONTEXT.message_info, report, layout.width, layout.counters
         )
-        assert failed == 0
+        assert failed == []
         assert np.array_equal(histogram, np.bincount(expected, minlength=layout.counters + 1))
 
 

@@ -19,6 +19,7 @@ ROUTES = [
     ("POST", f"/batches/{ID}/acknowledgement", {"coordinator"}),
     ("POST", f"/batches/{ID}/abandon", {"coordinator", "operator"}),
     ("POST", "/nodes", {"operator"}),
+    ("GET", "/nodes", {"operator"}),
     ("DELETE", f"/nodes/{ID}", {"operator"}),
 ]
 

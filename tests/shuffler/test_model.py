@@ -156,7 +156,7 @@ class Shuffling(RuleBasedStateMachine):
         if model is None or model.released is None:
             return
         sha256 = world.sha256(model.released) if right else "00" * 32
-        work = self.core.batches.acknowledge(model.batch.batch_id, sha256)
+        work = self.core.batches.acknowledge(model.batch.batch_id, sha256, ())
         if not right:
             with pytest.raises(RemoteError):
                 self.do(work)

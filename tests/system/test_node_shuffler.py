@@ -168,7 +168,7 @@ def test_counts_over_the_network_are_those_of_the_per_user_path(tmp_path: Path) 
                 d.layout.width,
                 d.layout.counters,
             )
-            assert failed == 0
+            assert failed == []
             assert np.array_equal(histogram, expected_counts(PreparedBatch.of(d)))
 
 

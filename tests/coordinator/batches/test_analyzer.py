@@ -55,18 +55,20 @@ def test_worker_processes_count_as_one_would() -> None:
     assert opening.failed == 0
     assert opening.histogram.tolist() == np.bincount(indices).tolist()
     assert opening.opened == indices.size
+    assert opening.named == ()
     assert opened(analyzer(), batch, sealed_messages(data)).opened == indices.size
 
 
-def test_tampered_messages_fail_and_are_only_counted() -> None:
+def test_tampered_messages_fail_and_are_named_by_their_places() -> None:
     batch, data = context()
     messages = bytearray(sealed_messages(data))
     whole = opened(analyzer(), batch, bytes(messages))
     for message in (0, 7, 11):
         messages[message * batch.descriptor.message_bytes + 45] ^= 0x80
     opening = opened(analyzer(), batch, bytes(messages))
-    assert opening.failed == 3
+    assert (opening.failed, opening.named) == (3, (0, 7, 11))
     assert opening.opened == whole.opened - 3
+    assert (whole.failed, whole.named) == (0, ())
     assert (whole.histogram - opening.histogram).sum() == 3
 
 

@@ -80,7 +80,7 @@ def test_failures_that_may_pass_are_local(
         lambda api: api.deposit(BATCH, b"{}", "00"),
         lambda api: api.status(BATCH, 1.0),
         lambda api: api.messages(BATCH, 10),
-        lambda api: api.acknowledge(BATCH, "0" * 64),
+        lambda api: api.acknowledge(BATCH, "0" * 64, ()),
         lambda api: api.abandon(BATCH),
     ):
         with pytest.raises(kind) as caught:
@@ -93,7 +93,7 @@ ACTS: dict[str, Act] = {
     "status": lambda api: api.status(BATCH, 1.0),
     "conservation": lambda api: api.conservation(BATCH),
     "messages": lambda api: api.messages(BATCH, 10),
-    "acknowledge": lambda api: api.acknowledge(BATCH, "0" * 64),
+    "acknowledge": lambda api: api.acknowledge(BATCH, "0" * 64, ()),
     "abandon": lambda api: api.abandon(BATCH),
     "identity": lambda api: api.identity(),
 }

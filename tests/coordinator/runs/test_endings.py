@@ -151,6 +151,49 @@ def test_a_rejected_batch_without_reissues_fails_the_run(tmp_path: Path) -> None
     assert result["histograms"] == {}
 
 
+@pytest.mark.parametrize("trust", ["shuffle", "local", "central"])
+@pytest.mark.parametrize("broken", [2, 5])
+def test_failed_messages_are_named_once_the_batch_is_settled(
+    tmp_path: Path, broken: int, trust: str
+) -> None:
+    """Those of a rejected batch and those within gamma; the store forgets them afterwards."""
+    shuffler = FakeShuffler()
+    shuffler.broken = {0: broken}
+    run_to_end(parts(tmp_path, shuffler), spec(trust=trust, families="lean"))
+    first, *others = (batch_id(RUN, index) for index in range(len(outcome(tmp_path)["ledger"])))
+    assert shuffler.named[first] == [tuple(range(broken))]
+    assert [shuffler.named[other] for other in others] == [[()]] * len(others)
+    assert read(tmp_path, lambda store: {row.named for row in store.deployments(RUN)}) == {()}
+
+
+def test_of_many_failed_messages_the_first_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their order is a permutation, so these are a fair sample of all that failed."""
+    monkeypatch.setattr("riffle.coordinator.batches.analyzer.MAX_NAMED", 3)
+    shuffler = FakeShuffler()
+    shuffler.broken = {0: 5}
+    run_to_end(parts(tmp_path, shuffler), spec())
+    assert outcome(tmp_path)["ledger"][0].failed == 5
+    assert shuffler.named[batch_id(RUN, 0)] == [(0, 1, 2)]
+
+
+@pytest.mark.parametrize("trust", ["shuffle", "central"])
+@pytest.mark.parametrize(("part", "method"), [("shuffler", "acknowledge"), ("store", "settle")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_changes_no_name(
+    tmp_path: Path, part: str, method: str, when: str, trust: str
+) -> None:
+    shuffler = FakeShuffler()
+    shuffler.broken = {0: 2}
+    given = parts(tmp_path, shuffler)
+    breaking: Any = Breaking(getattr(given, part), method, 1, when)
+    run_to_end(replace(given, **{part: breaking}), spec(trust=trust, families="lean"))
+    run_to_end(parts(tmp_path, shuffler))
+    assert outcome(tmp_path)["state"][0] == "finished"
+    assert set(shuffler.named[batch_id(RUN, 0)]) == {(0, 1)}
+
+
 def read_messages(directory: Path) -> int:
     """L of the small run's first batch."""
     directory.mkdir()

@@ -104,7 +104,7 @@ def acknowledged_before_it_is_settled(patch: pytest.MonkeyPatch) -> None:
 
     async def early(driver: Driver, row: DeploymentRecord, *rest: Any) -> Any:
         opened = await open_batch(driver, row, *rest)
-        await driver.exchange.shuffler.acknowledge(row.batch_id, opened.messages_sha256)
+        await driver.exchange.shuffler.acknowledge(row.batch_id, opened.messages_sha256, ())
         return opened
 
     patch.setattr(Driver, "_open", early)
