@@ -11,6 +11,10 @@ messages name counters of the attack. The rest are honest; the analyzer debiases
   before and after clipping to [0, H].
 - learned: V of the policy that SDP-PE learns over V*, the mean over seeds under the worst of
   `ATTACKS`, which repeat their lie at every step and in every batch.
+- marked: how far that batch's counts deviate in standard deviations (the median over seeds), and
+  in how many of the runs of the worst attack the coordinator marks a batch.
+- hidden: the learned V / V* and the marked batches if all k reports claim one episode, which stays
+  in state 0 and is rewarded, and otherwise are as honest ones. No test of counts can find that.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from riffle.common.mechanism.parameters import BatchNoise
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.mechanism.workflow import debias
-from riffle.coordinator.batches.counts import value_estimate
+from riffle.coordinator.batches.counts import check, value_estimate
 from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import BatchCounts, Deployment, FloatArray, batch_counts
@@ -76,6 +80,12 @@ class Batch:
         named = np.resize(np.asarray(chosen), reports * self.L)
         return np.bincount(named, minlength=self.layout.counters)
 
+    def hidden_lies(self, reports: int, generator: np.random.Generator) -> Ints:
+        """Draws the counts (C,) of reports that claim one episode, with honest noise."""
+        chosen = np.repeat(targets(self.layout, ATTACKS["reward at the start"]), reports)
+        true = np.bincount(chosen, minlength=self.layout.counters)
+        return noisy_counts(true, reports, self.noise, generator)
+
     def counts(self, histogram: Ints) -> BatchCounts:
         """Debiases a histogram as the analyzer does."""
         n = self.deployment.n
@@ -110,49 +120,73 @@ def specification(seed: int) -> RunSpec:
     )
 
 
-def learned(share: float, attack: Sequence[Lie], seed: int) -> float:
-    """Returns V of the learned policy over V*."""
+def learned(share: float, attack: Sequence[Lie] | None, seed: int) -> tuple[float, int, int]:
+    """Returns V of the learned policy over V*, the marked batches and all batches.
+
+    ``attack``: None is the hidden one.
+    """
     spec = specification(seed)
-    learner, number = Registry().build(spec), 0
+    learner, number, marked = Registry().build(spec), 0, 0
     while (deployment := learner.next_deployment()) is not None:
         batch, generator = Batch.of(spec, deployment), generator_for(seed, "batch", number)
         k = int(share * deployment.n)
-        lies = batch.lies(k, targets(batch.layout, attack))
-        learner.observe(batch.counts(batch.honest(deployment.n - k, generator) + lies))
+        honest = batch.honest(deployment.n - k, generator)
+        lies = (
+            batch.lies(k, targets(batch.layout, attack))
+            if attack
+            else batch.hidden_lies(k, generator)
+        )
+        counts = batch.counts(honest + lies)
+        marked += check(counts, MDP.d1).suspicious
+        learner.observe(counts)
         number += 1
-    return policy_value(MDP, learner.summary().policy) / optimal_value(MDP)
+    value = policy_value(MDP, learner.summary().policy) / optimal_value(MDP)
+    return value, marked, number
 
 
-def one_batch(share: float) -> tuple[int, int, float, FloatArray]:
-    """Returns k, L, the largest shift of a counter, and values: true, raw and clipped."""
+def one_batch(share: float) -> tuple[int, int, float, FloatArray, float]:
+    """Returns k, L, the largest shift of a counter, values (true, raw, clipped), the deviation."""
     optimal = Mixture.single(plan(MDP.P, MDP.r, MDP.d1).policy)
     spec = specification(0)
     batch, k = Batch.of(spec, Deployment(0, "manual", optimal, K, None)), int(share * K)
     generator = generator_for(0, "one batch")
+    lie = batch.lies(k, targets(batch.layout, ATTACKS["reward at the start"])[:1])
+    found = [batch.counts(batch.honest(K - k, generator) + lie) for _ in range(20)]
+    deviation = float(np.median([check(counts, MDP.d1).deviation for counts in found]))
     rest, replaced = batch.honest(K - k, generator), batch.honest(k, generator)
-    poisoned = rest + batch.lies(k, targets(batch.layout, ATTACKS["reward at the start"])[:1])
+    poisoned = rest + lie
     shift = float(np.abs(poisoned - rest - replaced).max())
     counts = batch.counts(poisoned)
     estimate = value_estimate(counts, spec.delta)
     assert estimate is not None and counts.rewards is not None
     raw = float(counts.rewards.sum()) / K
-    return k, batch.L, shift, np.array([optimal_value(MDP), raw, estimate.value])
+    values = np.array([optimal_value(MDP), raw, estimate.value])
+    return k, batch.L, shift, values, deviation
+
+
+def several(share: float, attack: Sequence[Lie] | None) -> tuple[float, str]:
+    """Returns the mean of V / V* over seeds, and what is marked."""
+    values, marked, batches = zip(*(learned(share, attack, s) for s in range(SEEDS)), strict=True)
+    runs = sum(count > 0 for count in marked)
+    return float(
+        np.mean(values)
+    ), f"{runs} of {SEEDS} runs, {sum(marked)} of {sum(batches)} batches"
 
 
 def main() -> None:
     """Prints the measurements of docs/security.md."""
-    print("| share | k | shift of a counter | bound k L | value: true, raw, clipped | learned |")
-    print("|---|---|---|---|---|---|")
+    columns = ("share", "k", "shift of a counter", "bound k L", "value: true, raw, clipped")
+    columns += ("deviation", "learned", "marked", "hidden", "marked")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for share in SHARES:
-        k, L, shift, (true, raw, clipped) = one_batch(share)
-        means = {
-            name: float(np.mean([learned(share, lies, seed) for seed in range(SEEDS)]))
-            for name, lies in ATTACKS.items()
-        }
-        worst = min(means, key=lambda name: means[name])
+        k, L, shift, (true, raw, clipped), deviation = one_batch(share)
+        runs = {name: several(share, lies) for name, lies in ATTACKS.items()}
+        worst = min(runs, key=lambda name: runs[name][0])
+        value, marked = several(share, None)
         print(
             f"| {share:.1%} | {k:,} | {shift:,.0f} | {k * L:,} | {true:.2f}, {raw:.2f}, "
-            f"{clipped:.2f} | {means[worst]:.3f} ({worst if share else 'nobody lies'}) |",
+            f"{clipped:.2f} | {deviation:.1f} | {runs[worst][0]:.3f} "
+            f"({worst if share else 'nobody lies'}) | {runs[worst][1]} | {value:.3f} | {marked} |",
             flush=True,
         )
 
