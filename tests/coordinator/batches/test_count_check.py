@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.counters import CounterLayout, Families, Ints, Sizes
 from riffle.common.mechanism.parameters import BatchNoise, Trust
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
@@ -17,7 +17,7 @@ from riffle.coordinator.batches.counts import FALSE_ALARM, CountCheck, check
 from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learning.learner import BatchCounts, batch_counts
 from riffle.coordinator.learning.planning import plan
-from riffle.experiments.simulator import IntArray, counters, joint_counts, noisy_counts
+from riffle.experiments.simulator import counters, joint_counts, noisy_counts
 from riffle.node_client.environments.builtin import random_mdp
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
 from tests.coordinator.world import spec
@@ -59,7 +59,7 @@ class World:
         best = plan(mdp.P, mdp.r, mdp.d1).policy
         self.mixture = Mixture.from_probabilities(np.stack([best, 0 * best]), [0.6, 0.4])
 
-    def counts(self, seed: int, liars: int = 0, lies: IntArray | None = None) -> BatchCounts:
+    def counts(self, seed: int, liars: int = 0, lies: Ints | None = None) -> BatchCounts:
         """Counts with the noise of the honest ones, and ``lies`` (C,) of the others."""
         generator = generator_for(seed, "check")
         episodes = joint_counts(self.mdp, self.mixture, N - liars, generator)
@@ -69,10 +69,10 @@ class World:
         debiased, noise = debias(self.noise, N, histogram), self.noise
         return batch_counts(self.layout, N, debiased, noise.variance(N), noise.term)
 
-    def check(self, seed: int, liars: int = 0, lies: IntArray | None = None) -> CountCheck:
+    def check(self, seed: int, liars: int = 0, lies: Ints | None = None) -> CountCheck:
         return check(self.counts(seed, liars, lies), self.mdp.d1)
 
-    def one_counter(self, liars: int, family: str | None = None) -> IntArray:
+    def one_counter(self, liars: int, family: str | None = None) -> Ints:
         """All messages of liars on the first counter, or on the first of a family."""
         blocks = self.layout.split(np.arange(self.layout.counters, dtype=np.float64))
         at = int(blocks[family].flat[0]) if family else 0
