@@ -198,8 +198,8 @@ class NodeSummary(Document):
     users_left: int = Field(description="distinct users that it may still name")
     reports: int = Field(description="reports accepted, over all batches")
     lapsed: int = Field(description="leases that expired without a report")
-    failed_messages: int = Field(description="messages that a coordinator named as failed, unproven")
-    failed_batches: int = Field(description="batches in which it named some")
+    failed_messages: int = Field(description="those a coordinator said did not open, unproven")
+    failed_batches: int = Field(description="batches in which there were some")
 
 
 class NodeList(Document):
