@@ -175,8 +175,8 @@ def several(share: float, attack: Sequence[Lie] | None) -> tuple[float, str]:
 
 def main() -> None:
     """Prints the measurements of docs/security.md."""
-    columns = ("share", "k", "shift of a counter", "bound k L", "value: true, raw, clipped")
-    columns += ("deviation", "learned", "marked", "hidden", "marked")
+    columns = ["share", "k", "shift of a counter", "bound k L", "value: true, raw, clipped"]
+    columns += ["deviation", "learned", "marked", "hidden", "marked"]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for share in SHARES:
         k, L, shift, (true, raw, clipped), deviation = one_batch(share)

@@ -156,10 +156,10 @@ def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
         drawn, variance = c[0].sum(axis=(1, 2)) - n * d1, n * d1 * (1 - d1)
         yield _Test("start", drawn, X * A * v + variance, max(term, 1.0))
     if "visits" in layout.shapes:
-        variance = X * v + counts.visit_variance
-        yield _Test("visits", c.sum(axis=-1) - counts.visits, variance, term)
+        surplus = c.sum(axis=-1) - counts.visits
+        yield _Test("visits", surplus, X * v + counts.visit_variance, term)
     if counts.rewards is not None:
         joint = layout.families == "joint"  # there R is a part of N, else its noise is its own
-        variance = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
-        yield _Test("rewards", np.maximum(counts.rewards - counts.visits, 0), variance, term)
+        spread = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
+        yield _Test("rewards", np.maximum(counts.rewards - counts.visits, 0), spread, term)
         yield _Test("rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term)
