@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 Trust = Literal["shuffle", "local", "central"]
 """Trusted are: the shuffler and a share of the users; nobody; the coordinator."""
@@ -43,6 +43,7 @@ class Noise:
     Raises ValueError unless 1 <= bits <= 2**53, 0 < p < 1 and 1 <= p_log2 <= 32.
     """
 
+    term: ClassVar[float] = 1.0  # Bernstein's b (`BatchNoise`): a bit is at most one
     bits: int
     p_numerator: int
     p_log2: int
@@ -61,11 +62,6 @@ class Noise:
     def p(self) -> float:
         """Probability of a 1, exact in a double because p_log2 <= 32."""
         return math.ldexp(self.p_numerator, -self.p_log2)
-
-    @property
-    def term(self) -> float:
-        """Bernstein's b (`BatchNoise`): a bit is at most one."""
-        return 1.0
 
     def mean(self, n: int) -> float:
         """Returns the expected noise of one counter if all n reports are honest: n bits p."""
@@ -144,16 +140,12 @@ class Laplace:
 class FairBits:
     """Binomial(bits, 1/2) noise of a batch. Raises ValueError unless 1 <= bits <= 2**53."""
 
+    term: ClassVar[float] = 1.0  # Bernstein's b (`BatchNoise`): a bit is at most one
     bits: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"fair bits a counter must be 1 to 2**53, got {self.bits}")
-
-    @property
-    def term(self) -> float:
-        """Bernstein's b (`BatchNoise`): a bit is at most one."""
-        return 1.0
 
     def mean(self, n: int) -> float:
         """Returns bits / 2, whatever n is."""
