@@ -32,6 +32,7 @@ from riffle.shuffler.app import create_app
 from riffle.shuffler.settings import Settings as ShufflerSettings
 from tests.node_client import world
 
+EXPIRES = int(time.time()) + 3_600
 NODES = 5
 COORDINATOR_TOKEN, OPERATOR_TOKEN = "c" * 43, "o" * 43
 
@@ -118,7 +119,7 @@ def node_settings(folder: Path, client: httpx.Client, **changes: Any) -> NodeSet
 
 
 def deposit(client: httpx.Client, **changes: Any) -> SignedDescriptor:
-    data = serialize(world.descriptor(**changes))
+    data = serialize(world.descriptor(**{"expires_at": EXPIRES} | changes))
     batch = parse(data).descriptor.batch_id
     headers = {"Riffle-Signature": sign_deposit(world.COORDINATOR, data)}
     path = f"/batches/{batch}"
