@@ -11,7 +11,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from riffle.common.process.endpoint import AsyncFailover, server_verification, split_urls
+from riffle.common.process.endpoint import AsyncFailover, receive, server_verification, split_urls
 from riffle.common.protocol import errors, wire
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
@@ -156,16 +155,13 @@ class ShufflerClient:
             raise RemoteError("late", f"the batch ended before the report arrived: {reason}")
 
     async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
-        body = bytearray()
         try:
-            async with aclosing(await self.http.send(request, stream=True)) as response:
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise TransientError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            response, body = await receive(self.http, request, MAX_ANSWER_BYTES)
         except httpx.RequestError as error:
             raise TransientError(f"no answer ({type(error).__name__})") from error
-        return response, bytes(body)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise TransientError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        return response, body
 
 
 def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:

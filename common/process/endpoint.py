@@ -15,6 +15,7 @@ import ipaddress
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -91,6 +92,29 @@ def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
         raise LocalError("unavailable", f"cannot use CA file {ca_file}: {error}") from error
+
+
+async def receive(
+    client: httpx.AsyncClient, request: httpx.Request, most: int
+) -> tuple[httpx.Response, bytes]:
+    """Returns an answer and its body, which ends past ``most`` bytes if it is longer.
+
+    Raises httpx.RequestError, also for a compressed answer, whose size would be no bound.
+    """
+    request.headers["Accept-Encoding"], body = "identity", bytearray()
+    async with aclosing(await client.send(request, stream=True)) as response:
+        check_plain(response)
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > most:
+                break
+    return response, bytes(body)
+
+
+def check_plain(response: httpx.Response) -> None:
+    """Raises httpx.DecodingError for a compressed answer."""
+    if "Content-Encoding" in response.headers:
+        raise httpx.DecodingError("the answer is compressed")
 
 
 def hash_token(token: str) -> str:

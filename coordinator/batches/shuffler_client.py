@@ -23,7 +23,7 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from riffle.common.process.endpoint import AsyncFailover, Failover, split_urls
+from riffle.common.process.endpoint import AsyncFailover, Failover, check_plain, receive, split_urls
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
@@ -76,8 +76,7 @@ class ShufflerClient:
     def __init__(self, client: httpx.AsyncClient, long_client: httpx.Client) -> None:
         self._client = client
         self._long_client = long_client
-        for each in (client, long_client):
-            each.headers["Accept-Encoding"] = "identity"
+        long_client.headers["Accept-Encoding"] = "identity"
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
@@ -147,7 +146,7 @@ class ShufflerClient:
         extensions = {ANSWER_WAIT: answer_wait}
         try:
             with self._long_client.stream("GET", path, extensions=extensions) as response:
-                _refuse_compressed(response)
+                check_plain(response)
                 if response.status_code != HTTPStatus.OK:
                     raise _refusal(response, next(response.iter_bytes(MAX_ANSWER_BYTES), b""))
                 for chunk in response.iter_bytes():
@@ -194,19 +193,12 @@ class ShufflerClient:
 
     async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
         """Returns an answer and its body, which ends past the bound if it is longer."""
-        body = bytearray()
         try:
-            response = await self._client.send(request, stream=True)
-            async with contextlib.aclosing(response):
-                _refuse_compressed(response)
-                async for piece in response.aiter_bytes():
-                    body += piece
-                    if len(body) > MAX_ANSWER_BYTES:
-                        break
+            response, body = await receive(self._client, request, MAX_ANSWER_BYTES)
         except httpx.RequestError as error:
             raise _unreachable(error) from error
         self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
-        return response, bytes(body)
+        return response, body
 
 
 # -- what answers mean ---------------------------------------------------------------------------
@@ -232,12 +224,6 @@ def read_answer(
 
 def _unreachable(error: httpx.RequestError) -> LocalError:
     return LocalError("unavailable", f"{PEER} does not answer ({type(error).__name__})")
-
-
-def _refuse_compressed(response: httpx.Response) -> None:
-    """Raises LocalError ``unavailable``: a bound on bytes would not bound what they expand to."""
-    if "Content-Encoding" in response.headers:
-        raise LocalError("unavailable", foreign_answer(PEER, response.status_code))
 
 
 def _refusal(response: httpx.Response, body: bytes) -> RiffleError:

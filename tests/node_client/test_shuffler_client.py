@@ -1,6 +1,8 @@
 """The shuffler's REST API as a node sees it: lost answers, 429, 503, nonsense, deadlines."""
 
 import asyncio
+import gzip
+import json
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from riffle.node_client.shuffler_client import (
 
 BATCH, LEASE, USER = "ab" * 16, "cd" * 16, "ef" * 16
 DONE = {"results": [{"lease": LEASE, "outcome": "accepted"}]}
+COMPRESSED = gzip.compress(json.dumps(DONE).encode())
 Answer = httpx.Response | Exception
 
 
@@ -86,6 +89,7 @@ class Script:
         httpx.Response(200, json={"results": []}),
         httpx.Response(200, json={"results": [{"lease": "00" * 16, "outcome": "accepted"}]}),
         httpx.Response(200, content=b"x" * (MAX_ANSWER_BYTES + 1)),
+        httpx.Response(200, content=COMPRESSED, headers={"Content-Encoding": "gzip"}),
     ],
     ids=str,
 )
@@ -93,6 +97,7 @@ def test_an_upload_is_repeated_unchanged_until_it_is_decided(fault: Answer) -> N
     script = Script(*[fault] * 5, httpx.Response(200, json=DONE))
     assert script.upload().results[0].outcome == "accepted"
     assert {request.content for request in script.requests} == {b"frame"}
+    assert {request.headers["Accept-Encoding"] for request in script.requests} == {"identity"}
     assert script.slept == [1, 2, 4, 8, 8]
 
 
