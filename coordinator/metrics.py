@@ -17,7 +17,8 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from riffle.common.process.journal import Journal
-from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
+from riffle.common.protocol.errors import PROBLEMS
+from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics, start_at_zero
 from riffle.coordinator.states import DeploymentState, RunState
 
 
@@ -57,6 +58,7 @@ class CoordinatorMetrics:
             ("problem",),
             registry=registry,
         )
+        start_at_zero(self.trouble, PROBLEMS)
         self._runs = _gauge(registry, "runs", "runs in the store", "state")
         self._batches = _gauge(registry, "batches", "batches in the store", "state")
         self._opened = _gauge(registry, "messages_opened", "messages opened, all batches")

@@ -22,6 +22,7 @@ who sent when would undo the shuffle for its reader.
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from typing import get_args
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry
@@ -29,8 +30,8 @@ from sqlalchemy import Connection, func, select
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.wire import Conservation, LeaseReply, MessageFlow
-from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics
-from riffle.shuffler.rules import SMALLEST_SHOWN
+from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics, start_at_zero
+from riffle.shuffler.rules import SMALLEST_SHOWN, Closed, Decision, Outcome
 from riffle.shuffler.states import ORDER, TRANSITIONS
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.schema import batches, dropped, nodes, reports
@@ -80,6 +81,11 @@ class ShufflerMetrics:
             "riffle_shuffler_messages_failed", "messages that coordinators named as failed"
         )
         self._blamed = gauge("riffle_shuffler_nodes_failed", "nodes that sent some of these")
+        outcomes = {*get_args(Outcome), "wrong-size"}
+        start_at_zero(self.frames, outcomes)
+        start_at_zero(self._refused, outcomes - {"accepted"})
+        decisions = {"granted", *get_args(Closed), *get_args(Decision)}
+        start_at_zero(self.leases, decisions - {"grant", "keep"})
         self.inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
         self.waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
         self.free = gauge("riffle_shuffler_disk_free_bytes", "free space for the data")

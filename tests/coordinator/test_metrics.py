@@ -3,6 +3,7 @@
 import pytest
 
 from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.errors import PROBLEMS
 from tests.coordinator.calls import Api
 from tests.coordinator.world import RUN, SMALL, TOKEN
 from tests.shuffler.test_metrics import sample
@@ -22,6 +23,13 @@ def test_a_token_of_its_own_reads_them_and_nothing_else(api: Api) -> None:
     assert scrape(api, "reader")[0] == scrape(api)[0] == 200
     runs = api.client.get("/v1/runs", headers={"Authorization": "Bearer reader"})
     assert runs.status_code == 401
+
+
+def test_every_problem_is_0_from_the_start(api: Api) -> None:
+    text = scrape(api)[1]
+    for problem in PROBLEMS:
+        for name in ("riffle_coordinator_steps_failed_total", "riffle_problems_total"):
+            assert sample(text, f'{name}{{problem="{problem}"}}') == 0
 
 
 def test_a_run_shows_in_sums(api: Api) -> None:

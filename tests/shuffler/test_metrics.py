@@ -1,12 +1,14 @@
 """Metrics and conservation records: their values, and what operator and coordinator may see."""
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from sqlalchemy import create_engine, update
 
 from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.errors import PROBLEMS
+from riffle.shuffler.rules import Decision, Outcome
 from riffle.shuffler.store.schema import batches
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, Batch, user
@@ -37,6 +39,21 @@ def test_only_operator_and_metrics_token_read_them(api: Api) -> None:
         ).status_code
         == 401
     )
+
+
+def test_every_reason_is_0_from_the_start(api: Api) -> None:
+    """A series that appears with its first loss has no increase that an alert could see."""
+    text = scrape(api)[1]
+    for outcome in (*get_args(Outcome), "wrong-size"):
+        assert sample(text, f'riffle_shuffler_frames_total{{outcome="{outcome}"}}') == 0
+        if outcome != "accepted":
+            assert sample(text, f'riffle_shuffler_frames_refused{{problem="{outcome}"}}') == 0
+    for decision in {"granted", "late", *get_args(Decision)} - {"grant", "keep"}:
+        assert sample(text, f'riffle_shuffler_leases_total{{outcome="{decision}"}}') == 0
+    for reason in ("abandon", "expire", "lost", "retire"):
+        assert sample(text, f'riffle_shuffler_reports_dropped{{reason="{reason}"}}') == 0
+    for problem in PROBLEMS:
+        assert sample(text, f'riffle_problems_total{{problem="{problem}"}}') == 0
 
 
 def test_frames_batches_and_drops_are_counted(api: Api) -> None:
