@@ -59,9 +59,9 @@ class PreparedBatch:
 
 
 def slot_report(
-    batch: PreparedBatch, environment: Environment, slot: int, *, test_entry: bool = False
+    batch: PreparedBatch, environment: Environment | None, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Ints]:
-    """Returns one user's episode (None if the environment failed) and the report's symbols.
+    """Returns one user's episode (None without, or if the environment failed) and the symbols.
 
     The symbols have shape (L count,). A failed episode still sends noise and padding: the other
     users' guarantee counts on them. Raises as `slot_randomness` does.
@@ -72,7 +72,9 @@ def slot_report(
     )
     policy = batch.mixture.pick(word(policy_draw))
     reward_range = (descriptor.reward_low, descriptor.reward_high)
-    episode = run_episode(environment, policy, reward_range, environment_draw)
+    episode = None
+    if environment is not None:
+        episode = run_episode(environment, policy, reward_range, environment_draw)
     return episode, encode(batch.layout, batch.noise, batch.padding, episode, noise_draw)
 
 

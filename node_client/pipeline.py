@@ -1,8 +1,13 @@
 """From leases to stored reports: episodes, encoding, sealing and upload, with bounded memory.
 
 A user who was asked is never asked again, and a lease ends whether or not its report has arrived.
-So `EpisodeTiming` (pure: times are arguments) lets a node ask only users whose episodes can end
-within their leases.
+So `ReportTiming` (pure: times are arguments) lets a node ask only as many users as it can report
+within their leases, by the whole way of a report: episode, sealing, upload. A node that does not
+know its speed seals a report of zeros first and asks nobody meanwhile (`Pipeline.rehearse`). After
+reports in vain it asks one user, after a pause that doubles each time.
+
+An episode ends within a part of its lease. If the user takes longer, the report carries noise only
+and is sent in time, so that neither a missing report nor a late one shows who was slow.
 
 A chunk is some whole reports of one node in one batch. Episodes and encoding run in a thread, one
 chunk at a time (an environment serves one user at a time), while the pool seals earlier chunks and
@@ -16,6 +21,7 @@ good. Nothing of an episode is stored or logged: totals count reports, and never
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,53 +41,92 @@ from riffle.node_client.shuffler_client import ShufflerClient
 from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
-LEASE_SHARE = 0.25
-"""Part of a lease that the episodes of one request may take; sealing, upload and retries follow."""
+PORTION = 0.25
+"""Part of a lease in which all users under way should be reported; the rest is for surprises."""
 
-NEWEST_WEIGHT = 0.3
-"""Weight of the newest measurement in the running mean."""
+SLOWEST = 0.5
+"""Part of a lease that sealing and uploading one report may take."""
+
+KEPT = 0.7
+"""Weight that each measurement leaves to those before it."""
+
+MOST_DOUBLINGS = 12  # of the pause after reports in vain: about an hour
 
 Seal = Callable[[SealKeys, Ints], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
-class EpisodeTiming:
-    """Measured seconds of an episode with its encoding (None: unknown), and seconds of a lease."""
+class Rate:
+    """Seconds a thing, over what was measured lately; None before the first measurement."""
 
-    episode_seconds: float | None = None
+    seconds: float = 0.0
+    things: float = 0.0
+
+    def record(self, seconds: float, things: int) -> None:
+        """Records that ``things`` took ``seconds`` together."""
+        self.seconds = KEPT * self.seconds + seconds
+        self.things = KEPT * self.things + things
+
+    @property
+    def mean(self) -> float | None:
+        """Seconds a thing."""
+        return self.seconds / self.things if self.things else None
+
+
+@dataclass(slots=True)
+class ReportTiming:
+    """Measured seconds of an episode with its encoding, and of sealing and uploading one message.
+
+    ``under_way``: users asked whose reports are not decided. ``in_vain``: chunks in a row of which
+    no report was accepted, and one at the start, because nothing shows that the way is clear; while
+    there are any, one user is asked, and nobody before ``retry_at``.
+    """
+
     lease_seconds: float = 0.0
+    episodes: Rate = field(default_factory=Rate)
+    messages: Rate = field(default_factory=Rate)
+    under_way: int = 0
+    in_vain: int = 1
+    retry_at: float = 0.0
+    _last_end: float = 0.0
 
-    def record_episodes(self, seconds: float, episodes: int) -> None:
-        """Records that ``episodes``, one or more, took ``seconds`` together."""
-        newest = seconds / episodes
-        mean = newest if self.episode_seconds is None else self.episode_seconds
-        self.episode_seconds = mean + NEWEST_WEIGHT * (newest - mean)
+    def record_delivery(self, start: float, end: float, messages: int) -> None:
+        """Records that ``messages`` were ready at ``start`` and decided at ``end`` (monotonic).
 
-    def record_leases(self, leases: Sequence[Lease], now: float) -> None:
-        """Records how long leases granted at ``now`` (seconds since 1970, UTC) last."""
-        if leases:
-            self.lease_seconds = max(lease.expires_at for lease in leases) - now
-
-    def most_users(self) -> int:
-        """Returns the most users of one lease request; one until an episode was measured."""
-        if self.episode_seconds is None:
-            return 1
-        return max(1, int(LEASE_SHARE * self.lease_seconds / max(self.episode_seconds, 1e-6)))
-
-    def in_time(self, leases: Sequence[Lease], now: float) -> list[Lease]:
-        """Returns the leases that outlast their episodes, run one after another from ``now``.
-
-        If the measurement alone excludes all of them it is forgotten: one long pause of the machine
-        must not stop the node for good.
+        Chunks are sealed one after the other, so a chunk's own time begins at the end of the last.
         """
-        seconds = self.episode_seconds or 0.0
-        chosen: list[Lease] = []
+        self.messages.record(end - max(start, min(self._last_end, end)), messages)
+        self._last_end = end
+
+    def record_outcome(self, accepted: int, now: float) -> None:
+        """Records how many reports of a chunk were accepted at ``now``."""
+        self.in_vain = 0 if accepted else self.in_vain + 1
+        self.retry_at = now + 2.0 ** min(self.in_vain, MOST_DOUBLINGS) if self.in_vain else 0.0
+
+    def is_too_slow(self, L: int) -> bool:
+        """Returns whether one report of L messages takes too long, or the speed is unknown."""
+        mean = self.messages.mean
+        return mean is None or L * mean > SLOWEST * self.lease_seconds
+
+    def most_users(self, L: int, now: float) -> int:
+        """Returns how many more users may be asked at ``now``."""
+        if self.is_too_slow(L) or now < self.retry_at:
+            return 0
+        fitting = int(PORTION * self.lease_seconds / max(self._report_seconds(L), 1e-6))
+        most = 1 if self.in_vain else max(1, fitting)
+        return max(0, most - self.under_way)
+
+    def in_time(self, leases: Sequence[Lease], L: int, now: float) -> list[Lease]:
+        """Returns the leases that outlast their reports, one by one behind those under way."""
+        seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
-            if lease.expires_at > now and lease.expires_at >= now + seconds * (len(chosen) + 1):
+            ready = now + seconds * (self.under_way + len(chosen) + 1)
+            if now < lease.expires_at >= ready:
                 chosen.append(lease)
-        if not chosen and any(lease.expires_at > now for lease in leases):
-            self.episode_seconds = None
         return chosen
+
+    def _report_seconds(self, L: int) -> float:
+        return (self.episodes.mean or 0.0) + L * (self.messages.mean or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +160,13 @@ class Totals:
 
 @dataclass(slots=True)
 class _Progress:
-    """A chunk's episodes so far: their messages, how many failed, whether to stop."""
+    """A chunk's episodes so far: messages, how many failed or came too late, whether to stop."""
 
     rows: list[Ints] = field(default_factory=list)
     failed: int = 0
+    overdue: int = 0
     halted: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
@@ -136,11 +183,33 @@ class Pipeline:
     totals: Totals
     capacity: asyncio.Semaphore
     test_entry: bool
-    timing: EpisodeTiming = field(default_factory=EpisodeTiming)
+    episode_share: float = 0.5
+    timing: ReportTiming = field(default_factory=ReportTiming)
     clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
     refetch: Callable[[Credential, Job], Awaitable[Job]] | None = None
     _deliveries: set[asyncio.Task[None]] = field(default_factory=set)
     _short_lease_logged: bool = False
+    _episodes: asyncio.Future[None] | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the environment still serves a user whose report was sent with noise only."""
+        return self._episodes is not None and not self._episodes.done()
+
+    async def rehearse(self, job: Job) -> None:
+        """Measures the speed of sealing with a report of zeros, which is thrown away.
+
+        Once more if it was slow, because new processes seal their first report slowly.
+        """
+        keys, timing = job.keys, self.timing
+        zeros = np.zeros((1, keys.messages * keys.symbols.count), dtype=np.int64)
+        for _ in range(2):
+            start, timing.messages = self.monotonic(), Rate()
+            await self.seal(keys, zeros)
+            timing.record_delivery(start, self.monotonic(), keys.messages)
+            if not timing.is_too_slow(keys.messages):
+                return
 
     async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
         """Runs and encodes these users' episodes; seals and uploads them in the background.
@@ -150,17 +219,18 @@ class Pipeline:
         step, asked = whole_reports(MOST_CHUNK, job.keys.messages), 0
         for start in range(0, len(leases), step):
             await self.capacity.acquire()
+            chunk = self._in_time(job, leases[start : start + step])
+            self.timing.under_way += len(chunk)
             try:
-                chunk = self._in_time(leases[start : start + step])
-                messages = await self._encode(job, chunk) if chunk else None
+                encoded = await self._encode(job, chunk) if chunk else None
             except BaseException:
-                self.capacity.release()
+                self._release(chunk)
                 raise
-            if messages is None:
-                self.capacity.release()
+            if encoded is None:
+                self._release(chunk)
                 continue
             asked += len(chunk)
-            task = asyncio.create_task(self._deliver(job, credential, chunk, messages))
+            task = asyncio.create_task(self._deliver(job, credential, chunk, *encoded))
             self._deliveries.add(task)
             task.add_done_callback(self._deliveries.discard)
         return asked
@@ -176,36 +246,66 @@ class Pipeline:
             failed, episodes = self.totals.failed, self.totals.episodes
             JOURNAL.note("episodes-failed", logging.WARNING, failed=failed, episodes=episodes)
 
-    def _in_time(self, leases: Sequence[Lease]) -> list[Lease]:
+    def _release(self, chunk: Sequence[Lease]) -> None:
+        self.timing.under_way -= len(chunk)
+        self.capacity.release()
+
+    def _in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
         """Returns the leases that can be met; decided before any user is marked as asked."""
-        chosen = self.timing.in_time(leases, self.clock())
+        chosen = self.timing.in_time(leases, job.keys.messages, self.clock())
+        chosen = [] if self.is_stuck else chosen
         if len(chosen) < len(leases) and not self._short_lease_logged:
             self._short_lease_logged = True
-            JOURNAL.note("leases-end-too-soon", logging.WARNING)
+            JOURNAL.note("leases-end-too-soon", logging.WARNING, batch_id=job.batch_id)
         return chosen
 
-    async def _encode(self, job: Job, chunk: Sequence[Lease]) -> Ints:
+    async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Ints, int]:
+        """Returns the messages of a chunk's reports, and how many are overdue."""
         await asyncio.to_thread(self.users.mark_asked, [lease.user for lease in chunk])
-        progress, start = _Progress(), time.monotonic()
+        progress, start = _Progress(), self.monotonic()
+        left = min(lease.expires_at for lease in chunk) - self.clock()
+        run = asyncio.to_thread(self._run_episodes, job, chunk, progress)
+        self._episodes = asyncio.ensure_future(run)
         try:
-            await asyncio.to_thread(self._run_episodes, job, chunk, progress)
+            await asyncio.wait({self._episodes}, timeout=self.episode_share * left)
         except BaseException:
             progress.halted = True  # the thread ends its present episode, and begins no other
             self.totals.refused["unsent"] += self._count(progress)
             raise
-        self.timing.record_episodes(time.monotonic() - start, self._count(progress))
-        return np.stack(progress.rows)
+        if self._episodes.done():
+            self._episodes.result()
+        else:
+            await asyncio.to_thread(self._end_episodes, job, chunk, progress)
+        self.timing.episodes.record(self.monotonic() - start, self._count(progress))
+        return np.stack(progress.rows), progress.overdue
 
     def _run_episodes(self, job: Job, chunk: Sequence[Lease], progress: _Progress) -> None:
         """Fills ``progress`` user by user, in a thread."""
         for lease in chunk:
-            if progress.halted:
-                return
             episode, messages = slot_report(
                 job.batch, self.environment, lease.slot, test_entry=self.test_entry
             )
-            progress.failed += episode is None
+            with progress.lock:
+                if progress.halted:
+                    return
+                progress.failed += episode is None
+                progress.rows.append(messages)
+
+    def _end_episodes(self, job: Job, chunk: Sequence[Lease], progress: _Progress) -> None:
+        """Ends a chunk's episodes at their deadline: the users who are left report noise only.
+
+        They are few, because a chunk's episodes are expected to take half of this time. The thread
+        drops the episode that it is in; no other begins while it lasts (`is_stuck`).
+        """
+        with progress.lock:
+            progress.halted = True
+        late = chunk[len(progress.rows) :]
+        for lease in late:
+            _, messages = slot_report(job.batch, None, lease.slot, test_entry=self.test_entry)
             progress.rows.append(messages)
+        progress.overdue = len(late)
+        progress.failed += len(late)
+        JOURNAL.note("episodes-overdue", logging.WARNING, batch_id=job.batch_id, failed=len(late))
 
     def _count(self, progress: _Progress) -> int:
         if progress.failed and not self.totals.failed:
@@ -216,10 +316,17 @@ class Pipeline:
         return episodes
 
     async def _deliver(
-        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
+        self,
+        job: Job,
+        credential: Credential,
+        chunk: Sequence[Lease],
+        messages: Ints,
+        overdue: int,
     ) -> None:
+        """Delivers a chunk. The users of ``overdue`` of its reports took too long."""
+        start, accepted = self.monotonic(), 0
         try:
-            self._settle(await self._seal_and_upload(job, credential, chunk, messages))
+            accepted = self._settle(await self._seal_and_upload(job, credential, chunk, messages))
         except RiffleError as error:
             JOURNAL.problem("reports-refused", error, batch_id=job.batch_id)
             self.totals.refused[error.slug] += len(chunk)
@@ -230,7 +337,13 @@ class Pipeline:
             JOURNAL.exception("reports-lost", error, batch_id=job.batch_id)
             self.totals.refused["internal"] += len(chunk)
         finally:
-            self.capacity.release()
+            self._release(chunk)
+            self.timing.record_delivery(start, self.monotonic(), len(chunk) * job.keys.messages)
+            self.timing.record_outcome(max(0, accepted - overdue), self.monotonic())
+            level = logging.WARNING if self.timing.in_vain else logging.INFO
+            JOURNAL.note(
+                "uploaded", level, batch_id=job.batch_id, reports=len(chunk), accepted=accepted
+            )
 
     async def _seal_and_upload(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
@@ -262,9 +375,10 @@ class Pipeline:
             credential.token, job.batch_id, leases, body, deadline, batch_key
         )
 
-    def _settle(self, reply: UploadReply) -> None:
-        for result in reply.results:
-            if result.outcome in {"accepted", "replayed"}:
-                self.totals.accepted += 1
-            else:
-                self.totals.refused[result.outcome] += 1
+    def _settle(self, reply: UploadReply) -> int:
+        """Counts the outcomes of an upload; returns how many reports were accepted."""
+        outcomes = Counter(result.outcome for result in reply.results)
+        accepted = outcomes.pop("accepted", 0) + outcomes.pop("replayed", 0)
+        self.totals.accepted += accepted
+        self.totals.refused.update(outcomes)
+        return accepted

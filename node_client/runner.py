@@ -3,8 +3,12 @@
 One node at a time polls for batches, in turn. A batch's descriptor is fetched and checked once
 (`trust`). A refused batch is logged once and skipped from then on. Leases are requested in small
 numbers, with nodes and open batches taking turns, so that all nodes take part in every batch that
-has room, and no more users are asked than can be run and sealed soon. A node that holds its share
-of a batch leaves it to the others and asks again later, because leases of its own may end.
+has room, and no more users are asked than can be reported in time. A node that holds its share
+of a batch leaves it to the others and asks again later, because leases of its own may end. A
+process that has no users left or is too slow stays up, and tells the shuffler why it declines.
+
+A refusal is looked at again, after a pause that doubles each time: a clock that jumped, a key that
+is pinned later or an answer that was altered on its way must not cost a batch for good.
 """
 
 import asyncio
@@ -16,18 +20,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.protocol.wire import Lease, LeaseReply, OpenBatch
+from riffle.common.protocol.wire import (
+    DECLINE_SECONDS,
+    DeclineReason,
+    Lease,
+    LeaseReply,
+    OpenBatch,
+)
 from riffle.node_client.pipeline import Job, Pipeline
 from riffle.node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential
 from riffle.node_client.trust import Demands, accept, check_expiry
+from riffle.node_client.users import UsersFile
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
 MOST_DOUBLINGS = 7  # of the pause while the users' file fails: half a minute
+IDLE_DOUBLINGS = 3  # of the pause while no open batch can be served: two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
+REFUSAL_DOUBLINGS = 6  # of that time before a refused batch is looked at again: ten minutes
+REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 
 
@@ -64,12 +78,16 @@ class Runner:
     demands: Demands
     pipeline: Pipeline
     users_a_request: int
+    users_file: UsersFile
     pins: Callable[[], frozenset[str] | None] = lambda: None
     clock: Callable[[], float] = time.time
     pause: float = PAUSE_SECONDS
     _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
-    _refused_until: dict[str, float] = field(default_factory=dict)
+    _refused: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _declined: dict[str, float] = field(default_factory=dict)
+    _rehearse_at: float = 0.0
     _away: bool = False
+    _idle_turns: int = 0  # in a row
     _users_file_failures: int = 0  # in a row
 
     def __post_init__(self) -> None:
@@ -78,8 +96,7 @@ class Runner:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves batches until ``stop`` is set, then delivers what is on its way.
 
-        Raises LocalError ``unauthorized`` if the shuffler knows none of this process's nodes, and
-        ``quota-exceeded`` if no node may serve another user.
+        Raises LocalError ``unauthorized`` if the shuffler knows none of this process's nodes.
         """
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -90,7 +107,11 @@ class Runner:
                     turn.cancel()
                     await asyncio.gather(turn, return_exceptions=True)
                 elif not turn.result():
-                    pause = self.pause * 2 ** min(self._users_file_failures, MOST_DOUBLINGS)
+                    doublings = max(
+                        min(self._users_file_failures, MOST_DOUBLINGS),
+                        min(self._idle_turns, IDLE_DOUBLINGS),
+                    )
+                    pause = self.pause * 2**doublings
                     await asyncio.wait({stopping}, timeout=pause)
         finally:
             stopping.cancel()
@@ -98,6 +119,7 @@ class Runner:
 
     async def _turn(self, stop: asyncio.Event) -> bool:
         """Polls once and leases slots; returns whether any user was asked."""
+        await self._reload_users()
         node = self._next_node()
         try:
             reply = await self.pipeline.shuffler.open_batches(node.credential.token, POLL_SECONDS)
@@ -105,6 +127,7 @@ class Runner:
             self._log_failure(node, error)
             return False
         self._away = False
+        self.pipeline.timing.lease_seconds = reply.lease_seconds
         jobs = [(await self._job(node, batch), batch.free_slots) for batch in reply.batches]
         waiting = deque((job, free) for job, free in jobs if job is not None)
         total = 0
@@ -114,11 +137,24 @@ class Runner:
             total += asked or 0
             if asked is None or 0 < asked < free:
                 waiting.append((job, free - (asked or 0)))
+        self._idle_turns = self._idle_turns + 1 if reply.batches and not total else 0
         return total > 0 and not self._users_file_failures
+
+    async def _reload_users(self) -> None:
+        """Replaces the users who were not asked, if the owner has changed their file."""
+        try:
+            if not await asyncio.to_thread(self.users_file.reload, self.pipeline.users):
+                return
+        except LocalError as error:
+            JOURNAL.problem("users-file", error)
+            return
+        for node in self.nodes:
+            node.out_of_users = False
+        JOURNAL.note("users-reloaded")
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
         """Returns the checked batch, from memory if it was checked before; None if refused."""
-        if self.clock() < self._refused_until.get(batch.batch_id, -math.inf):
+        if self.pipeline.monotonic() < self._refused.get(batch.batch_id, (-math.inf, 0))[0]:
             return None
         job = self._jobs.get(batch.batch_id)
         try:
@@ -151,6 +187,8 @@ class Runner:
         """Lets one node serve a batch; returns how many users it asked. None: try another node."""
         node = self._node_for(job.batch_id)
         if node is None:
+            if all(node.revoked or node.out_of_users for node in self.nodes):
+                await self._decline(job, "no-users")
             return 0
         try:
             asked = await self._serve(node, job, free)
@@ -167,12 +205,15 @@ class Runner:
         """Does `_lease_and_submit` for one node. Raises LocalError if the users' file fails."""
         if self._users_file_failures:  # takes no slot from others before users can be marked again
             await asyncio.to_thread(self.pipeline.users.check_writable)
-        most = min(self.users_a_request, self.pipeline.timing.most_users())
+        most = min(self.users_a_request, await self._most_users(job))
+        if most == 0:
+            return 0
         count = request_size(free, len(self.nodes), job.keys.messages, most)
         name, invent = node.credential.node_id, not node.quota_reached
         users = await asyncio.to_thread(self.pipeline.users.next_users, name, count, invent=invent)
         if not users:
             node.out_of_users = True
+            JOURNAL.note("users-exhausted", logging.WARNING, node_id=name)
             return None
         try:
             reply = await self.pipeline.shuffler.lease(node.credential.token, job.batch_id, users)
@@ -180,9 +221,40 @@ class Runner:
             self._log_failure(node, error)
             return None if node.revoked else 0
         leases = await asyncio.to_thread(self._record_reply, node, job, reply)
+        if leases:
+            JOURNAL.note("leased", batch_id=job.batch_id, reports=len(leases))
+            if not self.pipeline.timing.in_vain:
+                self._declined.pop(job.batch_id, None)
         asked = await self.pipeline.submit(job, node.credential, leases)
-        may_ask = node.may_ask(job.batch_id, self.clock())
+        may_ask = node.may_ask(job.batch_id, self.pipeline.monotonic())
         return asked if asked or may_ask else None
+
+    async def _most_users(self, job: Job) -> int:
+        """Returns how many users may be asked now; declines the batch if it may stay so."""
+        timing, L = self.pipeline.timing, job.keys.messages
+        if timing.is_too_slow(L) and self.pipeline.monotonic() >= self._rehearse_at:
+            try:
+                await self.pipeline.rehearse(job)
+            except LocalError as error:
+                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
+            self._rehearse_at = self.pipeline.monotonic() + REHEARSAL_SECONDS
+        most = 0 if self.pipeline.is_stuck else timing.most_users(L, self.pipeline.monotonic())
+        if most == 0 and (timing.is_too_slow(L) or timing.in_vain > 1 or self.pipeline.is_stuck):
+            await self._decline(job, "too-slow")
+        return most
+
+    async def _decline(self, job: Job, reason: DeclineReason) -> None:
+        """Tells the shuffler, again and again while it holds, why nobody is asked for a batch."""
+        batch_id, now = job.batch_id, self.pipeline.monotonic()
+        if batch_id not in self._declined:
+            JOURNAL.note("given-up", logging.WARNING, batch_id=batch_id, reason=reason)
+        if now < self._declined.get(batch_id, -math.inf) + DECLINE_SECONDS:
+            return
+        node, self._declined[batch_id] = self._next_node(), now
+        try:
+            await self.pipeline.shuffler.decline(node.credential.token, batch_id, reason)
+        except RiffleError as error:
+            self._log_failure(node, error)
 
     def _record_reply(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
         """Records why users were refused; returns the leases of slots that the batch has."""
@@ -190,9 +262,9 @@ class Runner:
         for refusal in reply.refused:
             refused.setdefault(refusal.problem, []).append(refusal.user)
         self.pipeline.users.set_aside(refused.get("user-unavailable", ()))
-        self.pipeline.timing.record_leases(reply.leases, self.clock())
         if "share-exceeded" in refused:
-            node.leave(job.batch_id, self.clock() + RETRY_SECONDS, self.clock())
+            now = self.pipeline.monotonic()
+            node.leave(job.batch_id, now + RETRY_SECONDS, now)
         if over_quota := refused.get("quota-exceeded"):
             self.pipeline.users.forget(over_quota)
             if not node.quota_reached:
@@ -205,17 +277,19 @@ class Runner:
         for _ in range(len(self.nodes)):
             node = self.nodes[0]
             self.nodes.rotate(-1)
-            if not (node.revoked or node.out_of_users):
+            if not node.revoked:
                 return node
-        if any(node.out_of_users for node in self.nodes):
-            raise LocalError("quota-exceeded", "the nodes have asked all users they may serve")
-        raise LocalError("unauthorized", "the shuffler refuses every node of this process")
+        raise LocalError(
+            "unauthorized",
+            "the shuffler knows no token of this process's nodes: enrol them, and see "
+            "RIFFLE_NODE_CREDENTIALS_FILE",
+        )
 
     def _node_for(self, batch_id: str) -> NodeState | None:
         """Returns the next node that may ask for slots of a batch; None if none may for now."""
         for _ in range(len(self.nodes)):
             node = self._next_node()
-            if node.may_ask(batch_id, self.clock()):
+            if node.may_ask(batch_id, self.pipeline.monotonic()):
                 return node
         return None
 
@@ -232,12 +306,12 @@ class Runner:
         return fresh
 
     def _refuse(self, batch_id: str, error: RemoteError) -> None:
-        """Refuses a batch for good, or for a while if its key may still be pinned."""
-        retry = error.slug == "outdated-key"
-        logged = retry and batch_id in self._refused_until
-        self._refused_until[batch_id] = self.clock() + RETRY_SECONDS if retry else math.inf
+        """Refuses a batch for a while, longer each time; logs the first time."""
+        _, times = self._refused.get(batch_id, (0.0, 0))
+        pause = RETRY_SECONDS * 2 ** min(times, REFUSAL_DOUBLINGS)
+        self._refused[batch_id] = self.pipeline.monotonic() + pause, times + 1
         self._jobs.pop(batch_id, None)
-        if not logged:
+        if not times:
             JOURNAL.problem("batch-refused", error, batch_id=batch_id)
 
     def _log_failure(self, node: NodeState, error: RiffleError) -> None:

@@ -33,7 +33,9 @@ from riffle.node_client.trust import Demands
 T = TypeVar("T")
 PREFIX = "RIFFLE_NODE_"
 JOURNAL = Journal(
-    "node", "batch_id", "node_id", "messages", "episodes", "failed", "problem", "detail", "request"
+    "node",
+    *("batch_id", "node_id", "messages", "reports", "accepted", "episodes", "failed"),
+    *("problem", "reason", "detail", "request"),
 )
 
 
@@ -93,6 +95,12 @@ class Settings(RoleSettings):
         min_length=1,
         description="trust models that the owner allows, a JSON list of shuffle, local, central",
     )
+    max_batch_seconds: int = Field(
+        default=31 * 86_400,
+        ge=1,
+        description="longest time for which a batch may be open: until its end, its messages can "
+        "be linked to their senders by whoever takes the shuffler",
+    )
     test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
 
     workers: int = Field(
@@ -103,6 +111,12 @@ class Settings(RoleSettings):
         ge=1,
         le=MAX_USERS_A_LEASE,
         description="most users of one lease request",
+    )
+    episode_share: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="part of a lease after which an episode is reported as noise only",
     )
 
     @model_validator(mode="after")
@@ -146,6 +160,7 @@ class Settings(RoleSettings):
             trust_models=self.trust_models,
             max_owner_share=self.max_owner_share,
             analyzer_keys=read_pins(self.analyzer_keys_file),
+            max_seconds=self.max_batch_seconds,
             test_entry=self.test_entry,
             loopback=self.loopback,
         )

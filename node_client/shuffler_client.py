@@ -93,6 +93,16 @@ class ShufflerClient:
 
         return await self._call(request, wire.LeaseReply, fits=answers_all)
 
+    async def decline(
+        self, token: str, batch_id: str, reason: wire.DeclineReason
+    ) -> wire.DeclineNotice:
+        """Tells why this node serves an open batch no further."""
+        notice = wire.DeclineNotice(reason=reason)
+        body = notice.model_dump_json().encode()
+        request = self._request(f"/v1/batches/{batch_id}/declined", token, body)
+        request.headers["Content-Type"] = "application/json"
+        return await self._call(request, wire.DeclineNotice, fits=notice.__eq__)
+
     async def upload(
         self,
         token: str,

@@ -7,7 +7,7 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the shuffler's pinned key signed their digest together with the per-batch key;
 - its batch id is the requested one, and is the one derived from run and deployment;
 - it names this node's shuffler;
-- it has not expired;
+- it has not expired, and is not open for longer than the owner allows;
 - the owner allows its trust model, whatever guarantee another model would give;
 - its analyzer key is pinned, if the owner pinned any;
 - environment, X, A, H are this node's, and its reward range covers the environment's;
@@ -60,6 +60,7 @@ class Demands:
     trust_models: tuple[Trust, ...] = ("shuffle",)
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
+    max_seconds: int = 31 * 86_400
     test_entry: bool = False
     loopback: bool = False
 
@@ -87,6 +88,7 @@ def accept(
     descriptor = context.descriptor
     _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now)
+    _check_life(descriptor, demands.max_seconds, now)
     check_trust(descriptor, demands.trust_models)
     _check_pinned(descriptor, demands)
     _check_environment(descriptor, demands)
@@ -101,6 +103,14 @@ def check_expiry(descriptor: BatchDescriptor, now: float) -> None:
     """Raises RemoteError ``late`` if the batch is over at ``now``."""
     if now >= descriptor.expires_at:
         raise RemoteError("late", f"the batch expired at {descriptor.expires_at}, it is {now:.0f}")
+
+
+def _check_life(descriptor: BatchDescriptor, most: int, now: float) -> None:
+    if descriptor.expires_at > now + most:
+        raise RemoteError(
+            "wrong-size",
+            f"open until {descriptor.expires_at}, it is {now:.0f}; at most {most} s are allowed",
+        )
 
 
 def _check_ids(descriptor: BatchDescriptor, requested_id: str, demands: Demands) -> None:

@@ -17,7 +17,7 @@ calls these methods in a thread.
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from riffle.common.protocol.errors import LocalError
@@ -33,6 +33,43 @@ CREATE TABLE users (
 CREATE INDEX users_waiting ON users (node) WHERE asked = 0;
 PRAGMA user_version = 1;
 """
+
+
+class UsersFile:
+    """The owner's list of users: ``read`` reads ``file``. None: users are simulated."""
+
+    def __init__(
+        self, file: Path | None, read: Callable[[], Mapping[str, Iterable[str]] | None]
+    ) -> None:
+        self._file = file
+        self._read = read
+        self._seen: object = None
+
+    def read_changes(self) -> Mapping[str, Iterable[str]] | None:
+        """Returns the list if the file has changed since the last call. Raises as ``read`` does."""
+        if self._file is None or (seen := _version(self._file)) == self._seen:
+            return None
+        self._seen = seen
+        return self._read()
+
+    def reload(self, users: "Users") -> bool:
+        """Replaces the users who were not asked by those of a changed file, and returns True."""
+        if (listed := self.read_changes()) is None:
+            return False
+        try:
+            users.replace_unasked(listed)
+        except LocalError:
+            self._seen = None
+            raise
+        return True
+
+
+def _version(file: Path) -> object:
+    try:
+        status = file.stat()
+    except OSError:
+        return "missing"
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Users:
@@ -58,7 +95,7 @@ class Users:
         try:
             self._prepare()
             if listed is not None:
-                self._replace_unasked(listed)
+                self.replace_unasked(listed)
         except BaseException:
             self._database.close()
             raise
@@ -94,7 +131,7 @@ class Users:
         """Raises LocalError ``unavailable`` while no user could be marked as asked."""
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
-    def _replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
+    def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
         """Replaces all unasked users by the listed ones; an asked user stays asked at any node."""
         unasked = self._rows("SELECT user FROM users WHERE asked = 0", ())
         self.forget([str(row[0]) for row in unasked])

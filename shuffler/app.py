@@ -32,6 +32,7 @@ from riffle.common.protocol.wire import (
     BatchState,
     BatchStatus,
     Conservation,
+    DeclineNotice,
     Enrolment,
     EnrolRequest,
     LeaseReply,
@@ -150,7 +151,8 @@ async def list_batches(
     async with node_of(request, token):
         core = shuffler_of(request)
         batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
-        return _as_json(OpenBatches(batches=tuple(batches)))
+        seconds = core.settings.lease_seconds
+        return _as_json(OpenBatches(batches=tuple(batches), lease_seconds=seconds))
 
 
 @router.get("/v1/batches/{batch_id}", response_model=SignedDescriptor)
@@ -173,6 +175,15 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
     async with node_of(request, token) as node:
         wanted = await _document(request, LeaseRequest)
         return _as_json(await shuffler_of(request).lease(batch_id, node, wanted.users))
+
+
+@router.post("/v1/batches/{batch_id}/declined", openapi_extra=json_body(DeclineNotice))
+async def decline(batch_id: Hex16, request: Request, token: Token, core: Core) -> DeclineNotice:
+    """Notes why a node serves an open batch no further; the batch's status shows it for a while."""
+    async with node_of(request, token):
+        notice = await _document(request, DeclineNotice)
+        await core.decline(batch_id, notice.reason)
+        return notice
 
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)

@@ -18,6 +18,7 @@ from riffle.common.protocol.wire import (
     LEASE_BYTES,
     MAX_USERS_A_LEASE,
     Conservation,
+    DeclineReason,
     Enrolment,
     EnrolRequest,
     LeaseReply,
@@ -123,6 +124,10 @@ class Shuffler:
         )
         self.metrics.count_leases(reply)
         return reply
+
+    async def decline(self, batch_id: str, reason: DeclineReason) -> None:
+        """Notes why a node serves an open batch no further."""
+        await self._store.write(batch_rows.decline, batch_id, reason, self.now)
 
     def upload_limit(self, batch: batch_rows.Batch) -> int:
         """Returns the largest size of an upload to a batch in bytes; one report always fits."""

@@ -174,12 +174,14 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
     """Returns what the coordinator may know: no number that grows with single reports.
 
     The coordinator also sees every message. If it saw when the count of reports changes, it would
-    learn at which times people report, which the shuffle is there to hide.
+    learn at which times people report, which the shuffle is there to hide. ``declined`` may show:
+    it says that some node declines, never which or how many, and no report changes it alone.
     """
     return BatchStatus(
         batch_id=status.batch_id,
         state=status.state,
         n=status.n,
+        declined=status.declined,
         episodes=None if status.state == "open" else status.episodes,
     )
 

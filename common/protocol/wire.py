@@ -23,6 +23,10 @@ BATCH_KEY_HEADER = "Riffle-Batch-Key"
 DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
+DeclineReason = Literal["no-users", "too-slow"]
+"""Why a node serves an open batch no further: it has no users left, or would be too late."""
+DECLINE_SECONDS = 20
+"""A node repeats its reason after this time, as long as it holds."""
 
 
 class _Item:
@@ -54,6 +58,13 @@ class OpenBatches(Document):
     """Answer of ``GET /v1/batches``."""
 
     batches: tuple[OpenBatch, ...]
+    lease_seconds: int = Field(ge=1, description="life of a lease that is granted now")
+
+
+class DeclineNotice(Document):
+    """A node's notice that it serves an open batch no further."""
+
+    reason: DeclineReason
 
 
 class LeaseRequest(Document):
@@ -120,6 +131,9 @@ class BatchStatus(Document):
     )
     dropped: dict[str, int] | None = Field(
         default=None, description="frames refused, by problem slug; operator only"
+    )
+    declined: tuple[DeclineReason, ...] = Field(
+        default=(), description="reasons for which nodes now decline the open batch, sorted"
     )
 
 

@@ -26,12 +26,25 @@ from sqlalchemy import (
 from riffle.common.protocol.descriptor import Context, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
-from riffle.common.protocol.wire import BatchState, BatchStatus, OpenBatch
+from riffle.common.protocol.wire import (
+    DECLINE_SECONDS,
+    BatchState,
+    BatchStatus,
+    OpenBatch,
+)
 from riffle.common.server.database import notify
 from riffle.shuffler.rules import Holding, coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, count_by_node, forget_unused, read_slots
-from riffle.shuffler.store.schema import batches, dropped, lease_groups, meta, nodes, reports
+from riffle.shuffler.store.schema import (
+    batches,
+    declined,
+    dropped,
+    lease_groups,
+    meta,
+    nodes,
+    reports,
+)
 from riffle.shuffler.store.users import add_failures
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
@@ -317,6 +330,7 @@ def mark_clean(connection: Connection, batch_id: str, now: int) -> None:
     if connection.execute(unclean.values(clean=True)).rowcount:
         connection.execute(_KEEP_LAPSED, {"batch": batch_id, "now": now})
         forget_unused(connection, batch_id)
+        connection.execute(delete(declined).where(declined.c.batch_id == batch_id))
 
 
 def holding_secrets(connection: Connection) -> set[str]:
@@ -337,15 +351,26 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
     """Returns the operator's status (see `for_coordinator`); raises as `find` does."""
     batch = find(connection, batch_id)
     counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
+    fresh = (declined.c.batch_id == batch_id) & (declined.c.at > now - 3 * DECLINE_SECONDS)
+    reasons = connection.scalars(select(declined.c.reason).where(fresh)).all()
     return BatchStatus(
         batch_id=batch_id,
         state=batch.state,
         n=batch.n,
+        declined=tuple(sorted(reasons)) if batch.state == "open" else (),
         reports=batch.reports,
         leased=count_leased(connection, batch_id, now) if batch.state == "open" else 0,
         episodes=batch.n if batch.next_slot else 0,
         dropped={row.problem: row.frames for row in counts if row.problem != "replayed"},
     )
+
+
+def decline(connection: Connection, batch_id: str, reason: str, now: int) -> None:
+    """Notes that some node declines an open batch, and nothing about the node."""
+    if find(connection, batch_id, lock=True).state == "open":
+        row = (declined.c.batch_id == batch_id) & (declined.c.reason == reason)
+        if connection.execute(update(declined).where(row).values(at=now)).rowcount == 0:
+            connection.execute(insert(declined).values(batch_id=batch_id, reason=reason, at=now))
 
 
 def count_leased(connection: Connection, batch_id: str, now: int) -> int:

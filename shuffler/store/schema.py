@@ -137,6 +137,15 @@ dropped = Table(
     Column("frames", BigInteger, nullable=False),
 )
 
+# Why nodes decline an open batch, and when one last said so: no node, no count.
+declined = Table(
+    "declined",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("reason", String(16), primary_key=True),
+    Column("at", BigInteger, nullable=False),
+)
+
 
 def open_store(url: str) -> Engine:
     """Opens the store at ``url``; raises as `common.server.database.open_database` does."""

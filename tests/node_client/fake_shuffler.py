@@ -9,6 +9,7 @@ requests: "lost" (done, but the answer is lost), "refused" (no connection), "503
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -37,6 +38,7 @@ class FakeBatch:
     context: Context
     key: KeyPair = world.BATCH
     leases: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
     reports: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -46,6 +48,15 @@ class FakeBatch:
     @property
     def free(self) -> int:
         return self.descriptor.n - len(self.leases)
+
+    def free_slot(self) -> int:
+        return min(set(range(self.descriptor.n)) - {slot for _, slot, _ in self.leases.values()})
+
+    def end_leases(self, now: float) -> None:
+        """Gives the slots of expired leases out again."""
+        for lease in [key for key, end in self.ends.items() if end <= now]:
+            if lease not in self.reports:
+                self.leases.pop(lease, None)
 
     def lease_of(self, user: str) -> dict[str, str | int] | None:
         """Returns the lease of a user who has not reported, for a repeated request."""
@@ -74,8 +85,11 @@ class FakeShuffler:
     faulty: str = "/reports"
     quota: int | None = None
     share: int | None = None
-    lease_ends: int = world.EXPIRES
+    lease_ends: int | None = None
+    lease_seconds: int = 120
     lose_leases: bool = False
+    clock: Callable[[], float] = lambda: world.NOW
+    declined: list[str] = field(default_factory=list)
     elsewhere: set[str] = field(default_factory=set)
     reported: set[str] = field(default_factory=set)
     served: dict[str, set[str]] = field(default_factory=dict)
@@ -101,6 +115,7 @@ class FakeShuffler:
                 Route("/v1/batches/{id}", self.descriptor),
                 Route("/v1/batches/{id}/leases", self.lease, methods=["POST"]),
                 Route("/v1/batches/{id}/reports", self.reports, methods=["POST"]),
+                Route("/v1/batches/{id}/declined", self.decline, methods=["POST"]),
             ]
         )
         transport = FaultyTransport(httpx.ASGITransport(app), self)
@@ -111,11 +126,13 @@ class FakeShuffler:
 
     async def open_batches(self, request: Request) -> Response:
         self._node(request)
+        for batch in self.batches.values():
+            batch.end_leases(self.clock())
         listed = [b for b in self.batches.values() if b.free > 0]
         if not listed:
             await asyncio.sleep(0.02)
         rows = [{"batch_id": b.descriptor.batch_id, "free_slots": b.free} for b in listed]
-        return JSONResponse({"batches": rows})
+        return JSONResponse({"batches": rows, "lease_seconds": self.lease_seconds})
 
     async def descriptor(self, request: Request) -> Response:
         self._node(request)
@@ -126,20 +143,28 @@ class FakeShuffler:
         node = self._node(request)
         batch = self.batches[request.path_params["id"]]
         granted, refused = [], []
+        batch.end_leases(self.clock())
+        ends = self.lease_ends or int(self.clock()) + self.lease_seconds
         for user in json.loads(await request.body())["users"]:
             if kept := batch.lease_of(user):
-                granted.append(kept | {"expires_at": self.lease_ends})
+                granted.append(kept | {"expires_at": ends})
                 continue
             problem = self._refusal(node, batch, user)
             if problem is not None:
                 refused.append({"user": user, "problem": problem})
                 continue
-            lease = f"{len(batch.leases):032x}"
-            batch.leases[lease] = (user, len(batch.leases), node)
+            lease = f"{len(batch.ends):032x}"
+            batch.leases[lease], batch.ends[lease] = (user, batch.free_slot(), node), ends
             self.served.setdefault(node, set()).add(user)
             entry = {"user": user, "slot": batch.leases[lease][1], "lease": lease}
-            granted.append(entry | {"expires_at": self.lease_ends})
+            granted.append(entry | {"expires_at": ends})
         return JSONResponse({"leases": granted, "refused": refused})
+
+    async def decline(self, request: Request) -> Response:
+        self._node(request)
+        notice = json.loads(await request.body())
+        self.declined.append(notice["reason"])
+        return JSONResponse(notice)
 
     async def reports(self, request: Request) -> Response:
         self._node(request)
@@ -178,8 +203,9 @@ class FakeShuffler:
     def _store(self, batch: FakeBatch, lease: str, sealed: bytes) -> str:
         if self.lose_leases:
             return "late"
+        batch.end_leases(self.clock())
         if lease not in batch.leases:
-            return "unknown-lease"
+            return "late" if lease in batch.ends else "unknown-lease"
         if lease in batch.reports:
             return "replayed" if batch.reports[lease] == sealed else "already-reported"
         try:
@@ -201,7 +227,9 @@ class FaultyTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         shuffler = self._shuffler
         kind = request.url.path.rpartition("/")[2]
-        shuffler.requests[kind if kind in {"leases", "reports", "batches"} else "descriptor"] += 1
+        shuffler.requests[
+            kind if kind in {"leases", "reports", "batches", "declined"} else "descriptor"
+        ] += 1
         token = request.headers["Authorization"].removeprefix("Bearer ")
         if token not in shuffler.tokens:
             document = RemoteError("unauthorized", "no such node").document()

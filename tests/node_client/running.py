@@ -1,19 +1,22 @@
 """Many nodes of one process against a shuffler in memory."""
 
 import asyncio
+import json
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from riffle.common.mechanism.counters import Ints
+from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.registry import make
-from riffle.node_client.pipeline import EpisodeTiming, Pipeline, Totals
+from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.node_client.settings import Credential
 from riffle.node_client.shuffler_client import Backoff, ShufflerClient
-from riffle.node_client.users import Users
+from riffle.node_client.users import Users, UsersFile
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
 
@@ -46,6 +49,14 @@ async def in_thread(keys: SealKeys, messages: Ints) -> bytes:
     return await asyncio.to_thread(seal_reports, keys, pack(messages))
 
 
+def read_users(file: Path | None) -> dict[str, list[str]]:
+    try:
+        users: dict[str, list[str]] = json.loads(file.read_text() if file else "{}")
+    except ValueError:
+        raise LocalError("invalid-spec", "no list of users") from None
+    return users
+
+
 async def serve(
     fake: FakeShuffler,
     state: Path,
@@ -54,14 +65,18 @@ async def serve(
     until: Callable[[], bool] | None = None,
     environment: Any = None,
     people: dict[str, list[str]] | None = None,
+    file: Path | None = None,
     seal: Any = in_thread,
     clock: Callable[[], float] = lambda: world.NOW,
+    monotonic: Callable[[], float] = time.monotonic,
     pins: Callable[[], frozenset[str] | None] = lambda: None,
     users: Users | None = None,
     **changes: Any,
 ) -> tuple[Totals, Runner]:
     """Run nodes until every batch is full, or ``until`` holds."""
-    totals, stop, users = Totals(), asyncio.Event(), users or Users(state, people)
+    totals, stop = Totals(), asyncio.Event()
+    users_file = UsersFile(file, lambda: read_users(file))
+    users = users or Users(state, people or users_file.read_changes())
     demands = world.demands(**changes)
     client = ShufflerClient(fake.client(), QUICK)
     pipeline = Pipeline(
@@ -72,8 +87,8 @@ async def serve(
         totals=totals,
         capacity=asyncio.Semaphore(3),
         test_entry=demands.test_entry,
-        timing=EpisodeTiming(),
-        clock=lambda: world.NOW,
+        clock=fake.clock,
+        monotonic=monotonic,
     )
     credentials = [Credential(node_id=name, token=f"token-{name}") for name in node_ids(nodes)]
     runner = Runner(
@@ -81,6 +96,7 @@ async def serve(
         demands=demands,
         pipeline=pipeline,
         users_a_request=8,
+        users_file=users_file,
         pins=pins,
         clock=clock,
         pause=0.01,

@@ -84,7 +84,7 @@ def test_a_batch_whose_key_is_not_pinned_waits_for_the_pin(
             pins.write_text(f"{world.ANALYZER.public.hex()} # rotated\n")
         return min(now, world.EXPIRES - 100)
 
-    totals, _ = asyncio.run(serve(fake, tmp_path, clock=clock, pins=lambda: read_pins(pins)))
+    totals, _ = asyncio.run(serve(fake, tmp_path, monotonic=clock, pins=lambda: read_pins(pins)))
     assert totals.accepted == world.N == len(batch.reports)
     assert caplog.text.count("not pinned here") == 1
 
@@ -194,7 +194,7 @@ def test_a_failing_environment_still_sends_noise_and_logs_nothing(
 def test_late_reports_are_dropped_and_counted(tmp_path: Path) -> None:
     fake = shuffler(lose_leases=True)
     fake.deposit(world.signed())
-    totals, _ = asyncio.run(serve(fake, tmp_path, until=lambda: fake.requests["reports"] >= 3))
+    totals, _ = asyncio.run(serve(fake, tmp_path, until=lambda: fake.requests["reports"] >= 1))
     assert totals.accepted == 0
     assert totals.refused["late"] == totals.episodes > 0
 
@@ -230,27 +230,81 @@ def test_a_revoked_node_is_left_out_and_all_revoked_ends_the_process(tmp_path: P
     assert totals.accepted == world.N
     assert sum(node.revoked for node in runner.nodes) == 1
     fake.tokens.clear()
-    with pytest.raises(LocalError, match="every node"):
+    with pytest.raises(LocalError, match="knows no token"):
         asyncio.run(serve(fake, tmp_path / "b", until=lambda: False))
 
 
-def test_nodes_at_their_quota_end_the_process(tmp_path: Path) -> None:
+def test_nodes_at_their_quota_stay_up_and_decline(tmp_path: Path) -> None:
     fake = shuffler(quota=3)
     batch = fake.deposit(world.signed())
-    with pytest.raises(LocalError, match="all users they may serve") as caught:
-        asyncio.run(serve(fake, tmp_path, until=lambda: False))
-    assert caught.value.slug == "quota-exceeded"
+    asyncio.run(serve(fake, tmp_path, until=lambda: bool(fake.declined)))
     assert len(batch.reports) == 12
+    assert fake.declined == ["no-users"]
 
 
-def test_users_of_a_list_report_once_and_then_the_process_ends(tmp_path: Path) -> None:
-    people = {name: [f"{int(name, 16) * 100 + i:032x}" for i in range(3)] for name in node_ids(4)}
-    fake = shuffler()
+def listed(number: int) -> dict[str, list[str]]:
+    return {name: [f"{name[2:]}{number}{i}" for i in range(3)] for name in node_ids(4)}
+
+
+def test_a_node_without_users_stays_up_until_its_owner_lists_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "riffle.node")
+    file, fake = tmp_path / "users.json", shuffler()
     fake.deposit(world.signed())
-    with pytest.raises(LocalError, match="all users they may serve"):
-        asyncio.run(serve(fake, tmp_path, people=people, until=lambda: False))
-    assert fake.served == {name: set(users) for name, users in people.items()}
-    assert fake.reported == {user for users in people.values() for user in users}
+    file.write_text(json.dumps(listed(0)))
+
+    def until() -> bool:
+        if fake.declined and len(fake.reported) == 12:
+            text = json.dumps(listed(1)) if "users-file" in caplog.text else "half a {"
+            if file.read_text() != text:
+                file.write_text(text)
+        return fake.full()
+
+    asyncio.run(serve(fake, tmp_path, file=file, until=until))
+    people = [user for number in range(2) for users in listed(number).values() for user in users]
+    assert fake.reported == set(people)
+    assert len(people) == world.N
+    assert fake.declined == ["no-users"]
+    events = [json.loads(record.getMessage())["event"] for record in caplog.records]
+    assert [e for e in events if e.startswith("users-")] == [
+        *["users-exhausted"] * 4,
+        "users-file",
+        "users-reloaded",
+    ]
+
+
+def test_a_node_that_was_revoked_says_so_when_it_has_no_users_either(tmp_path: Path) -> None:
+    file, fake = tmp_path / "users.json", shuffler()
+    fake.deposit(world.signed())
+    file.write_text(json.dumps(listed(0)))
+
+    def until() -> bool:
+        if fake.declined:
+            fake.tokens.clear()
+        return False
+
+    with pytest.raises(LocalError, match="knows no token") as caught:
+        asyncio.run(serve(fake, tmp_path, file=file, until=until))
+    assert caught.value.slug == "unauthorized"
+
+
+def test_a_clock_that_jumped_does_not_cost_the_open_batch(tmp_path: Path) -> None:
+    fake, looks, uptime = shuffler(), 0, 0.0
+    fake.deposit(world.signed())
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return world.EXPIRES + 3_600 if looks <= 2 else world.NOW
+
+    def full() -> bool:
+        nonlocal uptime
+        uptime += 0.5
+        return fake.full() or uptime > 60
+
+    served = serve(fake, tmp_path, clock=clock, monotonic=lambda: uptime, until=full)
+    assert asyncio.run(served)[0].accepted == world.N
 
 
 def test_leases_that_end_too_soon_ask_nobody(
@@ -361,11 +415,13 @@ def test_a_bug_while_sealing_is_counted_and_names_no_report(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(keys: SealKeys, messages: Ints) -> bytes:
+        if not messages.any():  # a rehearsal
+            return b""
         raise ValueError(f"SECRET {messages}")
 
     fake = shuffler()
-    batch = fake.deposit(world.signed())
-    until = lambda: batch.free == 0  # noqa: E731
+    fake.deposit(world.signed())
+    until = lambda: "reports-lost" in caplog.text  # noqa: E731
     totals, _ = asyncio.run(serve(fake, tmp_path, until=until, seal=broken))
     assert totals.refused["internal"] > 0
     assert totals.refused.total() == totals.episodes

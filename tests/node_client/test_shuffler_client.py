@@ -164,7 +164,7 @@ def test_other_calls_give_up_after_some_attempts() -> None:
 
 
 def test_requests_follow_the_protocol() -> None:
-    script = Script(httpx.Response(200, json={"batches": []}))
+    script = Script(httpx.Response(200, json={"batches": [], "lease_seconds": 120}))
     script.run(lambda shuffler: shuffler.open_batches("secret", 5))
     request = script.requests[0]
     assert str(request.url) == "http://s/v1/batches?wait=5&accepting=1"

@@ -1,13 +1,13 @@
-"""Timing of episodes: which leases can still be met, and how many users fit in a lease."""
+"""Timing of reports: how many users may be asked, and which leases can still be met."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.protocol.wire import Lease
-from riffle.node_client.pipeline import EpisodeTiming
+from riffle.node_client.pipeline import MOST_DOUBLINGS, Rate, ReportTiming
 
-NOW = 1_000.0
+NOW, L = 1_000.0, 50
 
 
 def leases(*ends: int) -> list[Lease]:
@@ -17,47 +17,90 @@ def leases(*ends: int) -> list[Lease]:
     ]
 
 
-def timed(seconds: float, lease_seconds: int = 120) -> EpisodeTiming:
-    timing = EpisodeTiming()
-    timing.record_leases(leases(int(NOW) + lease_seconds), NOW)
-    timing.record_episodes(seconds, 1)
+def timed(episode: float, sealing: float, lease_seconds: float = 120.0) -> ReportTiming:
+    """Timing of episodes and of the rest of a report of L messages, in seconds."""
+    timing = ReportTiming(lease_seconds, in_vain=0)
+    timing.episodes.record(episode, 1)
+    timing.messages.record(sealing, L)
     return timing
 
 
-def test_one_user_until_an_episode_was_measured() -> None:
-    assert EpisodeTiming().most_users() == 1
+def test_nobody_is_asked_before_the_speed_is_known() -> None:
+    timing = ReportTiming(120.0)
+    assert timing.most_users(L, NOW) == 0
+    timing.record_delivery(5.0, 5.1, L)
+    assert timing.most_users(L, NOW) == 1, "until a report was accepted"
+    timing.under_way = 1
+    assert timing.most_users(L, NOW) == 0
 
 
-def test_the_users_of_a_request_take_a_quarter_of_a_lease() -> None:
-    assert timed(1.0).most_users() == 30
-    assert timed(1.0, 60).most_users() == 15
-    assert timed(100.0).most_users() == 1
-    assert timed(0.0).most_users() > 1_000
+def test_the_users_under_way_take_a_quarter_of_a_lease() -> None:
+    assert timed(1.0, 0.0).most_users(L, NOW) == 30
+    assert timed(0.5, 0.5).most_users(L, NOW) == 30
+    assert timed(0.5, 0.5).most_users(3 * L, NOW) == 15
+    assert timed(0.5, 0.5, 60).most_users(L, NOW) == 15
+    assert timed(40.0, 40.0).most_users(L, NOW) == 1
+    assert timed(0.0, 0.0).most_users(L, NOW) > 1_000
+    busy = timed(0.5, 0.5)
+    busy.under_way = 20
+    assert busy.most_users(L, NOW) == 10
+    busy.under_way = 40
+    assert busy.most_users(L, NOW) == 0
 
 
-def test_a_lease_that_ended_is_dropped_before_any_measurement() -> None:
-    ended, now, later = leases(999, 1_000, 1_001)
-    assert EpisodeTiming().in_time([ended, now, later], NOW) == [later]
+def test_a_report_that_takes_more_than_half_a_lease_is_too_slow() -> None:
+    assert not timed(0.0, 60.0).is_too_slow(L)
+    assert timed(0.0, 60.1).is_too_slow(L)
+    assert timed(0.0, 30.1).is_too_slow(2 * L)
+    assert timed(0.0, 60.1).most_users(L, NOW) == 0
+    assert not timed(70.0, 1.0).is_too_slow(L), "a slow user says nothing about the next one"
 
 
-def test_only_leases_that_outlast_their_episodes_are_kept() -> None:
-    held = leases(1_002, 1_002, 1_015, 1_020, 1_025)
+def test_after_reports_in_vain_one_user_is_asked_after_a_pause_that_doubles() -> None:
+    timing, now = timed(0.1, 0.1), NOW
+    pauses = []
+    for _ in range(MOST_DOUBLINGS + 3):
+        timing.record_outcome(0, now)
+        assert timing.most_users(L, now) == 0
+        pauses.append(timing.retry_at - now)
+        now = timing.retry_at
+        assert timing.most_users(L, now) == 1
+    assert pauses[:3] == [2, 4, 8]
+    assert pauses[-3:] == [4096] * 3
+    timing.record_outcome(1, now)
+    assert timing.most_users(L, now) == 150
+
+
+def test_only_leases_that_outlast_their_reports_are_kept() -> None:
+    held = leases(999, 1_000, 1_002, 1_002, 1_015, 1_020, 1_025)
+    assert ReportTiming().in_time(held, L, NOW) == held[2:], "no measurement, but some are over"
     # one after another, 5 seconds each: the kept ones end at 1005, 1010 and 1015
-    assert timed(5.0).in_time(held, NOW) == held[2:]
+    assert timed(2.0, 3.0).in_time(held, L, NOW) == held[4:]
+    behind = timed(2.0, 3.0)
+    behind.under_way = 3
+    assert behind.in_time(held, L, NOW) == held[5:6] + held[6:]
 
 
-def test_a_measurement_that_stops_everything_is_forgotten() -> None:
-    timing = timed(5_000.0)
-    held = leases(1_120, 1_120)
-    assert timing.in_time(held, NOW) == []
-    assert timing.most_users() == 1
-    assert timing.in_time(held, NOW) == held
+def test_a_chunk_is_not_charged_for_the_time_of_the_chunk_before_it() -> None:
+    timing = ReportTiming(120.0)
+    timing.record_delivery(0.0, 10.0, 100)
+    timing.record_delivery(1.0, 20.0, 100)
+    timing.record_delivery(50.0, 60.0, 100)
+    assert timing.messages.mean == pytest.approx(0.1)
 
 
-@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=20))
-def test_the_mean_stays_within_the_measurements(seconds: list[float]) -> None:
-    timing = EpisodeTiming()
-    for value in seconds:
-        timing.record_episodes(3 * value, 3)
-    assert timing.episode_seconds == pytest.approx(timing.episode_seconds)
-    assert min(seconds) * 0.999 <= (timing.episode_seconds or 0) <= max(seconds) * 1.001
+def test_a_long_pause_of_a_single_report_is_soon_outweighed() -> None:
+    rate = Rate()
+    rate.record(300.0, 24)
+    for _ in range(3):
+        rate.record(1.0, 10_000)
+    assert (rate.mean or 1.0) < 0.01
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 10), st.integers(1, 99)), min_size=1, max_size=20))
+def test_the_mean_stays_within_the_measurements(measured: list[tuple[float, int]]) -> None:
+    rate = Rate()
+    for seconds, things in measured:
+        rate.record(seconds * things, things)
+    seconds_each = [seconds for seconds, _ in measured]
+    assert min(seconds_each) * 0.999 <= (rate.mean or 0) <= max(seconds_each) * 1.001

@@ -76,7 +76,7 @@ def test_a_bad_deposit_is_refused(
 ) -> None:
     answer = api.put(data, **rest)
     assert (answer.status_code, problem(answer)) == (status, slug)
-    assert api.call("GET", "/batches", api.token).json() == {"batches": []}
+    assert api.call("GET", "/batches", api.token).json() == {"batches": [], "lease_seconds": 60}
 
 
 def test_a_signed_body_that_is_no_descriptor_is_refused(api: Api) -> None:
@@ -190,7 +190,10 @@ def test_a_long_poll_for_a_free_slot_wakes_at_a_deposit(api: Api) -> None:
         api.has_waiting()
         batch = api.deposit()
         found = waiting.result(20).json()
-    assert found == {"batches": [{"batch_id": batch.batch_id, "free_slots": 4}]}
+    assert found == {
+        "batches": [{"batch_id": batch.batch_id, "free_slots": 4}],
+        "lease_seconds": 60,
+    }
 
 
 @pytest.mark.usefixtures("only_signals_wake")
@@ -214,6 +217,7 @@ def test_the_coordinator_sees_no_clock_of_arrivals(api: Api) -> None:
         "leased": None,
         "episodes": None,
         "dropped": None,
+        "declined": [],
     }
     assert api.status(batch, COORDINATOR_TOKEN) == quiet
     leases = api.leases(batch, [user(i) for i in range(4)])

@@ -12,6 +12,7 @@ ROUTES = [
     ("GET", "/batches", {"node"}),
     ("GET", f"/batches/{ID}", {"node"}),
     ("POST", f"/batches/{ID}/leases", {"node"}),
+    ("POST", f"/batches/{ID}/declined", {"node"}),
     ("POST", f"/batches/{ID}/reports", {"node"}),
     ("GET", f"/batches/{ID}/status", {"coordinator", "operator"}),
     ("GET", f"/batches/{ID}/conservation", {"coordinator", "operator"}),

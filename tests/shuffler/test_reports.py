@@ -45,7 +45,10 @@ def test_a_full_batch_gives_out_no_slot(api: Api) -> None:
     batch = api.deposit(n=4)
     api.leases(batch, [user(i) for i in range(4)])
     assert refusals(api, batch, [user(4)]) == ["batch-full"]
-    assert api.call("GET", "/batches?accepting=1", api.token).json() == {"batches": []}
+    assert api.call("GET", "/batches?accepting=1", api.token).json() == {
+        "batches": [],
+        "lease_seconds": 60,
+    }
     everything = api.call("GET", "/batches", api.token).json()["batches"]
     assert everything == [{"batch_id": batch.batch_id, "free_slots": 0}]
 

@@ -234,7 +234,7 @@ def long_poll(network: LoopbackNetwork) -> Iterator[None]:
     with httpx.Client(base_url=network.shuffler_url, headers=headers, timeout=60) as client:
         answer = taken_up(client, "/v1/batches", wait=30, accepting=1)
         yield
-        assert answer.result().json() == {"batches": []}
+        assert answer.result().json() == {"batches": [], "lease_seconds": 120}
 
 
 def test_a_network_starts_and_stops_in_order(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from riffle.node_client.sealing import pack, seal_reports
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.node_client.shuffler_client import Backoff
 from riffle.node_client.shuffler_client import ShufflerClient as NodesShuffler
-from riffle.node_client.users import Users
+from riffle.node_client.users import Users, UsersFile
 from riffle.shuffler import app as shuffler_app
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings as ShufflerSettings
@@ -262,7 +262,8 @@ class World:
     async def _node(self, role: Role) -> None:
         settings = node_settings(self.folder)
         environment, now = settings.make_environment(), self._time("node")
-        users = Users(settings.state_dir, settings.users())
+        users_file = UsersFile(settings.users_file, settings.users)
+        users = Users(settings.state_dir, users_file.read_changes())
         backoff = Backoff(share=self.draws.random, clock=now)
         client = NodesShuffler(self.network.client("shuffler"), backoff)
         pipeline = Pipeline(
@@ -274,12 +275,14 @@ class World:
             capacity=asyncio.Semaphore(4),
             test_entry=True,
             clock=now,
+            monotonic=self.loop.time,
         )
         runner = Runner(
             nodes=deque(NodeState(credential) for credential in settings.credentials()),
             demands=settings.demands(environment),
             pipeline=pipeline,
             users_a_request=4,
+            users_file=users_file,
             pins=lambda: read_pins(settings.analyzer_keys_file),
             clock=now,
         )
