@@ -73,7 +73,7 @@ def enrol_command(
     with steps("enrolling", owners * nodes) as shown:
         enrol(folder, shuffler_url, names, nodes, users, shown.step)
     document = {"folder": str(folder), "owners": names, "nodes": nodes}
-    text = f"{nodes} nodes of each of {owners} owners are enrolled"
+    text = f"enrolled nodes of {names[0] if owners == 1 else f'each of {owners} owners'}: {nodes}"
     emit(document, output, lambda: progress.print(text))
 
 
