@@ -28,6 +28,7 @@ from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.transactions import Store
+from riffle.coordinator.store.schema import meta
 
 
 def create_app(
@@ -60,7 +61,7 @@ def create_app(
             if client is None:
                 client = ShufflerClient.connect(settings.shuffler_url, token, verify)
                 closing.push_async_callback(client.close)
-            store = Store(settings.url, keys.active)
+            store = Store(settings.url, settings.head("coordinator", meta), keys.active)
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys.private, settings.workers)
             closing.callback(opener.close)

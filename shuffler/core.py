@@ -5,10 +5,12 @@ the event loop stays free.
 """
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.protocol.errors import LocalError, RemoteError
@@ -29,6 +31,7 @@ from riffle.common.protocol.wire import (
     split_frames,
 )
 from riffle.common.server.database import listen, writer
+from riffle.common.server.head import Head, write_number
 from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.caching import Admission
@@ -38,7 +41,7 @@ from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store import batch_rows, slots, users
 from riffle.shuffler.store.committer import Store
-from riffle.shuffler.store.schema import not_usable, open_store
+from riffle.shuffler.store.schema import meta, not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
 from riffle.shuffler.waiting import IDLE_RECHECK_SECONDS, Budget, ChangeSignal
 
@@ -61,7 +64,7 @@ class Shuffler:
         self._clock = clock
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())
-        self._store = Store(settings.url)
+        self._store = Store(settings.url, store_head(settings))
         self.changes = ChangeSignal(shared=self._store.shared)
         self.admission = Admission(self._store, self.changes)
         self.batches = BatchLifecycle(
@@ -188,13 +191,13 @@ class Shuffler:
 
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
-        enrolment = await self._store.write(users.enrol, request, self.now)
+        enrolment = await self._store.write_for_good(users.enrol, request, self.now)
         note("node-enrolled")  # which one: the list of nodes has the times
         return enrolment
 
     async def revoke(self, node_id: str) -> None:
         """Refuses a node from now on."""
-        await self._store.write(users.revoke, node_id, self.now)
+        await self._store.write_for_good(users.revoke, node_id, self.now)
         self.changes.notify()
         note("node-revoked")
 
@@ -215,7 +218,11 @@ class Shuffler:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
             raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
-        await self._store.write(batch_rows.write_probe, self.now)
+        await self._store.write(self._write_probe)
+
+    def _write_probe(self, connection: Connection) -> None:
+        self._store.head.check(connection)
+        write_number(connection, meta, "alive", self.now)
 
     async def measure(self) -> None:
         """Brings the gauges up to date."""
@@ -223,6 +230,11 @@ class Shuffler:
         self.metrics.inflight.set(self.inflight.taken)
         self.metrics.waiting.set(self._store.committer.waiting)
         self.metrics.free.set(shutil.disk_usage(self.settings.data_dir).free)
+
+
+def store_head(settings: Settings) -> Head:
+    """Returns the head of a shuffler's store."""
+    return settings.head(f"shuffler {settings.shuffler_id}", meta)
 
 
 def preflight(settings: Settings) -> None:
@@ -238,7 +250,10 @@ def preflight(settings: Settings) -> None:
     s.check_tokens(s.coordinator_hash(), s.operator_hash(), s.metrics_hash())
     vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())
     vault.probe()
-    engine = open_store(settings.url)
+    head = store_head(settings)
+    engine = open_store(settings.url, head)
+    if head.older_accepted:
+        note("older-store-accepted", logging.ERROR)
     try:
         with writer(engine).begin() as connection:
             batch_rows.bind_to_vault(connection, vault.identity())

@@ -84,7 +84,9 @@ class BatchLifecycle:
         context = await asyncio.to_thread(
             accept_deposit, data, signature, batch_id, self._demands, self._clock()
         )
-        signed, created = await self._store.write(self._insert, data, context, signature or "")
+        signed, created = await self._store.write_for_good(
+            self._insert, data, context, signature or ""
+        )
         self._changes.notify()
         note("deposited", batch_id=batch_id, n=context.descriptor.n)
         return signed, created
@@ -135,7 +137,7 @@ class BatchLifecycle:
             after(batch.state, "forward")
             release = self._releases.get(batch_id) or await self._permuted(batch)
             digest, count = release.sha256, len(release.messages)
-            await self._store.write(batch_rows.mark_forwarded, batch_id, digest, count)
+            await self._store.write_for_good(batch_rows.mark_forwarded, batch_id, digest, count)
             self._remember(batch_id, release)
         self._changes.notify()
         note("forwarded", batch_id=batch_id, messages=count)

@@ -22,11 +22,15 @@ because waiters also check again by themselves. SQLite has one process and no no
 
 import asyncio
 import hashlib
+import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -39,14 +43,18 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
-    insert,
     inspect,
     make_url,
     select,
+    text,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateTable
+from sqlalchemy.sql.compiler import DDLCompiler
 
 from riffle.common.protocol.errors import LocalError
+from riffle.common.server.head import Head, read_number, write_number
 
 BUSY_SECONDS = 10
 LOCK_SECONDS = 20
@@ -56,6 +64,9 @@ CLAIM_SECONDS = 600
 RECONNECT_SECONDS = 1.0
 
 CHANNEL = "riffle"
+
+AUTHENTICATED = "authenticated"
+"""In a column's ``info``: its values are encrypted with a tag, so no checksum need cover them."""
 
 _WRITES = "riffle_writes"
 _POSTGRES_OPTIONS = {
@@ -95,10 +106,9 @@ class Schema:
         meta = tables["meta"]
         if not present:
             self.metadata.create_all(connection)
-            connection.execute(insert(meta).values(key=key, value=self.version))
+            write_number(connection, meta, key, self.version)
             return
-        query = select(meta.c.value).where(meta.c.key == key)
-        found = connection.scalar(query) if "meta" in present else None
+        found = read_number(connection, meta, key) if "meta" in present else None
         if found is None:
             raise LocalError(
                 "unavailable",
@@ -137,18 +147,21 @@ def is_shared(engine: Engine) -> bool:
     return engine.dialect.name != "sqlite"
 
 
-def open_database(url: str, schema: Schema) -> Engine:
+def open_database(url: str, schema: Schema, head: Head | None = None) -> Engine:
     """Returns an engine of the database at ``url``, with its tables.
 
-    Raises LocalError ``unavailable`` if the database is damaged, of another version, or out of
-    reach; ``invalid-spec`` if the URL is malformed or its driver is not installed.
+    Raises LocalError ``unavailable`` if the database is damaged, of another version, older than
+    ``head``, or out of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
     """
     engine = _connectable(url)
     try:
         with writer(engine).begin() as connection:
-            _check_integrity(connection)
             schema.prepare(connection)
-    except (SQLAlchemyError, sqlite3.Error, LocalError) as error:
+            _check_integrity(connection, schema.metadata)
+            number = 0 if head is None else head.start(connection)
+        if head is not None:
+            head.write(number)
+    except (SQLAlchemyError, sqlite3.Error, UnicodeError, LocalError) as error:
         engine.dispose()
         raise _store_error(error, engine) from error
     return engine
@@ -209,6 +222,7 @@ def _connectable(url: str) -> Engine:
 
 def _prepare_sqlite(engine: Engine) -> None:
     """Sets SQLite's pragmas and transaction mode on every connection."""
+    opened: list[os.stat_result] = []  # the file, when it was opened first
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -222,12 +236,27 @@ def _prepare_sqlite(engine: Engine) -> None:
         # Some builds overwrite deleted data with zeros, page by page, while the log still has it.
         # What must become unreadable is under a key that is destroyed (`shuffler.store.vault`).
         connection.execute("PRAGMA secure_delete=OFF")
+        connection.create_function("row_checksum", -1, _checksum, deterministic=True)
+        if not opened and engine.url.database:
+            opened.append(Path(engine.url.database).stat())
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         # A writer takes its lock at once: upgrading a read transaction later can fail as busy.
         writes = connection.get_execution_options().get(_WRITES, False)
+        if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
+            # SQLite would go on in a file without a name, and all of it be lost.
+            raise LocalError(
+                "unavailable", "the store's file was removed or replaced; restart the service"
+            )
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _is_in_place(path: str, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(Path(path).stat(), opened)
+    except FileNotFoundError:
+        return False
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
@@ -251,12 +280,41 @@ def _prepare_postgres(engine: Engine) -> None:
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(0, 0)")
 
 
-def _check_integrity(connection: Connection) -> None:
+def _checksum(*values: object) -> int:
+    """Returns the CRC-32 of a row: it finds damage, not whoever may write to the file."""
+    short = [zlib.crc32(value) if isinstance(value, bytes) else value for value in values]
+    return zlib.crc32(repr(short).encode())
+
+
+def _checksum_call(table: Table, format_column: Callable[[Column[Any]], str]) -> str:
+    columns = (column for column in table.columns if not column.info.get(AUTHENTICATED))
+    return f"row_checksum({', '.join(map(format_column, columns))})"
+
+
+@compiles(CreateTable, "sqlite")
+def _create_with_checksum(create: CreateTable, compiler: DDLCompiler, **options: object) -> str:
+    """Adds a column that SQLite computes whenever it writes a row."""
+    made: str = compiler.visit_create_table(create, **options)  # type: ignore[no-untyped-call]
+    start, _, columns = made.partition("(")
+    call = _checksum_call(create.element, compiler.preparer.format_column)
+    return f"{start}(checksum INTEGER GENERATED ALWAYS AS ({call}) STORED, {columns}"
+
+
+def _check_integrity(connection: Connection, metadata: MetaData) -> None:
+    """Checks pages and indices of a SQLite file, then every row. PostgreSQL checks its own pages.
+
+    Raises LocalError ``unavailable`` if the file is damaged.
+    """
     if connection.dialect.name != "sqlite":
         return
-    result = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if result != "ok":
-        raise LocalError("unavailable", f"it is damaged ({result}); restore it from a copy")
+    damage = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+    format_column = connection.dialect.identifier_preparer.format_column
+    for table in metadata.sorted_tables if damage == "ok" else ():
+        differs = text(f"checksum IS NOT {_checksum_call(table, format_column)}")
+        if connection.scalar(select(func.count()).select_from(table).where(differs)):
+            damage = f"rows of {table.name} are not what was written"
+    if damage != "ok":
+        raise LocalError("unavailable", f"it is damaged ({damage}); restore it from a copy")
 
 
 def _store_error(error: Exception, engine: Engine) -> LocalError:

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field, SecretStr
+from sqlalchemy import Table
 
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex32, hex_file
 from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import StorageCipher
+from riffle.common.server.head import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ class ServerSettings(RoleSettings):
         default=None, description="file with it, on another medium; mandatory off loopback"
     )
     signing_key_file: Path = Field(description="Ed25519 private key that signs descriptors")
+    head_dir: Path | None = Field(
+        default=None,
+        description="folder of the store's head, which no copy of the store may replace; default: "
+        "the folder of the signing key",
+    )
+    accept_older_store: int | None = Field(
+        default=None,
+        ge=1,
+        description="number in the refusal of an older store: go on once without what it forgot",
+    )
     metrics_token_hash_file: Path | None = Field(
         default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
     )
@@ -100,6 +112,11 @@ class ServerSettings(RoleSettings):
         variable = f"{self.prefix()}SIGNING_KEY_FILE"
         data = file_bytes(variable, self.signing_key_file)
         return hex32(variable, self.storage_cipher().open(data, "signing key"))
+
+    def head(self, name: str, meta: Table) -> Head:
+        """Returns the head of this service's store."""
+        folder, variable = self.head_dir or self.signing_key_file.parent, "ACCEPT_OLDER_STORE"
+        return Head(folder, name, meta, f"{self.prefix()}{variable}", self.accept_older_store)
 
     def metrics_hash(self) -> str | None:
         """Returns the hash of a token that may read only the metrics, if there is one."""

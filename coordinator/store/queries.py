@@ -18,6 +18,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.database import is_shared, writer
+from riffle.common.server.head import Head
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.counts import FALSE_ALARM
 from riffle.coordinator.learning.true_values import TrueRow
@@ -91,8 +92,8 @@ class Queries:
     ``shared``: other processes may write to the store.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = schema.open_store(url)
+    def __init__(self, url: str, head: Head) -> None:
+        self._engine = schema.open_store(url, head)
         self.shared = is_shared(self._engine)
         self._writer = writer(self._engine)
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from riffle.common.server.database import Schema, meta_table, open_database
+from riffle.common.server.head import Head
 
 metadata = MetaData()
 
@@ -152,6 +153,6 @@ events = Table(
 )
 
 
-def open_store(url: str) -> Engine:
+def open_store(url: str, head: Head | None = None) -> Engine:
     """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
-    return open_database(url, SCHEMA)
+    return open_database(url, SCHEMA, head)

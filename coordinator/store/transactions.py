@@ -12,6 +12,7 @@ within a lease's time for runs to stay where they are, and not at all for safety
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,8 +22,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.database import listen, notify
+from riffle.common.server.head import Head
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue
+from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.specs import RunSpec, TrueValueSpec
 from riffle.coordinator.store import schema, writes
 from riffle.coordinator.store.events import STOPPED, Event
@@ -54,9 +57,12 @@ class Store(Queries):
     ``active_key`` returns the public key that new batches must be sealed to; None: any.
     """
 
-    def __init__(self, url: str, active_key: Callable[[], str] | None = None) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, head: Head, active_key: Callable[[], str] | None = None) -> None:
+        super().__init__(url, head)
+        self._head = head
         self._active_key = active_key
+        if head.older_accepted:
+            JOURNAL.note("older-store-accepted", logging.ERROR)
 
     async def listen(self, on_change: Callable[[str], None]) -> None:
         """Passes on what any replica changes, for ever; see `common.server.database.listen`."""
@@ -66,7 +72,7 @@ class Store(Queries):
         """Raises LocalError ``unavailable`` unless the database can be written."""
         try:
             with self._writer.begin() as connection:
-                connection.execute(select(schema.meta))
+                self._head.check(connection)
         except SQLAlchemyError as error:
             raise store_error(error) from error
 
@@ -84,7 +90,7 @@ class Store(Queries):
             LocalError: as `writes.add_deployment`.
         """
         row = {"spec": spec.model_dump_json(), "state": "running", "message": ""}
-        with self._writer.begin() as connection:
+        with self._for_good() as connection:
             known = connection.execute(select(_runs.c.spec).where(_runs.c.id == run_id)).scalar()
             if known is not None:
                 if known != row["spec"]:
@@ -107,7 +113,7 @@ class Store(Queries):
                 run's episodes are used up.
             LocalError: as `writes.add_deployment`.
         """
-        with self._writer.begin() as connection:
+        with self._for_good() as connection:
             run = read_run(connection, run_id)
             writes.check_manual(run, read_deployments(connection, run_id), issue)
             self._add_deployment(connection, run_id, run.spec, issue, now)
@@ -118,7 +124,7 @@ class Store(Queries):
 
         Raises LocalError ``wrong-state`` if the run is over.
         """
-        with self._writer.begin() as connection:
+        with self._for_good() as connection:
             writes.end_run(connection, run_id, "stop", now)
             notify(connection, STOPPED + run_id)
 
@@ -253,9 +259,17 @@ class Store(Queries):
 
         Raises LeaseLostError if another replica drives the run.
         """
-        with self._writer.begin() as connection:
+        with self._for_good() as connection:
             self._check_fence(connection, lease)
             yield connection
+
+    @contextmanager
+    def _for_good(self) -> Iterator[Connection]:
+        """Opens a transaction that no older copy of the store may undo: it moves the head."""
+        with self._writer.begin() as connection:
+            number = self._head.advance(connection)
+            yield connection
+        self._head.write(number)
 
     def _check_fence(self, connection: Connection, lease: RunLease) -> None:
         if connection.scalar(FENCE, {"run_id": lease.run_id}) != lease.fence:

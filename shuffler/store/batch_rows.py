@@ -34,6 +34,7 @@ from riffle.common.protocol.wire import (
 )
 from riffle.common.server.database import notify
 from riffle.shuffler.rules import Holding, coarse_slots
+from riffle.common.server.head import read_number, write_number
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, count_by_node, forget_unused, read_slots
 from riffle.shuffler.store.schema import (
@@ -411,9 +412,9 @@ def bind_to_vault(connection: Connection, identity: int) -> None:
 
     Under another vault every batch would seem to have lost its secret, and would be given up.
     """
-    bound = connection.scalar(select(meta.c.value).where(meta.c.key == "vault"))
+    bound = read_number(connection, meta, "vault")
     if bound is None:
-        connection.execute(insert(meta).values(key="vault", value=identity))
+        write_number(connection, meta, "vault", identity)
     elif bound != identity:
         raise LocalError(
             "unavailable",
@@ -421,10 +422,3 @@ def bind_to_vault(connection: Connection, identity: int) -> None:
             f"number {bound}: all replicas must share one directory. If its secrets are lost for "
             f"good, write {bound} into secrets.id; the batches that need them are given up then",
         )
-
-
-def write_probe(connection: Connection, now: int) -> None:
-    """Writes one number, to show that the store can be written."""
-    alive = update(meta).where(meta.c.key == "alive").values(value=now)
-    if connection.execute(alive).rowcount == 0:
-        connection.execute(insert(meta).values(key="alive", value=now))

@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import is_shared, writer
+from riffle.common.server.head import Head
 from riffle.shuffler.store.schema import not_usable, open_store
 
 P = ParamSpec("P")
@@ -163,8 +164,9 @@ class Store:
     ``shared``: other processes may write to the store.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, head: Head) -> None:
         self.engine = open_store(url)
+        self.head = head
         self.committer = Committer(self.engine)
         self.shared = is_shared(self.engine)
         self.writes = 0
@@ -198,8 +200,22 @@ class Store:
         def job(connection: Connection) -> T:
             return write(connection, *args, **kwargs)
 
+        if self.head.trouble is not None:
+            raise self.head.trouble
         self.writes += 1
         try:
             return await asyncio.wrap_future(self.committer.submit(job))
         finally:
             self.writes += 1
+
+    async def write_for_good(
+        self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Does a `write` that no older copy of the store may undo unnoticed: it moves the head."""
+
+        def advance_and_write(connection: Connection) -> tuple[int, T]:
+            return self.head.advance(connection), write(connection, *args, **kwargs)
+
+        number, result = await self.write(advance_and_write)
+        await asyncio.to_thread(self.head.write, number)
+        return result

@@ -22,7 +22,8 @@ from sqlalchemy import (
 )
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import Schema, meta_table, open_database
+from riffle.common.server.database import AUTHENTICATED, Schema, meta_table, open_database
+from riffle.common.server.head import Head
 
 metadata = MetaData()
 
@@ -126,7 +127,7 @@ reports = Table(
     Column("slot", BigInteger, primary_key=True, autoincrement=False),
     Column("held", Integer, nullable=False),
     Column("slots", LargeBinary, nullable=False),
-    Column("sealed", LargeBinary, nullable=False),
+    Column("sealed", LargeBinary, nullable=False, info={AUTHENTICATED: True}),
 )
 
 dropped = Table(
@@ -147,9 +148,9 @@ declined = Table(
 )
 
 
-def open_store(url: str) -> Engine:
+def open_store(url: str, head: Head | None = None) -> Engine:
     """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
-    return open_database(url, SCHEMA)
+    return open_database(url, SCHEMA, head)
 
 
 def sqlite_url(directory: Path) -> str:
@@ -162,6 +163,8 @@ def not_usable(what: str, error: Exception) -> LocalError:
 
     The database's own text may quote the values of a statement, so the error only names its class.
     """
+    if isinstance(error, LocalError):
+        return error
     kind = type(getattr(error, "orig", None) or error).__name__
     failure = LocalError("unavailable", f"the store could not be {what} ({kind})", retry_after=1)
     failure.__cause__ = error

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from riffle.coordinator.store.transactions import Store
-from tests.coordinator.world import RUN, Crash, store_url
+from tests.coordinator.world import RUN, Crash, open_store
 
 
 def read(directory: Path, look: Callable[[Store], Any]) -> Any:
-    store = Store(store_url(directory))
+    store = open_store(directory)
     try:
         return look(store)
     finally:

@@ -35,6 +35,7 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
 from riffle.common.protocol.wire import BatchState, BatchStatus, Conservation, MessageFlow
 from riffle.common.server.at_rest import StorageCipher
+from riffle.common.server.head import Head
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
@@ -47,6 +48,7 @@ from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.queries import RUNS_WITH_WORK
 from riffle.coordinator.store.records import Replica
 from riffle.coordinator.store.transactions import Store
+from riffle.coordinator.store.schema import meta
 from tests.coordinator.learner import tiny
 
 SHUFFLER_ID = "shuffler-1"
@@ -297,6 +299,11 @@ def store_url(directory: Path) -> str:
     return f"sqlite:///{directory / 'coordinator.sqlite'}"
 
 
+def open_store(directory: Path, active_key: Callable[[], str] | None = None) -> Store:
+    """The coordinator's store of a test's directory, with its head."""
+    return Store(store_url(directory), Head(directory, "coordinator", meta), active_key)
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a coordinator."""
@@ -332,7 +339,7 @@ class Parts:
 
 def parts(directory: Path, shuffler: Any, clock: Clock | None = None) -> Parts:
     keys = key_ring(directory)
-    store = Store(store_url(directory), keys.active)
+    store = open_store(directory, keys.active)
     return Parts(store, shuffler, analyzer(), keys, registry(), clock or Clock())
 
 

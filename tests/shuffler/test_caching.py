@@ -13,6 +13,8 @@ from riffle.shuffler.caching import CACHE_SECONDS, Admission, AnswerCache
 from riffle.shuffler.store import users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.waiting import ChangeSignal
+from riffle.common.server.head import Head
+from riffle.shuffler.store.schema import meta
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import user
 
@@ -66,7 +68,8 @@ def test_a_node_revoked_at_another_replica_is_served_for_a_while_at_most(tmp_pat
     """A replica that misses the notification serves it for a while; another refuses it at once."""
 
     async def scenario() -> None:
-        store, world, changes = Store(f"sqlite:///{tmp_path / 'store'}"), World(), ChangeSignal()
+        store = Store(f"sqlite:///{tmp_path / 'store'}", Head(tmp_path, "", meta))
+        world, changes = World(), ChangeSignal()
         try:
             deaf = Admission(store, ChangeSignal(), lambda: world.now)
             notified = Admission(store, changes, lambda: world.now)

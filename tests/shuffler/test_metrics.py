@@ -4,12 +4,12 @@ import re
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import create_engine, update
+from sqlalchemy import update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.shuffler.rules import Decision, Outcome
-from riffle.shuffler.store.schema import batches
+from riffle.shuffler.store.schema import batches, open_store
 from tests.shuffler.conftest import Api
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, Batch, user
 
@@ -171,7 +171,7 @@ def test_every_frame_that_is_not_accepted_has_a_reason(api: Api) -> None:
 def test_a_lost_report_shows(api: Api) -> None:
     batch = api.deposit()
     api.fill(batch)
-    engine = create_engine(f"sqlite:///{api.directory / 'data/shuffler.sqlite'}")
+    engine = open_store(api.settings.url)
     with engine.begin() as connection:
         connection.execute(update(batches).values(reports=5))
     engine.dispose()

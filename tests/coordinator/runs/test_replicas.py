@@ -28,10 +28,10 @@ from tests.coordinator.world import (
     FakeShuffler,
     Parts,
     drivers_end,
+    open_store,
     parts,
     runs_with_work,
     spec,
-    store_url,
     tasks_of_drivers,
     until,
 )
@@ -42,7 +42,7 @@ FIRST, SECOND = RunLease(RUN, 1), RunLease(RUN, 2)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(store_url(tmp_path))
+    opened = open_store(tmp_path)
     assert opened.create_run(RUN, MANUAL, issued(0), NOW, "first", NOW + 15) == FIRST
     yield opened
     opened.close()
@@ -184,7 +184,7 @@ def driven(coordinator: Coordinator) -> bool:
 
 def is_free(directory: Path) -> bool:
     """Tells whether another replica can take the run at once."""
-    store = Store(store_url(directory))
+    store = open_store(directory)
     try:
         return bool(take(store, "two", NOW))
     finally:
@@ -233,7 +233,7 @@ def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
                 return taken
 
             given.store.take_leases = slowly
-            killed = Store(store_url(tmp_path))
+            killed = open_store(tmp_path)
             killed.create_run(RUN, MANUAL, issued(0), NOW, "killed", NOW)
             killed.close()
             await until(result.is_set)

@@ -12,14 +12,16 @@ from sqlalchemy.exc import IntegrityError
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.server.head import Head
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.batches.ledger import Spend, planned
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.store.records import NextStep, RunLease, Settlement
 from riffle.coordinator.store.transactions import Store
+from riffle.coordinator.store.schema import meta
 from tests.coordinator.conftest import both_engines
-from tests.coordinator.world import NOW, SHUFFLER_ID, runs_with_work, spec, store_url
+from tests.coordinator.world import NOW, SHUFFLER_ID, open_store, runs_with_work, spec
 from tests.coordinator.world import RUN as RUN_ID
 
 pytestmark = both_engines
@@ -46,7 +48,7 @@ def settlement(index: int = 0, **changes: Any) -> Settlement:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(store_url(tmp_path))
+    opened = open_store(tmp_path)
     opened.create_run(RUN_ID, MANUAL, issued(0), NOW, "me", NOW + 15)
     yield opened
     opened.close()
@@ -94,7 +96,7 @@ def test_a_deployment_beyond_the_budget_is_refused_with_all_that_came_with_it(
 
 
 def test_a_first_deployment_beyond_the_budget_makes_no_run(tmp_path: Path) -> None:
-    store = Store(store_url(tmp_path))
+    store = open_store(tmp_path)
     too_much = replace(issued(0), spend=Spend(0.0, 1.0, 0.02, 2, True))
     with pytest.raises(LocalError, match="budget"):
         store.create_run(RUN_ID, MANUAL, too_much, NOW, "me", NOW)
@@ -181,9 +183,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     path.write_bytes(b"not a database, " * 1000)
     with pytest.raises(LocalError, match="cannot be used"):
-        Store(f"sqlite:///{path}")
+        Store(f"sqlite:///{path}", Head(tmp_path, "", meta))
 
 
 def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot be used"):
-        Store(f"sqlite:///{tmp_path / 'absent' / 'store.sqlite'}")
+        Store(f"sqlite:///{tmp_path / 'absent' / 'store.sqlite'}", Head(tmp_path, "", meta))

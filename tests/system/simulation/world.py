@@ -33,6 +33,7 @@ from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store.transactions import Store
+from riffle.coordinator.store.schema import meta
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import pack, seal_reports
@@ -349,7 +350,7 @@ def prepare(folder: Path) -> None:
     (folder / "shuffler.key").write_text(keys.SHUFFLER.hex())
     settings = coordinator_settings(folder, "a")
     (folder / "pins").write_text(coordinator_world.ANALYZER.public.hex() + "\n")
-    Store(settings.url).close()
+    Store(settings.url, settings.head("coordinator", meta)).close()
 
     async def enrol() -> list[Enrolment]:
         core = Shuffler(shuffler_settings(folder), lambda: EPOCH)

@@ -1,0 +1,125 @@
+"""The head of a store: a number outside the database that shows when the database is older.
+
+A transaction that must not be forgotten raises the number in the database. Once it has committed,
+and before anybody is answered, the number is written into a folder outside the database. So a
+database whose number is below the folder's has forgotten something that somebody relies on: it was
+emptied, or replaced by an older copy. Services refuse it.
+
+The order makes crashes harmless: a process killed between commit and write leaves a database that
+is ahead of the folder, which every start accepts and makes good. The number never stands in the
+folder before it is durable in the database.
+
+A number in the folder is the name of an empty file, and the highest counts. So replicas may share
+the folder without a lock, or each have one of their own, which then misses at most what the others
+did since its last start or check.
+"""
+
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Table, insert, select, update
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.at_rest import sync_directory
+
+KEY = "head"
+
+
+def read_number(connection: Connection, meta: Table, key: str) -> int | None:
+    """Returns a named number of a store, or None if it has none of this name."""
+    number: int | None = connection.scalar(select(meta.c.value).where(meta.c.key == key))
+    return number
+
+
+def write_number(connection: Connection, meta: Table, key: str, value: int) -> None:
+    """Writes a named number of a store."""
+    change = update(meta).where(meta.c.key == key).values(value=value)
+    if connection.execute(change).rowcount == 0:
+        connection.execute(insert(meta).values(key=key, value=value))
+
+
+class Head:
+    """The head of the store of ``name``, whose table of named numbers is ``meta``.
+
+    ``accepted`` is what the operator's setting ``variable`` says; see `start`.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, meta: Table, variable: str = "", accepted: int | None = None
+    ) -> None:
+        self._variable = variable
+        self._accepted = accepted
+        self._folder = folder
+        self._prefix = f"{quote(name, safe='')}.head."
+        self._meta = meta
+        self.older_accepted = False
+        self.trouble: LocalError | None = None
+        """Why nothing may be written any more: the store is older than the head."""
+
+    def written(self) -> int:
+        """Returns the highest number in the folder, 0 at first; raises LocalError."""
+        try:
+            return max(self._numbers(), default=0)
+        except OSError as error:
+            raise LocalError("unavailable", f"cannot read the store's head: {error}") from error
+
+    def write(self, number: int) -> None:
+        """Writes a number, durably; a higher one may stand there. Raises LocalError."""
+        try:
+            self._file(number).touch(mode=0o600)
+            sync_directory(self._folder)
+            for lower in [each for each in self._numbers() if each < number]:
+                self._file(lower).unlink(missing_ok=True)  # a replica may do so as well
+        except OSError as error:
+            raise LocalError("unavailable", f"cannot write the store's head: {error}") from error
+
+    def advance(self, connection: Connection) -> int:
+        """Raises the number of the database in this transaction; returns it, to be written next.
+
+        Raises as `check`.
+        """
+        number = self.check(connection) + 1
+        write_number(connection, self._meta, KEY, number)
+        return number
+
+    def check(self, connection: Connection) -> int:
+        """Returns the database's number; raises LocalError if it is below the folder's."""
+        number = self._read(connection)
+        if self.trouble is None and number < self.written():
+            self.trouble = LocalError(
+                "unavailable",
+                "the store was replaced by an older one while the service ran; restart the service",
+            )
+        if self.trouble is not None:
+            raise self.trouble
+        return number
+
+    def start(self, connection: Connection) -> int:
+        """Returns the number of a database that is opened, to be written next.
+
+        A number below the folder's is refused (LocalError ``unavailable``) unless the operator's
+        setting names the folder's. It is raised above that then, so the setting accepts it once.
+        """
+        number, head = self._read(connection), self.written()
+        if number < head:
+            if self._accepted != head:
+                raise LocalError(
+                    "unavailable",
+                    f"it is empty or an older copy: its head is {number}, and {head} in "
+                    f"{self._folder}. It has forgotten who reported and who was revoked since. "
+                    f"Restore the newest copy, or set {self._variable}={head} to lose that",
+                )
+            self.older_accepted, number = True, head + 1
+            write_number(connection, self._meta, KEY, number)
+        return number
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{self._prefix}{number}"
+
+    def _numbers(self) -> list[int]:
+        names = [file.name for file in self._folder.iterdir()]
+        ends = [name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)]
+        return [int(end) for end in ends if end.isdecimal()]
+
+    def _read(self, connection: Connection) -> int:
+        return read_number(connection, self._meta, KEY) or 0

@@ -1,0 +1,138 @@
+"""Random damage in the files of both stores is found when they are opened, or by a report's tag."""
+
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Engine,
+    Float,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    insert,
+)
+
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.database import AUTHENTICATED, writer
+from riffle.coordinator.store import schema as coordinator_schema
+from riffle.shuffler.store import schema as shuffler_schema
+from riffle.shuffler.store.batch_rows import stored_reports
+from riffle.shuffler.store.vault import BatchSecret, ReportCipher
+
+SCHEMAS: dict[str, Any] = {"shuffler": shuffler_schema, "coordinator": coordinator_schema}
+CIPHER = ReportCipher("a batch", BatchSecret.generate())
+FLIPS = int(os.environ.get("RIFFLE_FLIPS", "40"))
+ROWS = 60
+Contents = list[tuple[object, ...]] | None
+
+
+def fill(engine: Engine, metadata: MetaData, rows: int = ROWS) -> None:
+    """Writes rows into every table. Rows of the same number refer to each other."""
+    generator = random.Random(1)
+    with writer(engine).begin() as connection:
+        for table in metadata.sorted_tables:
+            values = [
+                {column.key: value(column, number, generator) for column in table.c}
+                for number in range(rows)
+            ]
+            connection.execute(insert(table), values)
+
+
+def value(column: Column[Any], number: int, generator: random.Random) -> object:
+    kind = column.type
+    if column.info.get(AUTHENTICATED):
+        return CIPHER.encrypt([number], generator.randbytes(300))
+    if isinstance(kind, LargeBinary):
+        return generator.randbytes(kind.length or 300)
+    if isinstance(kind, Text):
+        return f"text {number} " * 10
+    if isinstance(kind, String):
+        return f"{number:0{kind.length}x}"
+    if isinstance(kind, Boolean):
+        return number % 2 == 0
+    return number + 0.25 if isinstance(kind, Float) else number
+
+
+@dataclass(frozen=True)
+class Tally:
+    changed: int
+    found: int
+    missed: Sequence[str]
+
+
+def contents(file: Path) -> Contents:
+    """All rows, in the order of the table; None if they cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            tables = sorted(name for (name,) in names)
+            return [
+                (table, *row)
+                for table in tables
+                for row in connection.execute(f'SELECT * FROM "{table}" NOT INDEXED')  # noqa: S608
+            ]
+    except (sqlite3.Error, UnicodeDecodeError):
+        return None
+
+
+def is_found(schema: Any, file: Path) -> bool:
+    """Whether the store is refused, or its reports are when a batch is handed over."""
+    try:
+        engine = schema.open_store(f"sqlite:///{file}")
+        try:
+            with engine.connect() as connection:
+                for number in range(ROWS) if schema is shuffler_schema else ():
+                    for _, stored in stored_reports(connection, f"{number:032x}"):
+                        CIPHER.decrypt([number], stored)
+        finally:
+            engine.dispose()
+    except LocalError as error:
+        assert "\n" not in error.detail
+        return True
+    return False
+
+
+def flip(data: bytes, generator: random.Random) -> tuple[bytes, str]:
+    size = generator.randint(1, 64)
+    start = generator.randrange(len(data) - size)
+    noise = bytes(generator.randint(1, 255) for _ in range(size))
+    changed = bytes(a ^ b for a, b in zip(data[start : start + size], noise, strict=True))
+    return data[:start] + changed + data[start + size :], f"{size} bytes at {start}"
+
+
+def tally(name: str, folder: Path, flips: int) -> Tally:
+    schema, whole, damaged = SCHEMAS[name], folder / "whole.sqlite", folder / "damaged.sqlite"
+    engine = schema.open_store(f"sqlite:///{whole}")
+    fill(engine, schema.metadata)
+    engine.dispose()
+    generator, data, before = random.Random(7), whole.read_bytes(), contents(whole)
+    changed, missed = 0, []
+    for _ in range(flips):
+        now, what = flip(data, generator)
+        damaged.write_bytes(now)
+        if contents(damaged) != before:
+            changed += 1
+            if not is_found(schema, damaged):
+                missed.append(what)
+        for left in folder.glob("damaged*"):
+            left.unlink()
+    shutil.rmtree(folder)
+    return Tally(changed, changed - len(missed), missed)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_damage_that_changes_content_is_found(name: str, tmp_path: Path) -> None:
+    result = tally(name, tmp_path, FLIPS)
+    assert result.changed > FLIPS / 4
+    assert result.missed == []
