@@ -27,8 +27,8 @@ from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
-from riffle.coordinator.store.transactions import Store
 from riffle.coordinator.store.schema import meta
+from riffle.coordinator.store.transactions import Store
 
 
 def create_app(

@@ -70,7 +70,9 @@ class CoordinatorMetrics:
         self._suspicious = _gauge(
             registry, "suspicious_batches", "batches whose counts honest reports hardly give"
         )
-        self._free = _gauge(registry, "disk_free_bytes", "free space for the data")
+        self._free = _gauge(
+            registry, "disk_free_bytes", "free space for the data folder, not for PostgreSQL"
+        )
 
     def observe(self, timings: Mapping[str, float]) -> None:
         """Records how long the parts of a batch took, in seconds."""

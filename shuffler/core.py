@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.protocol.errors import LocalError, RemoteError
@@ -31,7 +30,7 @@ from riffle.common.protocol.wire import (
     split_frames,
 )
 from riffle.common.server.database import listen, writer
-from riffle.common.server.head import Head, write_number
+from riffle.common.server.head import Head
 from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.caching import Admission
@@ -218,11 +217,7 @@ class Shuffler:
         if trouble := await asyncio.to_thread(disk_trouble, self.settings.data_dir):
             raise LocalError("unavailable", trouble)
         await asyncio.to_thread(self._vault.probe)
-        await self._store.write(self._write_probe)
-
-    def _write_probe(self, connection: Connection) -> None:
-        self._store.head.check(connection)
-        write_number(connection, meta, "alive", self.now)
+        await self._store.write_for_good(lambda _: None)
 
     async def measure(self) -> None:
         """Brings the gauges up to date."""

@@ -75,8 +75,8 @@ class BatchLifecycle:
         Raises RemoteError as `accept_deposit`, or ``descriptor-conflict`` for a second descriptor.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
-        if present is not None:
-            return _same(present, data), False
+        if present is not None:  # its first answer may have failed before the head was written
+            return await self._store.write_for_good(lambda _: _same(present, data)), False
         pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
         if pins != self._demands.analyzer_keys:
             self._demands = replace(self._demands, analyzer_keys=pins)

@@ -88,7 +88,10 @@ class ShufflerMetrics:
         start_at_zero(self.leases, decisions - {"grant", "keep"})
         self.inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
         self.waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
-        self.free = gauge("riffle_shuffler_disk_free_bytes", "free space for the data")
+        self.free = gauge(
+            "riffle_shuffler_disk_free_bytes",
+            "free space for the data folder, not for PostgreSQL",
+        )
 
     def count_leases(self, reply: LeaseReply) -> None:
         """Counts the answer to a lease request."""

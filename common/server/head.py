@@ -11,7 +11,7 @@ folder before it is durable in the database.
 
 A number in the folder is the name of an empty file, and the highest counts. So replicas may share
 the folder without a lock, or each have one of their own, which then misses at most what the others
-did since its last start or check.
+did since its last start or change.
 """
 
 from pathlib import Path
@@ -76,14 +76,8 @@ class Head:
     def advance(self, connection: Connection) -> int:
         """Raises the number of the database in this transaction; returns it, to be written next.
 
-        Raises as `check`.
+        Raises LocalError ``unavailable``, from then on, if it is below the folder's.
         """
-        number = self.check(connection) + 1
-        write_number(connection, self._meta, KEY, number)
-        return number
-
-    def check(self, connection: Connection) -> int:
-        """Returns the database's number; raises LocalError if it is below the folder's."""
         number = self._read(connection)
         if self.trouble is None and number < self.written():
             self.trouble = LocalError(
@@ -92,7 +86,8 @@ class Head:
             )
         if self.trouble is not None:
             raise self.trouble
-        return number
+        write_number(connection, self._meta, KEY, number + 1)
+        return number + 1
 
     def start(self, connection: Connection) -> int:
         """Returns the number of a database that is opened, to be written next.
@@ -106,8 +101,9 @@ class Head:
                 raise LocalError(
                     "unavailable",
                     f"it is empty or an older copy: its head is {number}, and {head} in "
-                    f"{self._folder}. It has forgotten who reported and who was revoked since. "
-                    f"Restore the newest copy, or set {self._variable}={head} to lose that",
+                    f"{self._folder}. It has forgotten what was answered since: who reported, who "
+                    "was revoked, what was spent. Restore the newest copy, or set "
+                    f"{self._variable}={head} to go on without",
                 )
             self.older_accepted, number = True, head + 1
             write_number(connection, self._meta, KEY, number)

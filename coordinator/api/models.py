@@ -323,4 +323,4 @@ class Readiness(Answer):
     analyzer: str = Field(description="has the keys of all unsettled batches")
     shuffler: str
     clock: str = Field(description="within 30 s of the shuffler's")
-    disk: str = Field(description="free space for the data")
+    disk: str = Field(description="free space for the data folder")

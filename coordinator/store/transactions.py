@@ -71,8 +71,8 @@ class Store(Queries):
     def check(self) -> None:
         """Raises LocalError ``unavailable`` unless the database can be written."""
         try:
-            with self._writer.begin() as connection:
-                self._head.check(connection)
+            with self._for_good():
+                pass
         except SQLAlchemyError as error:
             raise store_error(error) from error
 

@@ -6,7 +6,8 @@ set -eu
 bin=$(echo /usr/lib/postgresql/*/bin)
 if [ ! -d /data/cluster ]; then
     rm -rf /data/new # of a start that was broken off
-    "$bin/initdb" --auth=peer --username=riffle --encoding=UTF8 --locale=C --pgdata=/data/new
+    "$bin/initdb" --auth=peer --username=riffle --encoding=UTF8 --locale=C --data-checksums \
+        --pgdata=/data/new
     mv /data/new /data/cluster
 fi
 exec "$bin/postgres" -D /data/cluster -c listen_addresses= -c unix_socket_directories=/store

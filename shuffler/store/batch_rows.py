@@ -33,8 +33,8 @@ from riffle.common.protocol.wire import (
     OpenBatch,
 )
 from riffle.common.server.database import notify
-from riffle.shuffler.rules import Holding, coarse_slots
 from riffle.common.server.head import read_number, write_number
+from riffle.shuffler.rules import Holding, coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.leases import PENDING, count_by_node, forget_unused, read_slots
 from riffle.shuffler.store.schema import (

@@ -47,8 +47,8 @@ from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.queries import RUNS_WITH_WORK
 from riffle.coordinator.store.records import Replica
-from riffle.coordinator.store.transactions import Store
 from riffle.coordinator.store.schema import meta
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.learner import tiny
 
 SHUFFLER_ID = "shuffler-1"

@@ -8,13 +8,13 @@ import pytest
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.wire import EnrolRequest
+from riffle.common.server.head import Head
 from riffle.shuffler import caching
 from riffle.shuffler.caching import CACHE_SECONDS, Admission, AnswerCache
 from riffle.shuffler.store import users
 from riffle.shuffler.store.committer import Store
-from riffle.shuffler.waiting import ChangeSignal
-from riffle.common.server.head import Head
 from riffle.shuffler.store.schema import meta
+from riffle.shuffler.waiting import ChangeSignal
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import user
 

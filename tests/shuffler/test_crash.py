@@ -8,12 +8,20 @@ import pytest
 from sqlalchemy import Connection, text
 
 from riffle.common.protocol.errors import LocalError
-from riffle.shuffler.core import preflight
+from riffle.common.server.head import Head
+from riffle.shuffler.core import preflight, store_head
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
-from tests.shuffler.world import COORDINATOR_TOKEN, NOW, Batch, descriptor_bytes, user
+from tests.shuffler.world import (
+    COORDINATOR_TOKEN,
+    NOW,
+    OPERATOR_TOKEN,
+    Batch,
+    descriptor_bytes,
+    user,
+)
 
 pytestmark = both_engines
 
@@ -290,3 +298,61 @@ def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
     api.restart()
     expected = ["replayed" if was else "accepted" for was in stored]
     assert api.outcomes(batch, frames) == expected
+
+
+def head(api: Api) -> int:
+    return store_head(api.settings).written()
+
+
+def unwritable(*_: object) -> None:
+    raise LocalError("unavailable", "cannot write the store's head")
+
+
+def test_what_must_not_be_forgotten_is_in_the_head_before_it_is_answered(api: Api) -> None:
+    """Killed before the head is written, the service starts again, and a repetition is answered."""
+    batch = api.deposit()
+    api.fill(batch)
+    node, _ = api.enrol(9)
+    body = {"name": "a node", "owner": "owner", "users": 9}
+    answered: dict[str, Callable[[], int]] = {
+        "countersignature": lambda: api.put(descriptor_bytes(deployment=1)).status_code,
+        "release": lambda: api.messages(batch).status_code,
+        "enrolment": lambda: api.call("POST", "/nodes", OPERATOR_TOKEN, json=body).status_code,
+        "revocation": lambda: api.call("DELETE", f"/nodes/{node}", OPERATOR_TOKEN).status_code,
+    }
+    for what, call in answered.items():
+        before = head(api)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Head, "write", unwritable)
+            assert (what, call()) == (what, 503)
+        assert head(api) == before
+        preflight(api.settings)
+        assert head(api) == before + 1, "the database was ahead"
+        assert call() < 300
+        assert head(api) == before + 2, what
+
+
+def test_a_store_rolled_back_under_the_service_is_written_no_more(api: Api) -> None:
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    store_head(api.settings).write(99)  # as if the database had been replaced since
+    ready = api.client.get("/readyz")
+    assert ready.status_code == 503
+    assert "replaced by an older one" in ready.text
+    assert api.upload(batch, [(lease.lease, batch.report())]).status_code == 503
+    assert problem(api.put(descriptor_bytes(deployment=1))) == "unavailable"
+    with pytest.raises(LocalError, match="ACCEPT_OLDER_STORE=99"):
+        preflight(api.settings)
+
+
+def test_a_file_deleted_under_the_service_is_written_no_more(api: Api) -> None:
+    if api.settings.store_url:
+        pytest.skip("PostgreSQL's files are its own")
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    for file in api.settings.data_dir.glob("shuffler.sqlite*"):
+        file.unlink()
+    assert api.upload(batch, [(lease.lease, batch.report())]).status_code == 503
+    assert "removed or replaced" in api.client.get("/readyz").text
+    with pytest.raises(LocalError, match="older copy"):
+        preflight(api.settings)

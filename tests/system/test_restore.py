@@ -1,5 +1,7 @@
 """What docs/operations.md says of copies of a store, rehearsed on live processes with SQLite."""
 
+import json
+import re
 import shutil
 import signal
 import sqlite3
@@ -10,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from riffle.common.protocol.errors import LocalError
 from riffle.deploy.network.loopback import LoopbackNetwork
-from riffle.deploy.network.secrets import operator_client
+from riffle.deploy.network.secrets import (
+    enrol_node,
+    operator_client,
+    revoke_node,
+    shuffler_operator,
+)
 from riffle.deploy.operator import Operator
 from tests.system.agreement import assert_whole, seeded_network, seeded_spec
 
@@ -67,8 +75,26 @@ def restore(file: Path, copy: Path) -> None:
     shutil.copyfile(copy, file)
 
 
+def refusal(network: LoopbackNetwork, role: str) -> str:
+    """Starts a service that does not start; returns the sentence that it ends with."""
+    network.start(role)
+    with pytest.raises(LocalError, match="ended with code 4"):
+        network.wait_ready(role)
+    line = (network.config.folder / "logs" / f"{role}.log").read_text().splitlines()[-1]
+    event = json.loads(line)
+    assert (event["level"], event["event"]) == ("error", "ended")
+    return str(event["detail"])
+
+
+def accept(patch: pytest.MonkeyPatch, sentence: str) -> None:
+    """Sets the variable that a refusal names."""
+    found = re.search(r"or set (RIFFLE_\w+)=(\d+)", sentence)
+    assert found, sentence
+    patch.setenv(*found.groups())
+
+
 def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_nothing_again(
-    network: LoopbackNetwork, operator: Operator, tmp_path: Path
+    network: LoopbackNetwork, operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, file = seeded_spec(EPISODES), store(network, "coordinator")
     run_id, older, newer = spec.run_id or "", tmp_path / "older", tmp_path / "newer"
@@ -86,8 +112,13 @@ def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_noth
     released = "SELECT batch_id, messages_sha256 FROM batches WHERE messages_sha256 IS NOT NULL"
     before = rows(store(network, "shuffler"), released)
     restore(file, older)
+    sentence = refusal(network, "coordinator")
+    assert "empty or an older copy" in sentence
+    accept(monkeypatch, sentence)
     network.start("coordinator")
     network.wait_ready("coordinator")
+    log = (network.config.folder / "logs" / "coordinator.log").read_text()
+    assert '"level": "error", "service": "coordinator", "event": "older-store-accepted"' in log
     until(lambda: operator.run(run_id)["state"] != "running")
     run = operator.run(run_id)
     assert run["state"] == "failed"
@@ -111,3 +142,33 @@ def test_a_copy_of_the_stopped_shufflers_store_goes_on(
     network.start("shuffler")
     list(operator.events(spec.run_id or ""))
     assert_whole(operator, spec)
+
+
+def test_an_emptied_or_older_shuffler_is_refused_and_revokes_nothing_back(
+    network: LoopbackNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, older, newest = store(network, "shuffler"), tmp_path / "older", tmp_path / "newest"
+    revoked = "SELECT revoked FROM nodes WHERE name = 'dishonest'"
+    with shuffler_operator(network.secrets, network.shuffler_url) as client:
+        node = enrol_node(client, "dishonest", "owner", 9)
+        online_copy(file, older)
+        revoke_node(client, node.node_id)
+    stop(network, "shuffler")
+    online_copy(file, newest)
+    for old in file.parent.glob(f"{file.name}*"):
+        old.unlink()
+    assert "its head is 0" in refusal(network, "shuffler")
+    restore(file, older)
+    sentence = refusal(network, "shuffler")
+    assert "who was revoked" in sentence
+    restore(file, newest)
+    network.start("shuffler")
+    network.wait_ready("shuffler")
+    assert rows(file, revoked) == [(1,)]
+    accept(monkeypatch, sentence)
+    stop(network, "shuffler")
+    restore(file, older)
+    network.start("shuffler")
+    network.wait_ready("shuffler")
+    log = (network.config.folder / "logs" / "shuffler.log").read_text()
+    assert '"event": "older-store-accepted"' in log

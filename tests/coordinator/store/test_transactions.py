@@ -18,8 +18,8 @@ from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.batches.ledger import Spend, planned
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.store.records import NextStep, RunLease, Settlement
-from riffle.coordinator.store.transactions import Store
 from riffle.coordinator.store.schema import meta
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.world import NOW, SHUFFLER_ID, open_store, runs_with_work, spec
 from tests.coordinator.world import RUN as RUN_ID

@@ -32,8 +32,8 @@ from riffle.coordinator.batches.shuffler_client import ShufflerClient as Coordin
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
-from riffle.coordinator.store.transactions import Store
 from riffle.coordinator.store.schema import meta
+from riffle.coordinator.store.transactions import Store
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import pack, seal_reports
