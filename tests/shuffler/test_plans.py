@@ -5,7 +5,6 @@ slower with every report; no test of answers sees it.
 """
 
 import re
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -42,12 +41,13 @@ def recorded() -> Iterator[Statements]:
 
 def plans(api: Api, statements: Statements) -> list[tuple[str, str]]:
     """Every step of every statement's plan: (step, statement)."""
-    with closing(sqlite3.connect(api.settings.data_dir / "shuffler.sqlite")) as connection:
+    with closing(api.core._store.engine.raw_connection()) as connection:
+        cursor = connection.cursor()
         return [
             (str(row[3]), text)
             for text, count in statements.items()
             if text.startswith(("SELECT", "UPDATE", "INSERT", "DELETE"))
-            for row in connection.execute(f"EXPLAIN QUERY PLAN {text}", ("[]",) * count)
+            for row in cursor.execute(f"EXPLAIN QUERY PLAN {text}", ("[]",) * count)
         ]
 
 
