@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +12,9 @@ from typing import ParamSpec, TypeVar
 
 SPAWN = multiprocessing.get_context("spawn")
 """Processes are spawned, not forked: the parent has threads and an event loop."""
+
+# Passed on to the process that cleans up after a killed one, which would warn in plain text.
+sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
 
 P = ParamSpec("P")
 T = TypeVar("T")

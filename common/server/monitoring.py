@@ -148,7 +148,7 @@ def disk_trouble(folder: Path) -> str | None:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return f"cannot look at {folder}: {error.strerror}"
+        return f"cannot look at the data's folder: {error.strerror}"
     if free < LEAST_FREE_BYTES:
         return f"{free >> 20} MiB are free for the data, {LEAST_FREE_BYTES >> 20} are needed"
     return None

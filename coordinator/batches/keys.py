@@ -76,7 +76,8 @@ class KeyRing:
                 self._read = read = (version, _parse(self._file.read_bytes()))
                 self._privates.clear()
         except (OSError, ValueError) as error:
-            raise LocalError("unavailable", f"cannot read {self._file}: {error}") from error
+            reason = getattr(error, "strerror", error)
+            raise LocalError("unavailable", f"cannot read the analyzer keys: {reason}") from error
         return read[1]
 
     def active(self) -> str:
@@ -87,7 +88,7 @@ class KeyRing:
         for record in self.records():
             if record.state == "active":
                 return record.public
-        raise LocalError("unavailable", f"no key in {self._folder} is active")
+        raise LocalError("unavailable", "no analyzer key is active")
 
     def private(self, public: str) -> bytes | None:
         """Returns the private half of a key that may open batches; None if it is not here.

@@ -293,4 +293,5 @@ class Store(Queries):
 
 def store_error(error: SQLAlchemyError) -> LocalError:
     """Returns the error to report when the database failed."""
-    return LocalError("unavailable", f"the store cannot be used: {str(error).splitlines()[0]}")
+    kind = type(getattr(error, "orig", None) or error).__name__
+    return LocalError("unavailable", f"the store cannot be used ({kind})")

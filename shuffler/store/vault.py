@@ -84,7 +84,7 @@ class Vault:
         try:
             added = create_file(self._path(batch_id), self._cipher.seal(data, _name(batch_id)))
         except OSError as error:
-            raise LocalError("unavailable", f"cannot write a batch secret: {error}") from error
+            raise LocalError("unavailable", f"cannot write a batch secret: {error.strerror}") from error
         return secret if added else self.get(batch_id)
 
     def identity(self) -> int:
@@ -108,7 +108,7 @@ class Vault:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._directory.is_dir():
                 raise SecretLostError(batch_id, "missing") from error
-            raise LocalError("unavailable", f"cannot read a batch secret: {error}") from error
+            raise LocalError("unavailable", f"cannot read a batch secret: {error.strerror}") from error
         if len(data) not in (SECRET_BYTES, SECRET_BYTES + OVERHEAD):
             raise SecretLostError(batch_id, "damaged")
         try:
@@ -130,7 +130,7 @@ class Vault:
     def probe(self) -> None:
         """Raises LocalError ``unavailable`` unless secrets can be written and read here."""
         if not os.access(self._directory, os.R_OK | os.W_OK | os.X_OK):
-            raise LocalError("unavailable", f"{self._directory} cannot be written")
+            raise LocalError("unavailable", "the folder of batch secrets cannot be written")
 
     def _path(self, batch_id: str) -> Path:
         return self._directory / f"{batch_id}.secret"

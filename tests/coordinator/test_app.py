@@ -4,9 +4,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy import create_engine
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
@@ -101,6 +103,25 @@ def test_a_wrong_analyzer_key_waits_for_the_right_one(api: Api) -> None:
     api.restart()
     api.wait_for("finished")
     assert api.client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("gone", ["keys", "store", "data"])
+def test_readiness_tells_strangers_no_paths(
+    api: Api, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = api.client.app.state.coordinator  # type: ignore[attr-defined]
+    if gone == "keys":
+        coordinator.keys._folder = api.directory / "nowhere"
+    elif gone == "store":
+        database = f"sqlite:///{api.directory}/nowhere/store"
+        monkeypatch.setattr(coordinator.store, "_writer", create_engine(database))
+    else:
+        api.client.app.state.data_dir = api.directory / "nowhere"  # type: ignore[attr-defined]
+        monkeypatch.setattr("shutil.disk_usage", Mock(side_effect=OSError(2, "gone", "/nowhere")))
+    api.clock = lambda: time.time() + 1
+    ready = api.client.get("/readyz")
+    assert ready.status_code == 503
+    assert "/" not in ready.text
 
 
 def test_another_shuffler_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,6 +267,9 @@ def test_the_service_is_not_ready_without_its_secrets(api: Api) -> None:
     (api.directory / "data" / "secrets").rmdir()
     answer = api.client.get("/readyz")
     assert (answer.status_code, problem(answer)) == (503, "unavailable")
+    assert "/" not in answer.json()["detail"], "strangers may ask"
+    refused = api.put(descriptor_bytes())
+    assert (refused.status_code, "/" in refused.json()["detail"]) == (503, False)
 
 
 def test_unknown_paths_and_methods_are_refused(api: Api) -> None:

@@ -51,3 +51,21 @@ def running(pid: int) -> bool:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_killed_parent_leaves_nothing_in_the_log(tmp_path: Path) -> None:
+    """Python's own tracker of semaphores would warn in plain text when it cleans up."""
+    file = tmp_path / "parent.py"
+    file.write_text(ORPHANS)
+    with subprocess.Popen(
+        [sys.executable, str(file)],
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        parent.kill()
+        _, log = parent.communicate(timeout=30)  # until the last holder of the pipe has ended
+    assert log == ""
