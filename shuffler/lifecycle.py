@@ -58,6 +58,7 @@ class BatchLifecycle:
         self._changes = changes
         self._metrics = metrics
         self._demands = settings.demands()
+        self._max_open = settings.max_open_batches
         self._signing_key = settings.signing_key()
         self._analyzer_keys_file = settings.analyzer_keys_file
         self._retention = settings.retention_seconds
@@ -98,6 +99,9 @@ class BatchLifecycle:
         present = batch_rows.signed_descriptor(connection, batch_id)
         if present is not None:
             return _same(present, data), False
+        if batch_rows.count_open(connection, self._clock()) >= self._max_open:
+            detail = f"{self._max_open} batches are open; end one or wait for one"
+            raise LocalError("too-many-requests", detail, retry_after=60)
         secret = self._vault.put(batch_id, BatchSecret.generate())
         signed = SignedDescriptor(
             descriptor=data.decode(),

@@ -3,7 +3,7 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly, its id is the path's id and the one that run and deployment determine;
+- it parses strictly, has few blanks, its id is the path's id and the one that run and deployment determine;
 - it names this shuffler, has not expired and will in time, and names a pinned analyzer key if any
   key is pinned;
 - the operator allows its trust model;
@@ -25,7 +25,14 @@ from math import ceil
 from typing import Literal
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
-from riffle.common.protocol.descriptor import Context, batch_id, key_id, parse, verify_deposit
+from riffle.common.protocol.descriptor import (
+    Context,
+    batch_id,
+    key_id,
+    parse,
+    serialize,
+    verify_deposit,
+)
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.verification import check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus, Lease
@@ -111,6 +118,8 @@ def accept_deposit(
         raise RemoteError("bad-signature", "the deposit carries no signature of the coordinator")
     verify_deposit(demands.coordinator_key, data, signature)
     context = parse(data)
+    if len(data) > 2 * len(serialize(context.descriptor)):
+        raise RemoteError("malformed", "the descriptor is over twice as long as what it says")
     _check_identity(context, path_id, demands, now)
     _check_promise(context, demands)
     return context

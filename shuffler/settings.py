@@ -81,6 +81,7 @@ class Settings(ServerSettings):
         description="longest time for which a batch may be open: the reports of a batch and their "
         "permutation are erased no later than this and the retention together",
     )
+    max_open_batches: int = Field(default=1_000, ge=1, description="batches open at once")
     retention_seconds: int = Field(
         default=30 * 86_400,
         ge=1,

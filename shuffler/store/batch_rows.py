@@ -232,6 +232,13 @@ def _update(connection: Connection, batch_id: str, **changes: object) -> None:
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(changes))
 
 
+def count_open(connection: Connection, now: int) -> int:
+    """Returns the number of open batches."""
+    c = batches.c
+    query = select(func.count()).where((c.state == "open") & (c.expires_at > now))
+    return int(connection.scalar(query) or 0)
+
+
 def count_stored(connection: Connection, batch_id: str) -> int:
     """Returns the number of reports whose bytes are in the store."""
     query = select(func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)

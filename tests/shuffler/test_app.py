@@ -272,6 +272,16 @@ def test_the_service_is_not_ready_without_its_secrets(api: Api) -> None:
     assert (refused.status_code, "/" in refused.json()["detail"]) == (503, False)
 
 
+def test_open_batches_are_bounded(api: Api) -> None:
+    api.restart(max_open_batches=2)
+    first, _ = api.deposit(), api.deposit(deployment=1)
+    refused = api.put(descriptor_bytes(deployment=2))
+    assert (refused.status_code, problem(refused)) == (429, "too-many-requests")
+    assert api.put(first.data).status_code == 200, "the same deposit again is no new one"
+    api.abandon(first)
+    assert api.put(descriptor_bytes(deployment=2)).status_code == 201
+
+
 def test_unknown_paths_and_methods_are_refused(api: Api) -> None:
     missing, wrong = api.call("GET", "/nothing", None), api.call("PATCH", "/nodes", None)
     assert (missing.status_code, problem(missing)) == (404, "not-found")

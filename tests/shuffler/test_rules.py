@@ -1,6 +1,7 @@
 """The pure rules: deposits by vectors, leases and frames by table and property."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,27 @@ def test_deposits_follow_the_vectors(vector: dict[str, Any]) -> None:
     with pytest.raises(RemoteError) as caught:
         accept_deposit(data, name, path, owner, NOW)
     assert caught.value.slug == vector["expect"]
+
+
+@pytest.mark.parametrize(
+    "padding",
+    [
+        lambda data: data + b" " * 10_000,
+        lambda data: data.replace(b",", b"," + b"\n" * 1_000),
+        lambda data: b'{"version":1,' * 1 + b'"version":1,' * 1_000 + data[1:],
+        lambda data: data.replace(b'"n":4', b'"n":4.' + b"0" * 10_000),
+    ],
+    ids=["after", "between", "names", "digits"],
+)
+def test_a_descriptor_is_not_much_longer_than_what_it_says(
+    padding: Callable[[bytes], bytes],
+) -> None:
+    data = descriptor_bytes()
+    longer = padding(data)
+    assert len(longer) > 2 * len(data)
+    with pytest.raises(RemoteError) as caught:
+        accept_deposit(longer, signature(longer), json.loads(data)["batch_id"], DEMANDS, NOW)
+    assert caught.value.slug == "malformed"
 
 
 def test_a_third_of_the_vectors_must_fail() -> None:
