@@ -3,7 +3,7 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly, has few blanks, its id is the path's id and the one that run and deployment determine;
+- it parses strictly and has few blanks, and its id is that of the path and of run and deployment;
 - it names this shuffler, has not expired and will in time, and names a pinned analyzer key if any
   key is pinned;
 - the operator allows its trust model;
