@@ -14,7 +14,6 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
-    case,
     delete,
     func,
     insert,
@@ -34,16 +33,21 @@ from riffle.common.protocol.wire import (
 )
 from riffle.common.server.database import notify
 from riffle.common.server.head import read_number, write_number
-from riffle.shuffler.rules import Holding, coarse_slots
+from riffle.shuffler.rules import coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
-from riffle.shuffler.store.leases import PENDING, count_by_node, forget_unused, read_slots
+from riffle.shuffler.store.leases import (
+    LIVE,
+    count_by_node,
+    count_leased,
+    forget_unused,
+    read_slots,
+)
 from riffle.shuffler.store.schema import (
     batches,
     declined,
     dropped,
     lease_groups,
     meta,
-    nodes,
     reports,
 )
 from riffle.shuffler.store.users import add_failures
@@ -103,33 +107,6 @@ _COLUMNS = [batches.c[field.name] for field in fields(Batch)]
 _FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
 _FIND_LOCKED = _FIND.with_for_update()
 
-_LIVE = and_(PENDING, lease_groups.c.expires_at > bindparam("now"))
-_LEASED = select(func.sum(lease_groups.c.pending)).where(
-    lease_groups.c.batch_id == bindparam("batch"), _LIVE
-)
-_OVER = lease_groups.c.expires_at <= bindparam("now")
-_UNUSED = lease_groups.c.leases - lease_groups.c.reports
-_LAPSED_BY_NODE = (
-    select(func.sum(_UNUSED))
-    .where(lease_groups.c.batch_id == bindparam("batch"), _OVER)
-    .where(lease_groups.c.node_id == nodes.c.node_id)
-)
-_KEEP_LAPSED = (
-    update(nodes)
-    .where(_LAPSED_BY_NODE.exists())
-    .values(lapsed=nodes.c.lapsed + func.coalesce(_LAPSED_BY_NODE.scalar_subquery(), 0))
-)
-_LAPSE = case((_OVER & (_UNUSED > 0), lease_groups.c.expires_at))
-_HOLDING = select(
-    func.coalesce(func.sum(case((_OVER, 0), else_=lease_groups.c.pending)), 0),
-    func.coalesce(func.sum(lease_groups.c.reports), 0),
-    func.coalesce(func.sum(case((_OVER, _UNUSED), else_=0)), 0),
-    func.coalesce(func.min(_LAPSE), 0),
-    func.coalesce(func.max(_LAPSE), 0),
-).where(
-    lease_groups.c.batch_id == bindparam("batch"),
-    lease_groups.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.owner == bindparam("owner"))),
-)
 _OPEN = (
     select(
         batches.c.batch_id,
@@ -139,7 +116,7 @@ _OPEN = (
         func.min(lease_groups.c.expires_at),
     )
     .select_from(
-        batches.outerjoin(lease_groups, (lease_groups.c.batch_id == batches.c.batch_id) & _LIVE)
+        batches.outerjoin(lease_groups, (lease_groups.c.batch_id == batches.c.batch_id) & LIVE)
     )
     .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
     .group_by(
@@ -328,16 +305,14 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
 def mark_clean(connection: Connection, batch_id: str, now: int) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Leases without a report go too (`shuffler.store.leases.forget_unused`), once those that lapsed
-    are added to the counts of their nodes.
+    Leases without a report go too (`shuffler.store.leases.forget_unused`).
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":
         transition(connection, batch, "erase")
     unclean = update(batches).where(batches.c.batch_id == batch_id, batches.c.clean.is_(False))
     if connection.execute(unclean.values(clean=True)).rowcount:
-        connection.execute(_KEEP_LAPSED, {"batch": batch_id, "now": now})
-        forget_unused(connection, batch_id)
+        forget_unused(connection, batch_id, now)
         connection.execute(delete(declined).where(declined.c.batch_id == batch_id))
 
 
@@ -379,17 +354,6 @@ def decline(connection: Connection, batch_id: str, reason: str, now: int) -> Non
         row = (declined.c.batch_id == batch_id) & (declined.c.reason == reason)
         if connection.execute(update(declined).where(row).values(at=now)).rowcount == 0:
             connection.execute(insert(declined).values(batch_id=batch_id, reason=reason, at=now))
-
-
-def count_leased(connection: Connection, batch_id: str, now: int) -> int:
-    """Returns the number of live leases without a report."""
-    return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
-
-
-def holding(connection: Connection, batch_id: str, owner: str, now: int) -> Holding:
-    """Returns what an owner's nodes hold of a batch, and the leases that they let lapse."""
-    values = {"batch": batch_id, "owner": owner, "now": now}
-    return Holding(*map(int, connection.execute(_HOLDING, values).one()))
 
 
 def open_batches(connection: Connection, now: int) -> OpenBatches:

@@ -15,12 +15,12 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, literal_column, select, update
 
 from riffle.common.server.statements import execute_rows, is_one_of, unindexed
-from riffle.shuffler.rules import Standing
+from riffle.shuffler.rules import Holding, Standing
 from riffle.shuffler.states import LeaseState, lease_after
-from riffle.shuffler.store.schema import batches, lease_groups
+from riffle.shuffler.store.schema import batches, lease_groups, nodes
 
 LETTERS: dict[LeaseState, str] = {
     "held": "h",
@@ -55,22 +55,38 @@ _WITH_BATCH_STATE = (
 PENDING = lease_groups.c.pending > literal_column("0")
 """A literal 0, as in the index of pending leases: with a parameter the index would not be used."""
 
+LIVE = PENDING & (lease_groups.c.expires_at > bindparam("now"))
+_OF_BATCH = lease_groups.c.batch_id == bindparam("batch")
+_LEASED = select(func.sum(lease_groups.c.pending)).where(_OF_BATCH, LIVE)
+_OVER = lease_groups.c.expires_at <= bindparam("now")
+_LAPSED = case((_OVER, lease_groups.c.leases - lease_groups.c.reports), else_=0)
+_LAPSE = case((_LAPSED > 0, lease_groups.c.expires_at))
+_HOLDING = select(
+    func.coalesce(func.sum(case((_OVER, 0), else_=lease_groups.c.pending)), 0),
+    func.coalesce(func.sum(lease_groups.c.reports), 0),
+    func.coalesce(func.sum(_LAPSED), 0),
+    func.coalesce(func.min(_LAPSE), 0),
+    func.coalesce(func.max(_LAPSE), 0),
+).where(
+    _OF_BATCH,
+    lease_groups.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.owner == bindparam("owner"))),
+)
+_OF_NODE = select(func.sum(_LAPSED)).where(_OF_BATCH, lease_groups.c.node_id == nodes.c.node_id)
+_KEEP_LAPSED = (
+    update(nodes)
+    .where(nodes.c.node_id.in_(select(lease_groups.c.node_id).where(_OF_BATCH, _LAPSED > 0)))
+    .values(lapsed=nodes.c.lapsed + _OF_NODE.scalar_subquery())
+)
+
 _EXPIRED = (
     select(*_COLUMNS)
-    .where(
-        lease_groups.c.batch_id == bindparam("batch"),
-        PENDING,
-        lease_groups.c.expires_at <= bindparam("now"),
-    )
+    .where(_OF_BATCH, PENDING, _OVER)
     .order_by(lease_groups.c.expires_at)
     .limit(GROUPS_AT_ONCE)
 )
-_UNUSED = (lease_groups.c.batch_id == bindparam("batch")) & (lease_groups.c.reports == 0)
-_PARTLY_UNUSED = select(*_COLUMNS).where(
-    lease_groups.c.batch_id == bindparam("batch"),
-    lease_groups.c.reports < func.length(lease_groups.c.states),
-)
-_OF_REPORTS = (lease_groups.c.batch_id == bindparam("batch")) & (lease_groups.c.reports > 0)
+_UNUSED = _OF_BATCH & (lease_groups.c.reports == 0)
+_PARTLY_UNUSED = select(*_COLUMNS).where(_OF_BATCH, lease_groups.c.reports < lease_groups.c.leases)
+_OF_REPORTS = _OF_BATCH & (lease_groups.c.reports > 0)
 _REPORTED = select(lease_groups.c.users, lease_groups.c.slots, lease_groups.c.states).where(
     _OF_REPORTS
 )
@@ -258,12 +274,24 @@ def take_expired_slots(connection: Connection, batch_id: str, now: int, count: i
     return slots
 
 
-def forget_unused(connection: Connection, batch_id: str) -> None:
-    """Forgets the leases of a batch that never reported.
+def count_leased(connection: Connection, batch_id: str, now: int) -> int:
+    """Returns the number of live leases without a report."""
+    return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
+
+
+def holding(connection: Connection, batch_id: str, owner: str, now: int) -> Holding:
+    """Returns what an owner's nodes hold of a batch, and the leases that they let lapse."""
+    values = {"batch": batch_id, "owner": owner, "now": now}
+    return Holding(*map(int, connection.execute(_HOLDING, values).one()))
+
+
+def forget_unused(connection: Connection, batch_id: str, now: int) -> None:
+    """Adds the leases that lapsed to their nodes' counts, then forgets those without a report.
 
     Leases with a report stay: they tell a late repetition from a second report, and they say that
     their users have reported.
     """
+    connection.execute(_KEEP_LAPSED, {"batch": batch_id, "now": now})
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})
     groups = [LeaseGroup.from_row(row) for row in rows]

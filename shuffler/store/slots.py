@@ -106,10 +106,10 @@ def lease_slots(
 def _room(
     connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, now: int, life: int
 ) -> Room:
-    leased = batch_rows.count_leased(connection, batch.batch_id, now)
+    leased = leases.count_leased(connection, batch.batch_id, now)
     share = batch.owner_slots
     if share < batch.n:
-        holding = batch_rows.holding(connection, batch.batch_id, owner, now)
+        holding = leases.holding(connection, batch.batch_id, owner, now)
         waits = now < waits_until(holding, life)
         share = 0 if waits else share - holding.leased - holding.reports
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
