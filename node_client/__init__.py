@@ -1,4 +1,4 @@
-"""The node, the only service that sees an episode: this folder and `common/` decide what leaves it.
+"""The node, the only service that sees an episode. Only this folder and `common/` send its data.
 
 A node long-polls the shuffler for batches (`runner`, `shuffler_client`), checks each signed
 descriptor (`trust`), leases slots for its users (`users`), runs one episode a user and encodes it

@@ -1,15 +1,15 @@
-"""From a slot in a batch to the messages of one user's report.
+"""Turns a slot in a batch into the messages of one user's report.
 
 `slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
 environment and encodes it as L messages. It is the node's half of `common.mechanism.workflow`, the
-only place where a node draws anything, and the simulator's per-user path.
+only place where a node draws random numbers, and also what the per-user simulator runs.
 
 - Rewards: a reward R of the declared range [low, high] has the mean (R - low) / (high - low) in
   [0, 1]. A report holds one Bernoulli bit with that mean, so E[bit] is the scaled reward.
 - Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
   step H.
-- Failures: any fault of the environment is dropped, because an error may hold the user's data. The
-  report then carries noise only.
+- Failures: an environment's error is discarded, because it may hold the user's data. The report
+  then carries noise only.
 - Randomness: a deployed node draws from the system's CSPRNG. A batch with a ``test_seed``, run
   with ``test_entry=True``, draws from streams keyed by (run, batch, slot, purpose), so that its
   counts do not depend on which node served a slot, or when.
@@ -43,7 +43,7 @@ _PURPOSES: tuple[Purpose, ...] = ("policy", "environment", "noise")
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A descriptor with the objects that every slot needs, computed once a batch."""
+    """A descriptor with the objects that every slot needs, computed once per batch."""
 
     descriptor: BatchDescriptor
     mixture: Mixture
@@ -61,10 +61,10 @@ class PreparedBatch:
 def slot_report(
     batch: PreparedBatch, environment: Environment | None, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Ints]:
-    """Returns one user's episode (None without, or if the environment failed) and the symbols.
+    """Returns one user's episode (None without one or after a failure) and the report's symbols.
 
-    The symbols have shape (L count,). A failed episode still sends noise and padding: the other
-    users' guarantee counts on them. Raises as `slot_randomness` does.
+    The symbols have shape (L count,). A report without an episode still carries noise and padding:
+    other users' guarantees need them. Raises as `slot_randomness` does.
     """
     descriptor = batch.descriptor
     policy_draw, environment_draw, noise_draw = (
@@ -83,8 +83,8 @@ def slot_randomness(
 ) -> Randomness:
     """Returns the source of one draw: the CSPRNG, or a keyed stream in a permitted test batch.
 
-    Every draw of a report comes from here. The privacy proof needs that no seeded stream is used
-    unless the ledger says epsilon = infinity, which it does for every batch with a ``test_seed``.
+    Every draw of a report comes from here. The privacy proof requires that a seeded stream is used
+    only if the ledger records epsilon = infinity, as it does for every batch with a ``test_seed``.
     Raises LocalError ``test-entry-refused`` if the batch is seeded and ``test_entry`` is false.
     """
     if descriptor.test_seed is None:
@@ -113,7 +113,7 @@ def run_episode(
 def play(
     environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
 ) -> Episode:
-    """Does the same with errors that may hold the user's data: for simulations, never for nodes."""
+    """Like `run_episode`, but raises. Errors may hold the user's data: for simulations only."""
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)

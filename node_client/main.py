@@ -14,14 +14,14 @@ from riffle.node_client.settings import Settings
 from riffle.node_client.shuffler_client import ShufflerClient, open_client
 from riffle.node_client.users import Users, UsersFile
 
-# Chunks on their way. All workers seal the same chunk, in 16 tasks or more. Meanwhile one chunk
-# waits for them, one is being encoded, and one uploaded.
+# Chunks in progress. All workers seal the same chunk, in 16 tasks or more. Meanwhile one chunk
+# waits to be sealed, one is being encoded, and one is being uploaded.
 CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> Totals:
-    """Serves until a signal, then delivers what is on its way; returns the counts of reports.
+    """Serves until a signal, then delivers the reports in progress; returns the counts of reports.
 
     Raises LocalError if a setting, file or credential is not usable; the detail names it.
     """

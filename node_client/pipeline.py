@@ -1,22 +1,22 @@
-"""From leases to stored reports: episodes, encoding, sealing and upload, with bounded memory.
+"""Turns leases into stored reports: episodes, encoding, sealing and upload, in bounded memory.
 
 A user who was asked is never asked again, and a lease ends whether or not its report has arrived.
 So `ReportTiming` (pure: times are arguments) lets a node ask only as many users as it can report
-within their leases, by the whole way of a report: episode, sealing, upload. A node that does not
-know its speed seals a report of zeros first and asks nobody meanwhile (`Pipeline.rehearse`). After
-reports in vain it asks one user, after a pause that doubles each time.
+within their leases, counting episode, sealing and upload. A node that does not know its speed seals
+a report of zeros first and asks nobody meanwhile (`Pipeline.rehearse`). If no report was accepted,
+it asks one user, after a pause that doubles each time.
 
-An episode ends within a part of its lease. If the user takes longer, the report carries noise only
-and is sent in time, so that neither a missing report nor a late one shows who was slow.
+An episode must end within a fixed part of its lease. If the user takes longer than that, the report
+carries noise only and is sent in time, so no missing or late report shows who was slow.
 
-A chunk is some whole reports of one node in one batch. Episodes and encoding run in a thread, one
-chunk at a time (an environment serves one user at a time), while the pool seals earlier chunks and
-still earlier ones are uploaded, so that every core seals all the time. A chunk takes one unit of
-``capacity`` from before its episodes run until the shuffler has decided on its reports. A shuffler
-that is away therefore stops episodes, not the node.
+A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
+one chunk at a time (an environment serves one user at a time), while the pool seals earlier chunks
+and still earlier ones are uploaded, so that every core seals all the time. A chunk takes one unit
+of ``capacity`` from before its episodes run until the shuffler has decided on its reports. So while
+the shuffler is unreachable, no episodes begin, but the node keeps running.
 
 A sealed report is kept, and sent again unchanged, until it is accepted, replayed, or refused for
-good. Nothing of an episode is stored or logged: totals count reports, and never say whose.
+good. Nothing about an episode is stored or logged: totals count reports, without naming users.
 """
 
 import asyncio
@@ -42,22 +42,22 @@ from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
 PORTION = 0.25
-"""Part of a lease in which all users under way should be reported; the rest is for surprises."""
+"""Part of a lease within which all users under way should be reported; the rest is a margin."""
 
 SLOWEST = 0.5
 """Part of a lease that sealing and uploading one report may take."""
 
 KEPT = 0.7
-"""Weight that each measurement leaves to those before it."""
+"""Weight of the average so far when a new measurement is added to it."""
 
-MOST_DOUBLINGS = 12  # of the pause after reports in vain: about an hour
+MOST_DOUBLINGS = 12  # of the pause while no report is accepted: about an hour
 
 Seal = Callable[[SealKeys, Ints], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
 class Rate:
-    """Seconds a thing, over what was measured lately; None before the first measurement."""
+    """Average seconds per item, weighted toward recent measurements; None before the first one."""
 
     seconds: float = 0.0
     things: float = 0.0
@@ -69,7 +69,7 @@ class Rate:
 
     @property
     def mean(self) -> float | None:
-        """Seconds a thing."""
+        """Seconds per item."""
         return self.seconds / self.things if self.things else None
 
 
@@ -77,9 +77,9 @@ class Rate:
 class ReportTiming:
     """Measured seconds of an episode with its encoding, and of sealing and uploading one message.
 
-    ``under_way``: users asked whose reports are not decided. ``in_vain``: chunks in a row of which
-    no report was accepted, and one at the start, because nothing shows that the way is clear; while
-    there are any, one user is asked, and nobody before ``retry_at``.
+    ``under_way``: users asked whose reports are not decided. ``in_vain``: the number of successive
+    chunks without an accepted report, starting at one because nothing has been accepted yet. While
+    it is above zero, one user is asked at a time, and nobody before ``retry_at``.
     """
 
     lease_seconds: float = 0.0
@@ -91,7 +91,7 @@ class ReportTiming:
     _last_end: float = 0.0
 
     def record_delivery(self, start: float, end: float, messages: int) -> None:
-        """Records that ``messages`` were ready at ``start`` and decided at ``end`` (monotonic).
+        """Records that ``messages`` were ready at ``start``, decided at ``end`` (monotonic clock).
 
         Chunks are sealed one after the other, so a chunk's own time begins at the end of the last.
         """
@@ -117,7 +117,7 @@ class ReportTiming:
         return max(0, most - self.under_way)
 
     def in_time(self, leases: Sequence[Lease], L: int, now: float) -> list[Lease]:
-        """Returns the leases that outlast their reports, one by one behind those under way."""
+        """Returns the leases long enough for their reports, which queue behind those under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -131,7 +131,7 @@ class ReportTiming:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An accepted batch with what its reports need."""
+    """An accepted batch with the objects that its reports need."""
 
     batch_id: str
     batch: PreparedBatch
@@ -160,7 +160,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Progress:
-    """A chunk's episodes so far: messages, how many failed or came too late, whether to stop."""
+    """Progress of a chunk's episodes: messages, how many failed or were late, whether to stop."""
 
     rows: list[Ints] = field(default_factory=list)
     failed: int = 0
@@ -173,7 +173,7 @@ class _Progress:
 class Pipeline:
     """The path of reports from lease to shuffler, shared by all nodes of a process.
 
-    ``refetch`` returns a job with the batch's present key.
+    ``refetch`` returns a job with the batch's current key.
     """
 
     environment: Environment
@@ -194,13 +194,13 @@ class Pipeline:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the environment still serves a user whose report was sent with noise only."""
+        """Whether the environment is still busy with a user whose report carried noise only."""
         return self._episodes is not None and not self._episodes.done()
 
     async def rehearse(self, job: Job) -> None:
         """Measures the speed of sealing with a report of zeros, which is thrown away.
 
-        Once more if it was slow, because new processes seal their first report slowly.
+        Measures once more if it was slow, because new processes seal their first report slowly.
         """
         keys, timing = job.keys, self.timing
         zeros = np.zeros((1, keys.messages * keys.symbols.count), dtype=np.int64)
@@ -236,13 +236,13 @@ class Pipeline:
         return asked
 
     async def drain(self, seconds: float) -> None:
-        """Waits for the reports on their way, then gives up the rest (counted as unsent)."""
+        """Waits a while for reports in progress, then gives up the rest (counted as unsent)."""
         if self._deliveries:
             _, late = await asyncio.wait(self._deliveries, timeout=seconds)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        if self.totals.failed:  # a number, and never whose
+        if self.totals.failed:  # a number only, which names no user
             failed, episodes = self.totals.failed, self.totals.episodes
             JOURNAL.note("episodes-failed", logging.WARNING, failed=failed, episodes=episodes)
 
@@ -251,7 +251,7 @@ class Pipeline:
         self.capacity.release()
 
     def _in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
-        """Returns the leases that can be met; decided before any user is marked as asked."""
+        """Returns the leases that can be met in time; called before any user is marked as asked."""
         chosen = self.timing.in_time(leases, job.keys.messages, self.clock())
         chosen = [] if self.is_stuck else chosen
         if len(chosen) < len(leases) and not self._short_lease_logged:
@@ -269,7 +269,7 @@ class Pipeline:
         try:
             await asyncio.wait({self._episodes}, timeout=self.episode_share * left)
         except BaseException:
-            progress.halted = True  # the thread ends its present episode, and begins no other
+            progress.halted = True  # the thread ends its current episode and begins no other
             self.totals.refused["unsent"] += self._count(progress)
             raise
         if self._episodes.done():
@@ -280,7 +280,7 @@ class Pipeline:
         return np.stack(progress.rows), progress.overdue
 
     def _run_episodes(self, job: Job, chunk: Sequence[Lease], progress: _Progress) -> None:
-        """Fills ``progress`` user by user, in a thread."""
+        """Runs a chunk's episodes in a thread, user by user, and fills ``progress``."""
         for lease in chunk:
             episode, messages = slot_report(
                 job.batch, self.environment, lease.slot, test_entry=self.test_entry
@@ -292,10 +292,10 @@ class Pipeline:
                 progress.rows.append(messages)
 
     def _end_episodes(self, job: Job, chunk: Sequence[Lease], progress: _Progress) -> None:
-        """Ends a chunk's episodes at their deadline: the users who are left report noise only.
+        """Ends a chunk's episodes at their deadline: the remaining users' reports carry noise only.
 
         They are few, because a chunk's episodes are expected to take half of this time. The thread
-        drops the episode that it is in; no other begins while it lasts (`is_stuck`).
+        discards the episode that it is running; no other begins until that one ends (`is_stuck`).
         """
         with progress.lock:
             progress.halted = True
@@ -323,7 +323,7 @@ class Pipeline:
         messages: Ints,
         overdue: int,
     ) -> None:
-        """Delivers a chunk. The users of ``overdue`` of its reports took too long."""
+        """Delivers a chunk, in which ``overdue`` reports belong to users who took too long."""
         start, accepted = self.monotonic(), 0
         try:
             accepted = self._settle(await self._seal_and_upload(job, credential, chunk, messages))
@@ -333,7 +333,7 @@ class Pipeline:
         except asyncio.CancelledError:
             self.totals.refused["unsent"] += len(chunk)
             raise
-        except Exception as error:  # not its text, which could hold a report
+        except Exception as error:  # without the error's text, which could hold a report
             JOURNAL.exception("reports-lost", error, batch_id=job.batch_id)
             self.totals.refused["internal"] += len(chunk)
         finally:
@@ -348,9 +348,9 @@ class Pipeline:
     async def _seal_and_upload(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
     ) -> UploadReply:
-        """Seals once more, to the batch's present key, if the remembered key is outdated.
+        """Seals and uploads a chunk; seals it again, to the batch's current key, if outdated.
 
-        The shuffler refuses such an upload before it reads it, so no report is sent twice.
+        The shuffler refuses an upload with an outdated key unread, so no report is sent twice.
         """
         try:
             sealed = await self.seal(job.keys, messages)

@@ -1,14 +1,15 @@
 """The loop of many nodes in one process: poll, check, lease, submit.
 
-One node at a time polls for batches, in turn. A batch's descriptor is fetched and checked once
-(`trust`). A refused batch is logged once and skipped from then on. Leases are requested in small
+The nodes take turns polling for batches. A batch's descriptor is fetched and checked once
+(`trust`). A refused batch is logged once and skipped for a while. Leases are requested in small
 numbers, with nodes and open batches taking turns, so that all nodes take part in every batch that
-has room, and no more users are asked than can be reported in time. A node that holds its share
-of a batch leaves it to the others and asks again later, because leases of its own may end. A
-process that has no users left or is too slow stays up, and tells the shuffler why it declines.
+has room, and no more users are asked than can be reported in time. A node that holds its share of a
+batch leaves the batch to other nodes and asks again later, when some of its own leases may have
+ended. A process that has no users left or is too slow stays up, and tells the shuffler why it
+declines.
 
-A refusal is looked at again, after a pause that doubles each time: a clock that jumped, a key that
-is pinned later or an answer that was altered on its way must not cost a batch for good.
+A refused batch is checked again, after a pause that doubles each time: a clock that jumped, a key
+that is pinned later or an answer that was altered in transit must not exclude a batch for good.
 """
 
 import asyncio
@@ -35,12 +36,12 @@ from riffle.node_client.users import UsersFile
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
-MOST_DOUBLINGS = 7  # of the pause while the users' file fails: half a minute
+MOST_DOUBLINGS = 7  # of the pause while the users file fails: half a minute
 IDLE_DOUBLINGS = 3  # of the pause while no open batch can be served: two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
-REFUSAL_DOUBLINGS = 6  # of that time before a refused batch is looked at again: ten minutes
+REFUSAL_DOUBLINGS = 6  # of the pause before a refused batch is checked again: ten minutes
 REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 
@@ -50,8 +51,8 @@ class NodeState:
     """One node of this process.
 
     ``revoked``: its token is refused. ``quota_reached``: it may serve no new users.
-    ``out_of_users``: it has no users left to ask. ``retry_at``: batch id -> when to ask again,
-    after a refusal ``share-exceeded``.
+    ``out_of_users``: it has no users left to ask. ``retry_at``: when to ask again after a refusal
+    ``share-exceeded``, by batch id.
     """
 
     credential: Credential
@@ -61,7 +62,7 @@ class NodeState:
     retry_at: dict[str, float] = field(default_factory=dict)
 
     def leave(self, batch_id: str, until: float, now: float) -> None:
-        """Leaves a batch to other nodes for a while; forgets waits that are over."""
+        """Leaves a batch to other nodes for a while; deletes pauses that are over."""
         self.retry_at = {batch: end for batch, end in self.retry_at.items() if end > now}
         self.retry_at[batch_id] = until
 
@@ -72,7 +73,7 @@ class NodeState:
 
 @dataclass(slots=True)
 class Runner:
-    """The nodes of this process and what they know of batches."""
+    """The nodes of this process and the batches that they have checked."""
 
     nodes: deque[NodeState]
     demands: Demands
@@ -94,7 +95,7 @@ class Runner:
         self.pipeline.refetch = self._refetch
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves batches until ``stop`` is set, then delivers what is on its way.
+        """Serves batches until ``stop`` is set, then delivers the reports in progress.
 
         Raises LocalError ``unauthorized`` if the shuffler knows none of this process's nodes.
         """
@@ -141,7 +142,7 @@ class Runner:
         return total > 0 and not self._users_file_failures
 
     async def _reload_users(self) -> None:
-        """Replaces the users who were not asked, if the owner has changed their file."""
+        """Replaces the unasked users if the owner has changed the users file."""
         try:
             if not await asyncio.to_thread(self.users_file.reload, self.pipeline.users):
                 return
@@ -172,7 +173,7 @@ class Runner:
     async def _check(self, node: NodeState, batch_id: str) -> Job:
         try:
             signed = await self.pipeline.shuffler.descriptor(node.credential.token, batch_id)
-        except RemoteError as error:  # not the descriptor's fault: ask again at the next poll
+        except RemoteError as error:  # the descriptor may be valid: ask again at the next poll
             raise LocalError(error.slug, error.detail) from error
         demands = replace(self.demands, analyzer_keys=await asyncio.to_thread(self.pins))
         accepted = await asyncio.to_thread(accept, signed, batch_id, demands, self.clock())
@@ -184,7 +185,7 @@ class Runner:
         return job
 
     async def _lease_and_submit(self, job: Job, free: int) -> int | None:
-        """Lets one node serve a batch; returns how many users it asked. None: try another node."""
+        """Lets one node serve a batch; returns how many users it asked, or None: try another."""
         node = self._node_for(job.batch_id)
         if node is None:
             if all(node.revoked or node.out_of_users for node in self.nodes):
@@ -192,7 +193,7 @@ class Runner:
             return 0
         try:
             asked = await self._serve(node, job, free)
-        except LocalError as error:  # of the users' file; unmarked users are not asked
+        except LocalError as error:  # from the users file; users who are not marked are not asked
             if error.slug != "unavailable":
                 raise
             self._users_file_failures += 1
@@ -202,7 +203,7 @@ class Runner:
         return asked
 
     async def _serve(self, node: NodeState, job: Job, free: int) -> int | None:
-        """Does `_lease_and_submit` for one node. Raises LocalError if the users' file fails."""
+        """Does `_lease_and_submit` for one node. Raises LocalError if the users file fails."""
         if self._users_file_failures:  # takes no slot from others before users can be marked again
             await asyncio.to_thread(self.pipeline.users.check_writable)
         most = min(self.users_a_request, await self._most_users(job))
@@ -230,7 +231,7 @@ class Runner:
         return asked if asked or may_ask else None
 
     async def _most_users(self, job: Job) -> int:
-        """Returns how many users may be asked now; declines the batch if it may stay so."""
+        """Returns how many users may be asked now; declines the batch if that may stay zero."""
         timing, L = self.pipeline.timing, job.keys.messages
         if timing.is_too_slow(L) and self.pipeline.monotonic() >= self._rehearse_at:
             try:
@@ -244,7 +245,7 @@ class Runner:
         return most
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
-        """Tells the shuffler, again and again while it holds, why nobody is asked for a batch."""
+        """Tells the shuffler why no user is asked for a batch, and repeats that at intervals."""
         batch_id, now = job.batch_id, self.pipeline.monotonic()
         if batch_id not in self._declined:
             JOURNAL.note("given-up", logging.WARNING, batch_id=batch_id, reason=reason)
@@ -257,7 +258,7 @@ class Runner:
             self._log_failure(node, error)
 
     def _record_reply(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
-        """Records why users were refused; returns the leases of slots that the batch has."""
+        """Records why users were refused; returns leases whose slot numbers are in the batch."""
         refused: dict[str, list[str]] = {}
         for refusal in reply.refused:
             refused.setdefault(refusal.problem, []).append(refusal.user)
@@ -294,7 +295,7 @@ class Runner:
         return None
 
     async def _refetch(self, credential: Credential, job: Job) -> Job:
-        """Returns the batch with its present key.
+        """Returns the batch with its current key.
 
         Raises RemoteError if the batch is refused or has another descriptor now, and LocalError if
         the shuffler does not answer.

@@ -1,9 +1,9 @@
 """Sealing of reports in a pool of processes: 99 % of a node's work.
 
-HPKE holds the interpreter's lock, so threads do not help. A chunk is a number of whole reports of
-one batch, `LEAST_CHUNK` to `MOST_CHUNK` messages, that are leased, marked and uploaded together, so
-that they share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`: one
-bytes object of indices in, one bytes object of sealed reports out.
+HPKE holds the GIL, so threads do not help. A chunk is several whole reports of one batch,
+`LEAST_CHUNK` to `MOST_CHUNK` messages in all. Its reports are leased, marked as asked and uploaded
+together and share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`:
+one bytes object of indices in, one bytes object of sealed reports out.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import seal, seal_indices
 
 LEAST_CHUNK = 36_000
-# About two seconds of sealing on two cores: no lease runs out while its users wait for others.
+# About two seconds of sealing on two cores, so no lease expires while its chunk waits for others.
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 _INDEX = np.dtype("<u4")
@@ -104,7 +104,7 @@ class SealingPool(AbstractContextManager["SealingPool"]):
         return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
 
     async def _seal(self, keys: SealKeys, packed: bytes) -> bytes:
-        """Seals one task. Replaces a dead worker and repeats its task: nothing of it was sent."""
+        """Seals one task. Repeats the task of a worker that died, whose output was not sent."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:
@@ -115,6 +115,6 @@ class SealingPool(AbstractContextManager["SealingPool"]):
         raise LocalError("unavailable", "the sealing processes keep dying; is memory short?")
 
     def _replace(self, broken: ProcessPoolExecutor) -> None:
-        if self._pool is broken:  # many tasks see the same break; the first replaces the pool
+        if self._pool is broken:  # many tasks see the same dead pool; the first replaces it
             broken.shutdown(wait=False, cancel_futures=True)
             self._pool = process_pool(self._workers)

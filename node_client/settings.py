@@ -1,6 +1,6 @@
-"""Settings of a node process (``RIFFLE_NODE_...`` variables), and the fields that it may log.
+"""Settings of a node process (``RIFFLE_NODE_...`` variables), and the fields that a node may log.
 
-Settings are checked as a whole at the start. The log is for the node's own owner: its fields name
+All settings are checked together at start-up. The log is for the node's own owner: its fields name
 no user, lease or episode. ``detail`` is the text of one of Riffle's own errors about a descriptor,
 a file or an answer of the shuffler, on one line (`common.protocol.errors.one_line`).
 """
@@ -48,7 +48,7 @@ class Credential(Document):
 
 
 class Settings(RoleSettings):
-    """Pins, demands, environment, credentials. What protects users has no default."""
+    """Pins, demands, environment, credentials. Settings that protect users have no default."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
     loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
@@ -166,7 +166,7 @@ class Settings(RoleSettings):
         )
 
     def credentials(self) -> list[Credential]:
-        """Returns the credentials of this process's nodes.
+        """Returns the credentials of all nodes of this process.
 
         Raises LocalError ``invalid-spec`` if the file is unreadable, malformed or empty, or names a
         node twice.
@@ -178,10 +178,10 @@ class Settings(RoleSettings):
         return credentials
 
     def users(self) -> dict[str, list[str]] | None:
-        """Returns node id -> ids of its users; None if users are simulated.
+        """Returns each node's user ids by node id; None if users are simulated.
 
         Raises LocalError ``invalid-spec`` if the file is unreadable or malformed, names a user
-        twice, or has other nodes than the credentials file.
+        twice, or names other nodes than the credentials file does.
         """
         if self.users_file is None:
             return None
@@ -211,7 +211,7 @@ _CREDENTIALS = TypeAdapter(list[Credential])
 def _read(kind: str, file: Path, adapter: TypeAdapter[T]) -> T:
     try:
         return adapter.validate_json(file_bytes(f"{PREFIX}{kind.upper()}_FILE", file))
-    except ValidationError as error:  # without its cause, which would show tokens or ids
+    except ValidationError as error:  # raised without its cause, which would show tokens or ids
         raise _bad_file(kind, file, first_fault(error)) from None
 
 

@@ -2,9 +2,9 @@
 
 Faults that may pass are retried: no connection, no answer, 429, 5xx, and answers that are not the
 shuffler's. The delay is exponential with full jitter (a random share of base 2^k, so that nodes do
-not come back together), and ``Retry-After`` is its floor. Only a refusal that the shuffler means is
-final: a `RemoteError` with its slug. Every request is idempotent at the shuffler, so a lost answer
-costs only another request.
+not retry in step), and ``Retry-After`` is its floor. Only a problem document from the shuffler is
+final: it becomes a `RemoteError` with the same slug. Every request is idempotent at the shuffler,
+so a lost answer costs only another request.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client.settings import JOURNAL
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
-CONNECTIONS = 4  # a pool slows down with many
+CONNECTIONS = 4  # an httpx pool is slow with more connections
 
 D = TypeVar("D", bound=Document)
 
 
 class TransientError(Exception):
-    """An attempt failed for a reason that may pass; ``after`` is the least delay in seconds."""
+    """A failed attempt that may succeed later; ``after``: least seconds before a retry."""
 
     def __init__(self, reason: str, after: float = 0.0) -> None:
         super().__init__(reason)
@@ -46,9 +46,9 @@ class TransientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays before retries: before retry k (0-based) uniform in [0, min(cap, base 2^k)] seconds.
+    """Delays before retries; that before retry k (0-based) is uniform in [0, min(cap, base 2^k)] s.
 
-    ``attempts`` bounds every call but uploads, which have a deadline.
+    ``attempts`` bounds every call except uploads, which have a deadline instead.
     """
 
     base: float = 0.2
@@ -66,7 +66,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class ShufflerClient:
-    """Calls of nodes to their shuffler; the token names the node. Close ``http`` after use."""
+    """Calls the shuffler for nodes; the token identifies the node. Close ``http`` after use."""
 
     http: httpx.AsyncClient
     backoff: Backoff = field(default_factory=Backoff)
@@ -96,7 +96,7 @@ class ShufflerClient:
     async def decline(
         self, token: str, batch_id: str, reason: wire.DeclineReason
     ) -> wire.DeclineNotice:
-        """Tells why this node serves an open batch no further."""
+        """Tells the shuffler why this node stops serving an open batch."""
         notice = wire.DeclineNotice(reason=reason)
         body = notice.model_dump_json().encode()
         request = self._request(f"/v1/batches/{batch_id}/declined", token, body)
@@ -112,11 +112,11 @@ class ShufflerClient:
         deadline: float,
         batch_key: str,
     ) -> wire.UploadReply:
-        """Sends frames, the same bytes again and again, until the shuffler has decided on each.
+        """Sends frames, repeating the same bytes, until the shuffler has decided on each of them.
 
         Raises RemoteError for a final problem of the whole body: ``late`` after ``deadline``
-        (seconds since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key that reports
-        are sealed to, is not the batch's.
+        (seconds since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key to which the
+        reports are sealed, is not the batch's current one.
         """
         request = self._request(f"/v1/batches/{batch_id}/reports", token, body)
         request.headers["Content-Type"] = wire.OCTETS
@@ -151,14 +151,14 @@ class ShufflerClient:
             except TransientError as failure:
                 delay = self.backoff.delay(retry, failure.after)
                 self._give_up(str(failure), retry, delay, deadline)
-                if retry == 0:  # method and path name no user and no lease
+                if retry == 0:  # method and path contain no user id and no lease
                     line = f"{request.method} {request.url.path}"
                     JOURNAL.note("retrying", request=line, detail=str(failure))
             await self.backoff.sleep(delay)
             retry += 1
 
     def _give_up(self, reason: str, retry: int, delay: float, deadline: float | None) -> None:
-        """Raises if no retry is left, or none before the deadline."""
+        """Raises if no retry is left, or if the next one would come after the deadline."""
         if deadline is None and retry + 1 >= self.backoff.attempts:
             raise LocalError("unavailable", f"the shuffler does not do its part: {reason}")
         if deadline is not None and self.backoff.clock() + delay >= deadline:
@@ -188,7 +188,7 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
 def read_answer(
     response: httpx.Response, body: bytes, document: type[D], fits: Callable[[D], bool]
 ) -> D:
-    """Returns an answer's document. Raises RemoteError for a refusal, TransientError otherwise."""
+    """Returns an answer's document. Raises RemoteError for a refusal, else TransientError."""
     if not response.is_success:
         raise _problem(response, body)
     try:

@@ -5,20 +5,20 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - its bytes parse strictly: known fields, right types, sizes that agree;
 - the coordinator's pinned key signed those bytes;
 - the shuffler's pinned key signed their digest together with the per-batch key;
-- its batch id is the requested one, and is the one derived from run and deployment;
+- its batch id is the requested one and the one derived from run and deployment;
 - it names this node's shuffler;
-- it has not expired, and is not open for longer than the owner allows;
-- the owner allows its trust model, whatever guarantee another model would give;
+- it has not expired, and it does not stay open for longer than the owner allows;
+- the owner allows its trust model (no guarantee makes up for a model that is not allowed);
 - its analyzer key is pinned, if the owner pinned any;
-- environment, X, A, H are this node's, and its reward range covers the environment's;
+- its environment, X, A and H are this node's, and its reward range covers the environment's;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
-- analyzer key and batch key are X25519 points that give a secret (a low-order point gives none:
-  everybody could open what is sealed to it);
+- analyzer key and batch key are X25519 points that give a secret (a low-order point gives none, so
+  everybody could open messages sealed to it);
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
-- the guarantee, recomputed for its trust model from n, noise, padding and counters at the owner's
-  beta and dishonest fraction, is at most the owner's epsilon, also if the largest other owner is
-  silent, and the descriptor's promise is true.
+- the descriptor's promise is true, and the guarantee is at most the owner's epsilon when recomputed
+  for its trust model from n, noise, padding and counters at the owner's beta and dishonest
+  fraction, even if all nodes of the largest other owner add no noise.
 
 Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
@@ -43,7 +43,7 @@ from riffle.common.protocol.descriptor import (
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.verification import check_guarantee, check_trust
 
-_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar shows a low-order point
+_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def accept(
 ) -> AcceptedBatch:
     """Checks a descriptor against the owner's demands at ``now`` (seconds since 1970, UTC).
 
-    Raises RemoteError for the first rule of the module's list that is broken.
+    Raises RemoteError for the first broken rule of the list above, in the module's docstring.
     """
     data, batch_key = signed.descriptor.encode(), bytes.fromhex(signed.batch_key)
     context = parse(data)

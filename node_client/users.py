@@ -1,12 +1,12 @@
-"""The users of a node process, and which of them it has asked. Durable: no user is asked twice.
+"""A durable list of a node process's users that records who was asked, so nobody is asked twice.
 
 A user is one person: one episode and one report over all runs. The node marks a user as asked, in a
-synced transaction, before it runs the user's episode. A node that crashes in between asks another
-user instead; the slot's lease runs out and the shuffler gives the slot to somebody else.
+synced transaction, before it runs the user's episode. If the node crashes in between, that user is
+never asked again: the slot's lease expires, and the shuffler gives the slot to another user.
 
-The node's owner lists the users of each node. Only simulated users are invented when they are
-needed (16 bytes from the system's CSPRNG): nothing then keeps one person from being asked under
-many ids, so this is for simulations and tests.
+The node's owner lists the users of each node. Ids of simulated users are invented as needed (16
+bytes from the system's CSPRNG). Nothing keeps one person from being asked under several invented
+ids, so this is for simulations and tests.
 
 Each process has one SQLite file and locks it, so that no two processes share users. Every method
 that reads or writes raises LocalError ``unavailable`` if the file cannot be used, for example
@@ -36,7 +36,7 @@ PRAGMA user_version = 1;
 
 
 class UsersFile:
-    """The owner's list of users: ``read`` reads ``file``. None: users are simulated."""
+    """The owner's list of users: ``read`` parses ``file``. Both are None if users are simulated."""
 
     def __init__(
         self, file: Path | None, read: Callable[[], Mapping[str, Iterable[str]] | None]
@@ -53,7 +53,7 @@ class UsersFile:
         return self._read()
 
     def reload(self, users: "Users") -> bool:
-        """Replaces the users who were not asked by those of a changed file, and returns True."""
+        """Replaces the unasked users with those of a changed file, and returns True."""
         if (listed := self.read_changes()) is None:
             return False
         try:
@@ -120,11 +120,11 @@ class Users:
         self._write("UPDATE users SET asked = 1 WHERE user = ?", [(user,) for user in users])
 
     def set_aside(self, users: Iterable[str]) -> None:
-        """Leaves users out until the next start: they have reported, or hold a slot elsewhere."""
+        """Skips users until the next start, because they have reported or hold a slot elsewhere."""
         self._aside.update(users)
 
     def forget(self, users: Iterable[str]) -> None:
-        """Deletes users that the node may not serve, unless they were asked."""
+        """Deletes users whom the node may not serve, except those who were asked."""
         self._write("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
 
     def check_writable(self) -> None:
@@ -132,7 +132,7 @@ class Users:
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
-        """Replaces all unasked users by the listed ones; an asked user stays asked at any node."""
+        """Replaces all unasked users with the listed ones; asked users stay asked everywhere."""
         unasked = self._rows("SELECT user FROM users WHERE asked = 0", ())
         self.forget([str(row[0]) for row in unasked])
         rows: list[tuple[str, ...]] = [(u, node) for node, users in listed.items() for u in users]
@@ -163,7 +163,7 @@ class Users:
         try:
             for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
                 self._database.execute(f"PRAGMA {pragma}")
-            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock, and keep it
+            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock and keep it
             version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
             if version == 0:
                 self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")

@@ -1,9 +1,9 @@
 """Riffle's own environments besides RiverSwim (`tabular`).
 
-- Bandit-v0: the multi-armed bandit of `000`, section VI (X = 1, H = 1), whose users differ.
-- SpectrumAccess-v0: dynamic spectrum access, the application that `000` opens with.
+- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1), whose users differ.
+- SpectrumAccess-v0: dynamic spectrum access, the application with which paper 000 opens.
 - RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
-- LayeredMDP-v0: a loop-free layered MDP drawn from a seed (`004`, section 2.1).
+- LayeredMDP-v0: a loop-free layered MDP drawn from a seed (paper 004, section 2.1).
 - File-v0: an MDP from a JSON file.
 
 The same seed and sizes give the same environment on every machine.
@@ -54,11 +54,11 @@ def _density(z: Floats) -> Floats:
 
 
 class BanditEnvironment:
-    """A bandit with one pull a user, whose own means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
+    """A bandit with one pull per user; a user's means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
 
     xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). Over the
-    population a pull of arm a is Bernoulli(E[clip(r*(a) + xi, 0, 1)]), which is what `mdp` holds
-    and V* is the largest of. Raises ValueError for no arms, a mean outside [0, 1], or sigma < 0.
+    population a pull of arm a is Bernoulli(E[clip(r*(a) + xi, 0, 1)]). `mdp` holds these means, and
+    V* is the largest of them. Raises ValueError for no arms, a mean outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -92,7 +92,7 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
     Channel c is idle or busy by a Gilbert-Elliott chain (idle to busy with b_c, busy to idle with
     g_c). The radio senses all channels, is tuned to one, and chooses one for the next slot. It
     transmits if that channel is idle then; after retuning only half of the slot is left. A choice
-    thus costs now and places the radio for later: a proper MDP.
+    thus has a cost now and an effect later, which makes this a proper MDP.
 
     State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy.
     P(x' | x, a): tuned' = a, and channels move independently. r(x, a) = Pr[channel a idle next | x]
@@ -142,8 +142,8 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
     """Draws an MDP with layers of ``widths`` (X_0, ..., X_H), X_0 = X_H = 1, one step a layer.
 
     P_h(. | x, a) ~ Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States are
-    numbered from 0 in every layer, X = max X_h of them; those that a layer lacks are never reached
-    and lead to state 0. Raises ValueError if ``widths`` are not such layers.
+    numbered from 0 in every layer and X = max X_h. A state that a layer lacks is never reached; it
+    leads to state 0. Raises ValueError if ``widths`` are not such layers.
     """
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
@@ -160,7 +160,7 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
 
 
 class MDPDocument(Document):
-    """An MDP's file: one object of nested lists, ``P`` (H, X, A, X), ``r`` (H, X, A), ``d1`` (X,).
+    """An MDP's file: an object of nested lists ``P`` (H, X, A, X), ``r`` (H, X, A) and ``d1`` (X,).
 
     With ``horizon``, ``P`` (X, A, X) and ``r`` (X, A) are repeated at every step. Unknown fields
     are refused; `TabularMDP` checks shapes and sums.

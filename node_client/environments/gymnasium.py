@@ -3,7 +3,7 @@
 The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
 values of the observation space and one absorbing state, for episodes that terminate or are
 truncated early. A Gymnasium environment draws from its own generator; every episode seeds it with
-64 bits of the given randomness, so that a test run repeats and a deployed node's episodes do not.
+64 bits of the given randomness, so test runs are reproducible and a deployed node's are not.
 
 An environment that publishes its table, as Gymnasium's toy texts do (``P[x][a]``, a list of
 (probability, x', reward, terminated), and ``initial_state_distrib``), has a known MDP.
@@ -20,7 +20,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.tabular import Step, TabularMDP, stationary
 
 GymnasiumLike: TypeAlias = Any
-"""A `gymnasium.Env`: ``reset``, ``step`` and both spaces are used, and a table if there is one."""
+"""A `gymnasium.Env`. Riffle uses ``reset``, ``step``, both spaces, and a table if there is one."""
 
 
 class GymnasiumEnvironment:
@@ -49,7 +49,7 @@ class GymnasiumEnvironment:
         return int(observation) - int(self._states.start)
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """Acts; truncation counts as an early end, as termination does."""
+        """Takes an action; both truncation and termination count as an early end."""
         native = action + int(self._actions.start)
         observation, reward, terminated, truncated, _ = self._env.step(native)
         state = int(observation) - int(self._states.start)
@@ -57,7 +57,7 @@ class GymnasiumEnvironment:
 
 
 class TabledGymnasium(GymnasiumEnvironment):
-    """A Gymnasium environment that publishes its table; `mdp` is the table's MDP."""
+    """A Gymnasium environment that publishes its table, which `mdp` returns as an MDP."""
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
         super().__init__(env, horizon, low, high)
@@ -74,7 +74,7 @@ class TabledGymnasium(GymnasiumEnvironment):
 
 
 def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> GymnasiumEnvironment:
-    """Adapts an environment, with its MDP if it publishes a table that holds over the horizon.
+    """Adapts an environment; adds its MDP if it publishes a table that is valid over the horizon.
 
     The table ignores time limits, so an environment with a limit within the horizon has no MDP.
     """
@@ -102,7 +102,7 @@ def make_gymnasium(
         ) from error
     try:
         env = library.make(name)
-    except Exception as error:  # Gymnasium has a dozen error types; all mean the same here
+    except Exception as error:  # Gymnasium has a dozen error types, all handled alike here
         raise LocalError("invalid-spec", f"gymnasium cannot make {name!r}: {error}") from error
     return adapt(env, horizon, reward_low, reward_high)
 

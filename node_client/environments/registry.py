@@ -1,13 +1,13 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-- ``Name-v0`` is one of Riffle's own, or one that another package offers. Such a package has an
-  entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
+- ``Name-v0`` is one of Riffle's own environments, or one from another package, which offers it by
+  an entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
 - ``file.py:make`` is such a callable in a Python file. The parameter ``folder`` (default: the
   working directory) names the file's folder, so that no id reveals where the file is.
 
-The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
-sizes are fixed, they must equal the given ones.
+The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. Sizes given for an
+environment whose sizes are fixed must equal these.
 
 An external environment, brought by its user, is checked when it is made, so that a mistake is
 reported in one line. A later fault, in `reset` or `step`, makes an episode fail
@@ -49,9 +49,9 @@ _SIZES = frozenset({"states", "actions", "horizon"})
 def make(name: str, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
-    Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the nearest
-    that exists), a value out of range, sizes that this environment does not have, or a mistake in
-    an external environment (the detail names the line).
+    Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the most
+    similar known one), a value out of range, sizes that this environment does not have, or a
+    mistake in an external environment (the detail names the line).
     """
     given = {key: value for key, value in values.items() if value is not None}
     builder = _builder(
@@ -91,7 +91,7 @@ def exact_mdp(environment: Environment) -> TabularMDP:
 
 
 def environment_names() -> list[str]:
-    """Returns the ids of Riffle's own environments and of those that other packages offer."""
+    """Returns the ids of Riffle's own environments and of other packages' environments."""
     return sorted({*BUILDERS, *plugins.entry_points_of(GROUP)})
 
 
@@ -112,7 +112,7 @@ def _builder(name: str, folder: str) -> Constructor:
 
 
 def _make_own(name: str, builder: Constructor, values: dict[str, Parameter]) -> Environment:
-    """Makes one of Riffle's own environments, whose builders refuse wrong types and values."""
+    """Makes one of Riffle's own environments; their builders refuse wrong types and values."""
     try:
         if name in BUILDERS:
             builder = validate_call(config=ConfigDict(strict=True))(builder)
@@ -136,7 +136,7 @@ def make_external(name: str, maker: Constructor, values: Mapping[str, object]) -
     try:
         environment: Environment = maker(**values)
         fault = _fault(environment)
-    except (RiffleError, MemoryError):  # they say themselves what is wrong
+    except (RiffleError, MemoryError):  # their message already says what is wrong
         raise
     except Exception as error:
         place = plugins.describe_error(error, plugins.source_file(maker))
@@ -147,7 +147,7 @@ def make_external(name: str, maker: Constructor, values: Mapping[str, object]) -
 
 
 def _fault(environment: Any) -> str | None:  # noqa: ANN401
-    """Returns why an object is no `Environment`, or None."""
+    """Returns the reason why an object is not an `Environment`, or None if it is one."""
     missing = [member for member in MEMBERS if not hasattr(environment, member)]
     if missing:
         advice = "; see GymnasiumEnvironment" if hasattr(environment, "observation_space") else ""
@@ -182,7 +182,7 @@ def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
 def _bandit(
     actions: int = 20, sigma: float = 0.1, seed: int = 0, means: list[float] | None = None
 ) -> Environment:
-    """A bandit whose users' means differ around those of the arms (`000`, section VI)."""
+    """A bandit; each user's means differ randomly from the arms' (paper 000, section VI)."""
     arms = builtin.global_means(actions, seed) if means is None else np.array(means, np.float64)
     return builtin.BanditEnvironment(arms, sigma)
 
@@ -198,7 +198,7 @@ def _random(states: int = 4, actions: int = 2, horizon: int = 6, seed: int = 0) 
 
 
 def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Environment:
-    """A loop-free MDP of layers of the given sizes, drawn from its seed (`004`)."""
+    """A loop-free MDP with layers of the given sizes, drawn from its seed (paper 004)."""
     try:
         sizes = tuple(map(int, widths.split("-")))
     except ValueError as error:

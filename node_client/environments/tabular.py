@@ -1,4 +1,4 @@
-"""The interface of a node's environment, and finite-horizon tabular MDPs that implement it.
+"""The interface of a node's environments, and finite-horizon tabular MDPs that implement it.
 
 An environment has X states, A actions and a horizon H, and declares the range of its real rewards;
 the node maps the range to [0, 1] and draws a bit with that mean (`node_client.episode`). An
@@ -23,9 +23,9 @@ Step = tuple[int, float, bool]
 
 
 class Environment(Protocol):
-    """The world of one user at a time: `reset` begins another user's episode.
+    """The environment of one user at a time; `reset` begins the next user's episode.
 
-    Calls come one after another, but not always from the same thread.
+    Calls never overlap, but they may come from different threads.
     """
 
     @property
@@ -44,7 +44,7 @@ class Environment(Protocol):
         """Begins an episode and returns its first state."""
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """Acts; returns the next state, the reward, and whether the episode ended early."""
+        """Takes an action; returns the next state, the reward, and whether this ended early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Modelled(Protocol):
 
 
 class TabularEnvironment:
-    """Episodes of a `TabularMDP`, without early ends. The reward of a step is its mean."""
+    """Runs episodes of a `TabularMDP`, without early ends. The reward of a step is its mean."""
 
     reward_range = (0.0, 1.0)
     absorbing = None
@@ -129,12 +129,13 @@ REWARD_LEFT, REWARD_RIGHT = 0.005, 1.0
 
 
 def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
-    """Returns RiverSwim with X states in a row and horizon H (Osband et al. 2013; `000`, Fig. 5).
+    """Returns RiverSwim with X states in a row and horizon H (Osband et al. 2013; 000, Fig. 5).
 
     A swimmer starts at the left end. "Left" always succeeds. "Right" moves right, stays or slips
-    left with .35, .6 and .05; at the left end it moves with .6, at the right end it slips with .4.
-    "Left" at the left end earns .005, "right" at the right end 1. For X=4, H=6 the optimal value is
-    0.475791, and always-left earns 0.03. Raises ValueError if X is below two.
+    left with probability .35, .6 and .05; at the left end it moves right with .6, at the right end
+    it slips left with .4. "Left" at the left end earns .005, "right" at the right end 1. For X=4,
+    H=6 the optimal value is 0.475791, and always-left earns 0.03. Raises ValueError if X is below
+    two.
     """
     if X < 2:
         raise ValueError(f"RiverSwim needs at least 2 states, not {X}")
