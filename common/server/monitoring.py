@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
@@ -125,7 +126,9 @@ class MetricsMiddleware:
         with span("request") as current:
             try:
                 await self._app(scope, count_bytes, record_status)
-            except Exception:
+            except Exception as error:
+                if _is_follower_gone(error):
+                    return
                 scope[PROBLEM_KEY] = "internal"  # the handler of these errors answers further out
                 raise
             finally:
@@ -136,6 +139,12 @@ class MetricsMiddleware:
                 set_attributes(current, http__response__status_code=status)
                 if route is not None:
                     set_attributes(current, http__request__method=route[0], http__route=route[1])
+
+
+def _is_follower_gone(error: Exception) -> bool:
+    """Returns whether FastAPI had events left for a follower whose stream is closed."""
+    broken = anyio.BrokenResourceError
+    return isinstance(error, ExceptionGroup) and error.split(broken)[1] is None
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:

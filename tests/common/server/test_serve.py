@@ -31,13 +31,23 @@ from tests.asking import taken_up
 # Waits for news (ended by on_stop), or works for a while (must be finished in the drain).
 PROGRAM = """
 import asyncio, hashlib, json, sys
+from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from prometheus_client import CollectorRegistry
+from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics
 from riffle.common.process.journal import Journal
 from riffle.common.server.service import install_problem_handlers, read_body, serve
 from riffle.common.server.settings import ServerSettings
 
 app, stopping = FastAPI(), asyncio.Event()
 install_problem_handlers(app, Journal("test"))
+app.add_middleware(MetricsMiddleware, metrics=RequestMetrics(CollectorRegistry()))
+
+@app.get("/events", response_class=EventSourceResponse)
+async def events() -> AsyncIterator[ServerSentEvent]:
+    while not stopping.is_set():
+        yield ServerSentEvent(data="x" * 10_000)
 
 @app.get("/news")
 async def news() -> str:
@@ -165,6 +175,16 @@ def test_work_is_finished_before_leaving() -> None:
     with served("127.0.0.1", port) as process:
         found, _ = answered(process, f"http://127.0.0.1:{port}", "/work")
     assert found == "done"
+
+
+def test_a_follower_who_leaves_amid_events_is_no_error() -> None:
+    port = free_port()
+    with served("127.0.0.1", port):
+        for _ in range(5):
+            with httpx.stream("GET", f"http://127.0.0.1:{port}/events") as answer:
+                next(answer.iter_raw())
+                time.sleep(0.1)  # events wait for the follower
+        assert httpx.get(f"http://127.0.0.1:{port}/ready").json() == "yes"
 
 
 def test_an_interrupt_is_a_drain_too_even_before_the_first_request() -> None:
