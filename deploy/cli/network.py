@@ -123,7 +123,10 @@ def _logged_errors(journal: Journal) -> Iterator[None]:
         journal.fatal(LocalError("unavailable", detail))
         raise typer.Exit(Exit.UNAVAILABLE) from error
     except Exception as error:
-        journal.exception("ended", error)
+        if isinstance(error, MemoryError) or "start new thread" in str(error):
+            journal.fatal(LocalError("unavailable", "no memory, or no thread, is left; allow more"))
+        else:
+            journal.exception("ended", error)
         raise typer.Exit(Exit.UNAVAILABLE) from error
 
 
