@@ -12,7 +12,7 @@ from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
 from riffle.node_client.shuffler_client import ShufflerClient, open_client
-from riffle.node_client.users import Users, UsersFile
+from riffle.node_client.users import Users
 
 # Chunks in progress. All workers seal the same chunk, in 16 tasks or more. Meanwhile one chunk
 # waits to be sealed, one is being encoded, and one is being uploaded.
@@ -34,8 +34,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
     environment = settings.make_environment()
     demands = settings.demands(environment)
     nodes = deque(NodeState(credential) for credential in settings.credentials())
-    users_file = UsersFile(settings.users_file, settings.users)
-    users = Users(settings.state_dir, users_file.read_changes())
+    users = Users(settings.state_dir, settings.users())
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     try:
         with SealingPool(settings.workers) as pool:
@@ -55,7 +54,8 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
                     demands=demands,
                     pipeline=pipeline,
                     users_a_request=settings.users_a_request,
-                    users_file=users_file,
+                    users_file=settings.users_file,
+                    read_users=settings.users,
                     pins=lambda: read_pins(settings.analyzer_keys_file),
                 ).run(stop)
     finally:

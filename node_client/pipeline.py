@@ -21,7 +21,6 @@ good. Nothing about an episode is stored or logged: totals count reports, withou
 
 import asyncio
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -68,9 +67,9 @@ class Rate:
         self.things = KEPT * self.things + things
 
     @property
-    def mean(self) -> float | None:
-        """Seconds per item."""
-        return self.seconds / self.things if self.things else None
+    def mean(self) -> float:
+        """Seconds a thing; 0 before the first measurement."""
+        return self.seconds / self.things if self.things else 0.0
 
 
 @dataclass(slots=True)
@@ -90,23 +89,19 @@ class ReportTiming:
     retry_at: float = 0.0
     _last_end: float = 0.0
 
-    def record_delivery(self, start: float, end: float, messages: int) -> None:
-        """Records that ``messages`` were ready at ``start``, decided at ``end`` (monotonic clock).
+    def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
+        """Records a chunk whose ``messages`` were ready at ``start``; ``accepted`` of its reports.
 
         Chunks are sealed one after the other, so a chunk's own time begins at the end of the last.
         """
-        self.messages.record(end - max(start, min(self._last_end, end)), messages)
-        self._last_end = end
-
-    def record_outcome(self, accepted: int, now: float) -> None:
-        """Records how many reports of a chunk were accepted at ``now``."""
+        self.messages.record(now - max(start, self._last_end), messages)
+        self._last_end = now
         self.in_vain = 0 if accepted else self.in_vain + 1
         self.retry_at = now + 2.0 ** min(self.in_vain, MOST_DOUBLINGS) if self.in_vain else 0.0
 
     def is_too_slow(self, L: int) -> bool:
         """Returns whether one report of L messages takes too long, or the speed is unknown."""
-        mean = self.messages.mean
-        return mean is None or L * mean > SLOWEST * self.lease_seconds
+        return not self.messages.things or L * self.messages.mean > SLOWEST * self.lease_seconds
 
     def most_users(self, L: int, now: float) -> int:
         """Returns how many more users may be asked at ``now``."""
@@ -126,7 +121,7 @@ class ReportTiming:
         return chosen
 
     def _report_seconds(self, L: int) -> float:
-        return (self.episodes.mean or 0.0) + L * (self.messages.mean or 0.0)
+        return self.episodes.mean + L * self.messages.mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +157,10 @@ class Totals:
 class _Progress:
     """Progress of a chunk's episodes: messages, how many failed or were late, whether to stop."""
 
-    rows: list[Ints] = field(default_factory=list)
+    environment: Environment | None
+    rows: list[Ints | None]
     failed: int = 0
-    overdue: int = 0
     halted: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
@@ -202,13 +196,12 @@ class Pipeline:
 
         Measures once more if it was slow, because new processes seal their first report slowly.
         """
-        keys, timing = job.keys, self.timing
-        zeros = np.zeros((1, keys.messages * keys.symbols.count), dtype=np.int64)
+        zeros = np.zeros((1, job.keys.messages * job.keys.symbols.count), dtype=np.int64)
         for _ in range(2):
-            start, timing.messages = self.monotonic(), Rate()
-            await self.seal(keys, zeros)
-            timing.record_delivery(start, self.monotonic(), keys.messages)
-            if not timing.is_too_slow(keys.messages):
+            start = self.monotonic()
+            await self.seal(job.keys, zeros)
+            self.timing.messages = Rate(self.monotonic() - start, job.keys.messages)
+            if not self.timing.is_too_slow(job.keys.messages):
                 return
 
     async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
@@ -227,7 +220,7 @@ class Pipeline:
                 self._release(chunk)
                 raise
             if encoded is None:
-                self._release(chunk)
+                self.capacity.release()
                 continue
             asked += len(chunk)
             task = asyncio.create_task(self._deliver(job, credential, chunk, *encoded))
@@ -260,70 +253,55 @@ class Pipeline:
         return chosen
 
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Ints, int]:
-        """Returns the messages of a chunk's reports, and how many are overdue."""
+        """Returns the messages of a chunk's reports, and how many episodes ended in time.
+
+        The other reports carry noise only. They are few: a chunk's episodes are expected to take
+        half of their time. No other episode begins while an overdue one goes on (`is_stuck`).
+        """
         await asyncio.to_thread(self.users.mark_asked, [lease.user for lease in chunk])
-        progress, start = _Progress(), self.monotonic()
+        progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()
         left = min(lease.expires_at for lease in chunk) - self.clock()
         run = asyncio.to_thread(self._run_episodes, job, chunk, progress)
         self._episodes = asyncio.ensure_future(run)
         try:
             await asyncio.wait({self._episodes}, timeout=self.episode_share * left)
         except BaseException:
-            progress.halted = True  # the thread ends its current episode and begins no other
+            progress.halted = True
             self.totals.refused["unsent"] += self._count(progress)
             raise
+        progress.halted = True  # the thread ends its present episode, and begins no other
         if self._episodes.done():
             self._episodes.result()
-        else:
-            await asyncio.to_thread(self._end_episodes, job, chunk, progress)
-        self.timing.episodes.record(self.monotonic() - start, self._count(progress))
-        return np.stack(progress.rows), progress.overdue
+        whole = _Progress(None, list(progress.rows), progress.failed)
+        if overdue := sum(row is None for row in whole.rows):
+            JOURNAL.note("episodes-overdue", logging.WARNING, batch_id=job.batch_id, failed=overdue)
+            await asyncio.to_thread(self._run_episodes, job, chunk, whole)
+        self.timing.episodes.record(self.monotonic() - start, self._count(whole))
+        return np.stack([row for row in whole.rows if row is not None]), len(chunk) - overdue
 
     def _run_episodes(self, job: Job, chunk: Sequence[Lease], progress: _Progress) -> None:
-        """Runs a chunk's episodes in a thread, user by user, and fills ``progress``."""
-        for lease in chunk:
-            episode, messages = slot_report(
-                job.batch, self.environment, lease.slot, test_entry=self.test_entry
-            )
-            with progress.lock:
-                if progress.halted:
-                    return
+        """Fills ``progress`` user by user, in a thread."""
+        for i, lease in enumerate(chunk):
+            if progress.halted:
+                return
+            if progress.rows[i] is None:
+                episode, progress.rows[i] = slot_report(
+                    job.batch, progress.environment, lease.slot, test_entry=self.test_entry
+                )
                 progress.failed += episode is None
-                progress.rows.append(messages)
-
-    def _end_episodes(self, job: Job, chunk: Sequence[Lease], progress: _Progress) -> None:
-        """Ends a chunk's episodes at their deadline: the remaining users' reports carry noise only.
-
-        They are few, because a chunk's episodes are expected to take half of this time. The thread
-        discards the episode that it is running; no other begins until that one ends (`is_stuck`).
-        """
-        with progress.lock:
-            progress.halted = True
-        late = chunk[len(progress.rows) :]
-        for lease in late:
-            _, messages = slot_report(job.batch, None, lease.slot, test_entry=self.test_entry)
-            progress.rows.append(messages)
-        progress.overdue = len(late)
-        progress.failed += len(late)
-        JOURNAL.note("episodes-overdue", logging.WARNING, batch_id=job.batch_id, failed=len(late))
 
     def _count(self, progress: _Progress) -> int:
         if progress.failed and not self.totals.failed:
             JOURNAL.note("environment-failed", logging.WARNING)  # its report carries noise only
-        episodes = len(progress.rows)
+        episodes = sum(row is not None for row in progress.rows)
         self.totals.failed += progress.failed
         self.totals.episodes += episodes
         return episodes
 
     async def _deliver(
-        self,
-        job: Job,
-        credential: Credential,
-        chunk: Sequence[Lease],
-        messages: Ints,
-        overdue: int,
+        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints, in_time: int
     ) -> None:
-        """Delivers a chunk, in which ``overdue`` reports belong to users who took too long."""
+        """Seals and uploads a chunk; the episodes of ``in_time`` of its reports ended in time."""
         start, accepted = self.monotonic(), 0
         try:
             accepted = self._settle(await self._seal_and_upload(job, credential, chunk, messages))
@@ -338,12 +316,10 @@ class Pipeline:
             self.totals.refused["internal"] += len(chunk)
         finally:
             self._release(chunk)
-            self.timing.record_delivery(start, self.monotonic(), len(chunk) * job.keys.messages)
-            self.timing.record_outcome(max(0, accepted - overdue), self.monotonic())
-            level = logging.WARNING if self.timing.in_vain else logging.INFO
-            JOURNAL.note(
-                "uploaded", level, batch_id=job.batch_id, reports=len(chunk), accepted=accepted
-            )
+            count, done = len(chunk), min(accepted, in_time)
+            self.timing.record_delivery(start, self.monotonic(), count * job.keys.messages, done)
+            level = logging.INFO if done else logging.WARNING
+            JOURNAL.note("uploaded", level, batch_id=job.batch_id, reports=count, accepted=accepted)
 
     async def _seal_and_upload(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints

@@ -17,8 +17,10 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.common.protocol.wire import (
@@ -32,7 +34,6 @@ from riffle.node_client.pipeline import Job, Pipeline
 from riffle.node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential
 from riffle.node_client.trust import Demands, accept, check_expiry
-from riffle.node_client.users import UsersFile
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
@@ -79,11 +80,13 @@ class Runner:
     demands: Demands
     pipeline: Pipeline
     users_a_request: int
-    users_file: UsersFile
+    users_file: Path | None = None
+    read_users: Callable[[], Mapping[str, Iterable[str]] | None] = lambda: None
     pins: Callable[[], frozenset[str] | None] = lambda: None
     clock: Callable[[], float] = time.time
     pause: float = PAUSE_SECONDS
     _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
+    _users_version: tuple[int, int] | None = None
     _refused: dict[str, tuple[float, int]] = field(default_factory=dict)
     _declined: dict[str, float] = field(default_factory=dict)
     _rehearse_at: float = 0.0
@@ -142,16 +145,22 @@ class Runner:
         return total > 0 and not self._users_file_failures
 
     async def _reload_users(self) -> None:
-        """Replaces the unasked users if the owner has changed the users file."""
+        """Replaces the users who were not asked, if the owner has changed their file."""
+        if self.users_file is None or (version := _version(self.users_file)) == self._users_version:
+            return
+        self._users_version = version
         try:
-            if not await asyncio.to_thread(self.users_file.reload, self.pipeline.users):
-                return
+            listed = await asyncio.to_thread(self.read_users)
+            await asyncio.to_thread(self.pipeline.users.replace_unasked, listed or {})
         except LocalError as error:
             JOURNAL.problem("users-file", error)
+            if error.slug == "unavailable":  # of the store, not of the file: again at the next turn
+                self._users_version = None
+                self._users_file_failures += 1
             return
         for node in self.nodes:
             node.out_of_users = False
-        JOURNAL.note("users-reloaded")
+        JOURNAL.note("users-listed")
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
         """Returns the checked batch, from memory if it was checked before; None if refused."""
@@ -224,24 +233,24 @@ class Runner:
         leases = await asyncio.to_thread(self._record_reply, node, job, reply)
         if leases:
             JOURNAL.note("leased", batch_id=job.batch_id, reports=len(leases))
-            if not self.pipeline.timing.in_vain:
-                self._declined.pop(job.batch_id, None)
         asked = await self.pipeline.submit(job, node.credential, leases)
         may_ask = node.may_ask(job.batch_id, self.pipeline.monotonic())
         return asked if asked or may_ask else None
 
     async def _most_users(self, job: Job) -> int:
-        """Returns how many users may be asked now; declines the batch if that may stay zero."""
-        timing, L = self.pipeline.timing, job.keys.messages
-        if timing.is_too_slow(L) and self.pipeline.monotonic() >= self._rehearse_at:
+        """Returns how many users may be asked now; declines the batch if it may stay so."""
+        pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
+        if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
             try:
-                await self.pipeline.rehearse(job)
+                await pipeline.rehearse(job)
             except LocalError as error:
                 JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
-            self._rehearse_at = self.pipeline.monotonic() + REHEARSAL_SECONDS
-        most = 0 if self.pipeline.is_stuck else timing.most_users(L, self.pipeline.monotonic())
-        if most == 0 and (timing.is_too_slow(L) or timing.in_vain > 1 or self.pipeline.is_stuck):
+            self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
+        most = 0 if pipeline.is_stuck else timing.most_users(L, pipeline.monotonic())
+        if most == 0 and (timing.is_too_slow(L) or timing.in_vain > 1 or pipeline.is_stuck):
             await self._decline(job, "too-slow")
+        elif not timing.in_vain:
+            self._declined.pop(job.batch_id, None)
         return most
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
@@ -249,7 +258,7 @@ class Runner:
         batch_id, now = job.batch_id, self.pipeline.monotonic()
         if batch_id not in self._declined:
             JOURNAL.note("given-up", logging.WARNING, batch_id=batch_id, reason=reason)
-        if now < self._declined.get(batch_id, -math.inf) + DECLINE_SECONDS:
+        elif now < self._declined[batch_id] + DECLINE_SECONDS:
             return
         node, self._declined[batch_id] = self._next_node(), now
         try:
@@ -326,6 +335,13 @@ class Runner:
         self._away = self._away or first_loss
         level = logging.WARNING if first_loss else logging.INFO
         JOURNAL.problem("waiting", error, level)
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = file.stat()
+        return status.st_mtime_ns, status.st_size
+    return None
 
 
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:

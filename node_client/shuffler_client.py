@@ -32,6 +32,7 @@ from riffle.node_client.settings import JOURNAL
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
 CONNECTIONS = 4  # an httpx pool is slow with more connections
+ELSEWHERE = frozenset({"not-found", "method-not-allowed"})  # the answer of another Riffle service
 
 D = TypeVar("D", bound=Document)
 
@@ -83,9 +84,8 @@ class ShufflerClient:
 
     async def lease(self, token: str, batch_id: str, users: list[str]) -> wire.LeaseReply:
         """Asks for a slot for each user; the reply grants or refuses each."""
-        body = wire.LeaseRequest(users=tuple(users)).model_dump_json().encode()
-        request = self._request(f"/v1/batches/{batch_id}/leases", token, body)
-        request.headers["Content-Type"] = "application/json"
+        wanted = wire.LeaseRequest(users=tuple(users))
+        request = self._request(f"/v1/batches/{batch_id}/leases", token, wanted)
 
         def answers_all(reply: wire.LeaseReply) -> bool:
             granted = [lease.user for lease in reply.leases]
@@ -93,15 +93,11 @@ class ShufflerClient:
 
         return await self._call(request, wire.LeaseReply, fits=answers_all)
 
-    async def decline(
-        self, token: str, batch_id: str, reason: wire.DeclineReason
-    ) -> wire.DeclineNotice:
+    async def decline(self, token: str, batch_id: str, reason: wire.DeclineReason) -> None:
         """Tells the shuffler why this node stops serving an open batch."""
         notice = wire.DeclineNotice(reason=reason)
-        body = notice.model_dump_json().encode()
-        request = self._request(f"/v1/batches/{batch_id}/declined", token, body)
-        request.headers["Content-Type"] = "application/json"
-        return await self._call(request, wire.DeclineNotice, fits=notice.__eq__)
+        request = self._request(f"/v1/batches/{batch_id}/declined", token, notice)
+        await self._call(request, wire.DeclineNotice, fits=notice.__eq__)
 
     async def upload(
         self,
@@ -119,7 +115,6 @@ class ShufflerClient:
         reports are sealed, is not the batch's current one.
         """
         request = self._request(f"/v1/batches/{batch_id}/reports", token, body)
-        request.headers["Content-Type"] = wire.OCTETS
         request.headers[wire.BATCH_KEY_HEADER] = batch_key
 
         def answers_all(reply: wire.UploadReply) -> bool:
@@ -128,9 +123,14 @@ class ShufflerClient:
         return await self._call(request, wire.UploadReply, fits=answers_all, deadline=deadline)
 
     def _request(
-        self, path: str, token: str, body: bytes | None = None, patience: float = 0
+        self, path: str, token: str, body: Document | bytes | None = None, patience: float = 0
     ) -> httpx.Request:
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        if isinstance(body, Document):
+            headers["Content-Type"] = "application/json"
+            body = body.model_dump_json().encode()
+        elif body is not None:
+            headers["Content-Type"] = wire.OCTETS
         timeout = httpx.Timeout(30.0, connect=5.0, read=30.0 + patience, pool=None)
         method = "GET" if body is None else "POST"
         return self.http.build_request(method, path, content=body, headers=headers, timeout=timeout)
@@ -204,6 +204,6 @@ def read_answer(
 def _problem(response: httpx.Response, body: bytes) -> Exception:
     after, now = response.headers.get("Retry-After"), datetime.now(UTC)
     error = errors.read_refusal("the shuffler", response.status_code, body, after, now)
-    if isinstance(error, LocalError):
+    if isinstance(error, LocalError) or error.slug in ELSEWHERE:
         return TransientError(error.detail, error.retry_after or 0.0)
     return error

@@ -24,6 +24,7 @@ Signatures are checked before any content, and the costly recomputation comes la
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
 """
 
+import math
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -87,8 +88,7 @@ def accept(
     verify_countersign(demands.shuffler_key, context.digest, batch_key, signed.shuffler_signature)
     descriptor = context.descriptor
     _check_ids(descriptor, requested_id, demands)
-    check_expiry(descriptor, now)
-    _check_life(descriptor, demands.max_seconds, now)
+    check_expiry(descriptor, now, demands.max_seconds)
     check_trust(descriptor, demands.trust_models)
     _check_pinned(descriptor, demands)
     _check_environment(descriptor, demands)
@@ -99,18 +99,14 @@ def accept(
     return AcceptedBatch(context, batch_key, account)
 
 
-def check_expiry(descriptor: BatchDescriptor, now: float) -> None:
-    """Raises RemoteError ``late`` if the batch is over at ``now``."""
-    if now >= descriptor.expires_at:
-        raise RemoteError("late", f"the batch expired at {descriptor.expires_at}, it is {now:.0f}")
-
-
-def _check_life(descriptor: BatchDescriptor, most: int, now: float) -> None:
-    if descriptor.expires_at > now + most:
-        raise RemoteError(
-            "wrong-size",
-            f"open until {descriptor.expires_at}, it is {now:.0f}; at most {most} s are allowed",
-        )
+def check_expiry(descriptor: BatchDescriptor, now: float, longest: float = math.inf) -> None:
+    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it is open for long."""
+    end = descriptor.expires_at
+    if now >= end:
+        raise RemoteError("late", f"the batch expired at {end}, it is {now:.0f}")
+    if end > now + longest:
+        detail = f"open until {end}, it is {now:.0f}; at most {longest} s are allowed"
+        raise RemoteError("wrong-size", detail)
 
 
 def _check_ids(descriptor: BatchDescriptor, requested_id: str, demands: Demands) -> None:

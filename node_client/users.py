@@ -17,7 +17,7 @@ calls these methods in a thread.
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from riffle.common.protocol.errors import LocalError
@@ -33,43 +33,6 @@ CREATE TABLE users (
 CREATE INDEX users_waiting ON users (node) WHERE asked = 0;
 PRAGMA user_version = 1;
 """
-
-
-class UsersFile:
-    """The owner's list of users: ``read`` parses ``file``. Both are None if users are simulated."""
-
-    def __init__(
-        self, file: Path | None, read: Callable[[], Mapping[str, Iterable[str]] | None]
-    ) -> None:
-        self._file = file
-        self._read = read
-        self._seen: object = None
-
-    def read_changes(self) -> Mapping[str, Iterable[str]] | None:
-        """Returns the list if the file has changed since the last call. Raises as ``read`` does."""
-        if self._file is None or (seen := _version(self._file)) == self._seen:
-            return None
-        self._seen = seen
-        return self._read()
-
-    def reload(self, users: "Users") -> bool:
-        """Replaces the unasked users with those of a changed file, and returns True."""
-        if (listed := self.read_changes()) is None:
-            return False
-        try:
-            users.replace_unasked(listed)
-        except LocalError:
-            self._seen = None
-            raise
-        return True
-
-
-def _version(file: Path) -> object:
-    try:
-        status = file.stat()
-    except OSError:
-        return "missing"
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Users:

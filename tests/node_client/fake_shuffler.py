@@ -217,6 +217,22 @@ class FakeShuffler:
         return "accepted"
 
 
+PAGE = b"<!doctype html><title>Maintenance</title>"
+REFUSAL = RemoteError("not-found", "the answer of another service").document()
+FOREIGN: dict[str, tuple[int, bytes | None]] = {
+    "half": (200, None),
+    "empty": (200, b""),
+    "page": (200, PAGE),
+    "list": (200, b"[]"),
+    "redirection": (302, b""),
+    **{f"page {status}": (status, PAGE) for status in (400, 401, 403, 404, 409, 410, 422, 500)},
+    "another service": (404, json.dumps(REFUSAL).encode()),
+    "half a refusal": (410, json.dumps(REFUSAL).encode()[:40]),
+    "a refusal under another status": (410, json.dumps(REFUSAL).encode()),
+}
+"""Answers of whatever stands between node and shuffler."""
+
+
 class FaultyTransport(httpx.AsyncBaseTransport):
     """Passes requests on, or applies the next of ``faults`` to them."""
 
@@ -243,4 +259,10 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         response = await self._inner.handle_async_request(request)
         if fault == "lost":
             raise httpx.ReadTimeout("lost", request=request)
+        if fault in FOREIGN:
+            body = await response.aread()
+            status, content = FOREIGN[fault]
+            return httpx.Response(
+                status, content=body[: len(body) // 2] if content is None else content
+            )
         return httpx.Response(200, text="garbage", request=request) if fault else response

@@ -16,7 +16,7 @@ from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.node_client.settings import Credential
 from riffle.node_client.shuffler_client import Backoff, ShufflerClient
-from riffle.node_client.users import Users, UsersFile
+from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
 
@@ -75,8 +75,7 @@ async def serve(
 ) -> tuple[Totals, Runner]:
     """Run nodes until every batch is full, or ``until`` holds."""
     totals, stop = Totals(), asyncio.Event()
-    users_file = UsersFile(file, lambda: read_users(file))
-    users = users or Users(state, people or users_file.read_changes())
+    users = users or Users(state, read_users(file) if file else people)
     demands = world.demands(**changes)
     client = ShufflerClient(fake.client(), QUICK)
     pipeline = Pipeline(
@@ -96,7 +95,8 @@ async def serve(
         demands=demands,
         pipeline=pipeline,
         users_a_request=8,
-        users_file=users_file,
+        users_file=file,
+        read_users=lambda: read_users(file),
         pins=pins,
         clock=clock,
         pause=0.01,

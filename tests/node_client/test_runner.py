@@ -21,6 +21,7 @@ from riffle.node_client.runner import request_size
 from riffle.node_client.sealing import SealKeys
 from riffle.node_client.users import Users
 from tests.node_client import world
+from tests.node_client.fake_shuffler import FOREIGN
 from tests.node_client.running import Failing, in_thread, node_ids, serve, shuffler
 from tests.node_client.test_users import count_asked
 
@@ -98,6 +99,17 @@ def test_faults_of_other_requests_only_delay(
     totals, _ = asyncio.run(serve(fake, tmp_path, until=lambda: len(fake.reported) >= 16))
     assert totals.accepted >= 16
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("call", ["/batches", world.descriptor().batch_id, "/leases", "/reports"])
+def test_foreign_answers_end_nothing_and_cost_no_person(call: str, tmp_path: Path) -> None:
+    fake = shuffler(faults=list(FOREIGN), faulty=call)
+    batch = fake.deposit(world.signed())
+    totals, runner = asyncio.run(serve(fake, tmp_path))
+    assert fake.faults == []
+    assert totals.episodes == totals.accepted == world.N == len(batch.reports)
+    assert len(batch.ends) == world.N, "no slot was taken twice"
+    assert not any(node.revoked or node.out_of_users for node in runner.nodes)
 
 
 def test_a_descriptor_that_cannot_be_fetched_is_requested_again(tmp_path: Path) -> None:
@@ -268,9 +280,10 @@ def test_a_node_without_users_stays_up_until_its_owner_lists_more(
     assert fake.declined == ["no-users"]
     events = [json.loads(record.getMessage())["event"] for record in caplog.records]
     assert [e for e in events if e.startswith("users-")] == [
+        "users-listed",
         *["users-exhausted"] * 4,
         "users-file",
-        "users-reloaded",
+        "users-listed",
     ]
 
 

@@ -40,7 +40,7 @@ from riffle.node_client.sealing import pack, seal_reports
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.node_client.shuffler_client import Backoff
 from riffle.node_client.shuffler_client import ShufflerClient as NodesShuffler
-from riffle.node_client.users import Users, UsersFile
+from riffle.node_client.users import Users
 from riffle.shuffler import app as shuffler_app
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings as ShufflerSettings
@@ -263,8 +263,7 @@ class World:
     async def _node(self, role: Role) -> None:
         settings = node_settings(self.folder)
         environment, now = settings.make_environment(), self._time("node")
-        users_file = UsersFile(settings.users_file, settings.users)
-        users = Users(settings.state_dir, users_file.read_changes())
+        users = Users(settings.state_dir, settings.users())
         backoff = Backoff(share=self.draws.random, clock=now)
         client = NodesShuffler(self.network.client("shuffler"), backoff)
         pipeline = Pipeline(
@@ -283,7 +282,8 @@ class World:
             demands=settings.demands(environment),
             pipeline=pipeline,
             users_a_request=4,
-            users_file=users_file,
+            users_file=settings.users_file,
+            read_users=settings.users,
             pins=lambda: read_pins(settings.analyzer_keys_file),
             clock=now,
         )
