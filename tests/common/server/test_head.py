@@ -1,6 +1,8 @@
 """The head outside a store: older and emptied databases are refused, crashes are not."""
 
+import re
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +14,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import writer
 from riffle.common.server.head import Head
 from riffle.shuffler.store.schema import meta, open_store
+from tests.postgres import programs
 
 both_engines = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
@@ -182,3 +185,28 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     for attempt in (of.written, lambda: of.write(1)):
         with pytest.raises(LocalError, match="the store's head: "):
             attempt()
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_copy_of_postgresql_restored_as_documented_is_refused(url: str, tmp_path: Path) -> None:
+    """The commands of docs/operations.md."""
+    page, address = (
+        (Path(__file__).parents[3] / "docs/operations.md").read_text(),
+        url.replace("+psycopg", ""),
+    )
+    written = re.findall(r"^\$ (pg_\w+ .*)$", page, re.MULTILINE)
+    dump, restore = (
+        [str(programs() / name), *rest]
+        for name, *rest in (
+            line.replace("postgresql://riffle@host/name", address).split() for line in written
+        )
+    )
+    engine, of = open_store(url), head(tmp_path / "secrets")
+    change(engine, of)
+    subprocess.run(dump, cwd=tmp_path, check=True)
+    change(engine, of)
+    engine.dispose()
+    subprocess.run(restore, cwd=tmp_path, check=True)
+    with pytest.raises(LocalError, match="is 1, and 2 in"):
+        reopen(url, head(tmp_path / "secrets"))
+    reopen(url, head(tmp_path / "secrets", accepted=2))
