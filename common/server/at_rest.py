@@ -32,11 +32,6 @@ class StorageCipher:
             raise LocalError("invalid-spec", "the storage key must be 32 bytes as 64 hex digits")
         self._key = key
 
-    @property
-    def encrypts(self) -> bool:
-        """True if files are encrypted."""
-        return self._key is not None
-
     def seal(self, data: bytes, name: str) -> bytes:
         """Returns what to write for ``data`` into the file called ``name``."""
         if self._key is None:
@@ -50,7 +45,7 @@ class StorageCipher:
         Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if it is in
         clear and there is one (nobody may slip in a key in clear), or if the key is wrong.
         """
-        if is_sealed(data) != self.encrypts:
+        if is_sealed(data) != (self._key is not None):
             fault = (
                 "is encrypted: give the storage key"
                 if is_sealed(data)

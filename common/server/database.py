@@ -109,18 +109,13 @@ class Schema:
             write_number(connection, meta, key, self.version)
             return
         found = read_number(connection, meta, key) if "meta" in present else None
-        if found is None:
-            raise LocalError(
-                "unavailable",
-                f"a pre-release of Riffle, or something else than a {self.service}, made its "
-                "tables, and they cannot be converted; finish its runs with the program that made "
-                "it, or use another data directory or database",
-            )
         if found != self.version:
+            pre = "tables of a pre-release or another service"
             raise LocalError(
                 "unavailable",
-                f"it has schema version {found}, this program knows {self.version}; run the "
-                "program that wrote it, or use another data directory or database",
+                f"it has {pre if found is None else f'schema version {found}'}, this program is a "
+                f"{self.service} of schema version {self.version}; finish its runs with the "
+                "program that made it, or use another data directory or database",
             )
 
 

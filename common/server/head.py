@@ -14,6 +14,7 @@ the folder without a lock, or each have one of their own, which then misses at m
 did since its last start or change.
 """
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,40 +39,38 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
         connection.execute(insert(meta).values(key=key, value=value))
 
 
+@dataclass
 class Head:
     """The head of the store of ``name``, whose table of named numbers is ``meta``.
 
-    ``accepted`` is what the operator's setting ``variable`` says; see `start`.
+    ``accepted`` is what the operator's setting ``variable`` says; see `start`. ``trouble`` says why
+    nothing may be written any more.
     """
 
-    def __init__(
-        self, folder: Path, name: str, meta: Table, variable: str = "", accepted: int | None = None
-    ) -> None:
-        self._variable = variable
-        self._accepted = accepted
-        self._folder = folder
-        self._prefix = f"{quote(name, safe='')}.head."
-        self._meta = meta
-        self.older_accepted = False
-        self.trouble: LocalError | None = None
-        """Why nothing may be written any more: the store is older than the head."""
+    folder: Path
+    name: str
+    meta: Table
+    variable: str = ""
+    accepted: int | None = None
+    older_accepted: bool = field(default=False, init=False)
+    trouble: LocalError | None = field(default=None, init=False)
 
     def written(self) -> int:
         """Returns the highest number in the folder, 0 at first; raises LocalError."""
         try:
             return max(self._numbers(), default=0)
         except OSError as error:
-            raise LocalError("unavailable", f"cannot read the store's head: {error}") from error
+            raise LocalError("unavailable", f"cannot read the head: {error.strerror}") from error
 
     def write(self, number: int) -> None:
         """Writes a number, durably; a higher one may stand there. Raises LocalError."""
         try:
             self._file(number).touch(mode=0o600)
-            sync_directory(self._folder)
+            sync_directory(self.folder)
             for lower in [each for each in self._numbers() if each < number]:
                 self._file(lower).unlink(missing_ok=True)  # a replica may do so as well
         except OSError as error:
-            raise LocalError("unavailable", f"cannot write the store's head: {error}") from error
+            raise LocalError("unavailable", f"cannot write the head: {error.strerror}") from error
 
     def advance(self, connection: Connection) -> int:
         """Raises the number of the database in this transaction; returns it, to be written next.
@@ -86,7 +85,7 @@ class Head:
             )
         if self.trouble is not None:
             raise self.trouble
-        write_number(connection, self._meta, KEY, number + 1)
+        write_number(connection, self.meta, KEY, number + 1)
         return number + 1
 
     def start(self, connection: Connection) -> int:
@@ -97,25 +96,25 @@ class Head:
         """
         number, head = self._read(connection), self.written()
         if number < head:
-            if self._accepted != head:
+            if self.accepted != head:
                 raise LocalError(
                     "unavailable",
                     f"it is empty or an older copy: its head is {number}, and {head} in "
-                    f"{self._folder}. It has forgotten what was answered since: who reported, who "
+                    f"{self.folder}. It has forgotten what was answered since: who reported, who "
                     "was revoked, what was spent. Restore the newest copy, or set "
-                    f"{self._variable}={head} to go on without",
+                    f"{self.variable}={head} to go on without",
                 )
             self.older_accepted, number = True, head + 1
-            write_number(connection, self._meta, KEY, number)
+            write_number(connection, self.meta, KEY, number)
         return number
 
-    def _file(self, number: int) -> Path:
-        return self._folder / f"{self._prefix}{number}"
+    def _file(self, number: object) -> Path:
+        return self.folder / f"{quote(self.name, safe='')}.head.{number}"
 
     def _numbers(self) -> list[int]:
-        names = [file.name for file in self._folder.iterdir()]
-        ends = [name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)]
+        files = self.folder.iterdir()
+        ends = [file.suffix[1:] for file in files if file == self._file(file.suffix[1:])]
         return [int(end) for end in ends if end.isdecimal()]
 
     def _read(self, connection: Connection) -> int:
-        return read_number(connection, self._meta, KEY) or 0
+        return read_number(connection, self.meta, KEY) or 0

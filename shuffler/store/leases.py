@@ -9,7 +9,7 @@ told a lease's id, so the id gives nothing away.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -86,9 +86,8 @@ _EXPIRED = (
 )
 _UNUSED = _OF_BATCH & (lease_groups.c.reports == 0)
 _PARTLY_UNUSED = select(*_COLUMNS).where(_OF_BATCH, lease_groups.c.reports < lease_groups.c.leases)
-_OF_REPORTS = _OF_BATCH & (lease_groups.c.reports > 0)
-_REPORTED = select(lease_groups.c.users, lease_groups.c.slots, lease_groups.c.states).where(
-    _OF_REPORTS
+_REPORTED = select(*(lease_groups.c[n] for n in ("node_id", "users", "slots", "states"))).where(
+    _OF_BATCH, lease_groups.c.reports > 0
 )
 _CHANGING = ("group_id", "pending", "reports", "states", "users", "digests")
 _PARAMETERS = tuple(f"new_{name}" for name in _CHANGING)
@@ -302,24 +301,21 @@ def forget_unused(connection: Connection, batch_id: str, now: int) -> None:
 
 def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -> Counter[str]:
     """Returns how many of these slots' reports each node sent; a slot may be there repeatedly."""
-    query = select(lease_groups.c.node_id, lease_groups.c.slots, lease_groups.c.states)
     wanted, nodes = Counter(slots), Counter[str]()
-    for node_id, group_slots, states in connection.execute(
-        query.where(_OF_REPORTS), {"batch": batch_id}
-    ):
-        for slot, letter in zip(read_slots(group_slots), states, strict=True):
-            if letter == LETTERS["reported"] and slot in wanted:
-                nodes[node_id] += wanted[slot]
-    return nodes
+    for node_id, _, slot in _reports(connection, batch_id):
+        nodes[node_id] += wanted[slot]
+    return +nodes
 
 
 def reporters(connection: Connection, batch_id: str) -> tuple[set[bytes], list[int]]:
     """Returns the distinct users who have reported to a batch, and the slots of their reports."""
-    people: set[bytes] = set()
-    slots: list[int] = []
-    for users, stored_slots, states in connection.execute(_REPORTED, {"batch": batch_id}):
-        indices = [i for i, letter in enumerate(states) if letter == LETTERS["reported"]]
-        people.update(bytes(users[USER_BYTES * i : USER_BYTES * (i + 1)]) for i in indices)
-        group_slots = read_slots(stored_slots)
-        slots += [group_slots[i] for i in indices]
-    return people, slots
+    found = list(_reports(connection, batch_id))
+    return {user for _, user, _ in found}, [slot for _, _, slot in found]
+
+
+def _reports(connection: Connection, batch_id: str) -> Iterator[tuple[str, bytes, int]]:
+    """Yields node, user and slot of every report of a batch."""
+    for node, users, slots, states in connection.execute(_REPORTED, {"batch": batch_id}):
+        for index, slot in enumerate(read_slots(slots)):
+            if states[index] == LETTERS["reported"]:
+                yield node, bytes(users[USER_BYTES * index : USER_BYTES * (index + 1)]), slot

@@ -207,7 +207,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(
     with pytest.raises(LocalError) as caught:
         schema.open_store(url)
     assert caught.value.slug == "unavailable"
-    assert f"schema version {version}, this program knows 1" in caught.value.detail
+    assert f"it has schema version {version}, this program is a " in caught.value.detail
     assert engine.url.render_as_string(hide_password=True) in caught.value.detail
     with engine.connect() as connection:
         assert connection.execute(select(schema.meta)).all() == before
@@ -225,7 +225,7 @@ def test_the_store_of_a_pre_release_is_refused(url: str, schema: Any, meta_left:
         if not meta_left:
             connection.execute(text("DROP TABLE meta"))
         tables = inspect(connection).get_table_names()
-    with pytest.raises(LocalError, match=r"a pre-release of Riffle.*use another data directory"):
+    with pytest.raises(LocalError, match=r"tables of a pre-release.*use another data directory"):
         schema.open_store(url)
     with engine.connect() as connection:
         assert inspect(connection).get_table_names() == tables
@@ -234,7 +234,10 @@ def test_the_store_of_a_pre_release_is_refused(url: str, schema: Any, meta_left:
 
 def test_the_store_of_another_service_is_refused(url: str) -> None:
     shuffler_schema.open_store(url).dispose()
-    with pytest.raises(LocalError, match="something else than a coordinator, made its tables"):
+    with pytest.raises(
+        LocalError,
+        match="another service, this program is a coordinator",
+    ):
         coordinator_schema.open_store(url)
 
 

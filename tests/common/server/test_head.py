@@ -183,7 +183,7 @@ def test_a_file_that_is_not_the_one_opened_is_written_no_more(tmp_path: Path, ho
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     of = Head(tmp_path / "absent", "a store", meta)
     for attempt in (of.written, lambda: of.write(1)):
-        with pytest.raises(LocalError, match="the store's head: "):
+        with pytest.raises(LocalError, match="the head: "):
             attempt()
 
 

@@ -26,7 +26,7 @@ def test_a_storage_key_from_environment_or_file(tmp_path: Path) -> None:
     sealed = StorageCipher(KEY).seal(b"x", "a")
     for given_key, given_file in ((KEY.hex(), None), (None, file)):
         assert storage_cipher(given_key, given_file, "192.0.2.1").open(sealed, "a") == b"x"
-    assert not storage_cipher(None, None, "127.0.0.1").encrypts
+    assert storage_cipher(None, None, "127.0.0.1").seal(b"x", "a") == b"x"
 
 
 @pytest.mark.parametrize(
