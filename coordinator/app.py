@@ -79,6 +79,7 @@ def create_app(
                 replica=settings.replica(),
                 test_entry=settings.test_entry,
                 max_owner_share=settings.max_owner_share,
+                stall_seconds=settings.stall_seconds,
             )
             app.state.coordinator = coordinator
             app.state.readiness = operations.shared_readiness(coordinator, settings.data_dir)

@@ -51,6 +51,12 @@ class Settings(ServerSettings):
         le=3600,
         description="with replicas: after this time another drives the runs of one that was killed",
     )
+    stall_seconds: int = Field(
+        default=15,
+        ge=1,
+        le=30 * 86_400,
+        description="an open batch without visible progress for so long is its run's trouble",
+    )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     learners: dict[LearnerName, str] = Field(
         default_factory=dict,

@@ -33,6 +33,7 @@ from riffle.common.protocol.wire import (
     BatchStatus,
     Conservation,
     DeclineNotice,
+    Deposits,
     Enrolment,
     EnrolRequest,
     LeaseReply,
@@ -209,6 +210,15 @@ async def status(
     with caller_of(request, token, *COORDINATOR_OR_OPERATOR) as caller:
         status = await core.batches.status(batch_id, wait=query.wait, wanted=query.state)
         return _as_json(visible_status(status, caller))
+
+
+@router.get("/v1/deposits", dependencies=[CoordinatorOnly])
+async def deposits(core: Core) -> Deposits:
+    """Lists open batches by id, for a coordinator whose store may be an older copy.
+
+    It learns no more than from each batch's status, which it may read.
+    """
+    return Deposits(open=await core.batches.open_ids())
 
 
 @router.get("/v1/batches/{batch_id}/conservation")

@@ -67,6 +67,12 @@ class DeclineNotice(Document):
     reason: DeclineReason
 
 
+class Deposits(Document):
+    """Answer of ``GET /v1/deposits``, for the coordinator, which deposited these batches."""
+
+    open: tuple[Hex16, ...]
+
+
 class LeaseRequest(Document):
     """Request for a slot for each of these users."""
 

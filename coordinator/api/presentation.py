@@ -35,10 +35,17 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress."""
+    """Presents a run and its progress; ``trouble``: as its driver here has it, if it is here."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
-    return _model(models.Run, run, tally, name=run.spec.name, trouble=trouble, **progress)
+    return _model(
+        models.Run,
+        run,
+        tally,
+        name=run.spec.name,
+        trouble=trouble or run.trouble or None,
+        **progress,
+    )
 
 
 def deployment_model(kind: type[Model], row: DeploymentRecord, **values: object) -> Model:

@@ -33,6 +33,7 @@ from riffle.common.protocol.wire import (
     Acknowledgement,
     BatchStatus,
     Conservation,
+    Deposits,
     ShufflerIdentity,
 )
 from riffle.common.server.monitoring import clock_skew
@@ -117,6 +118,11 @@ class ShufflerClient:
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
         request = self._client.build_request("GET", path, params=params)
         return await self._call(request, BatchStatus, lambda status: status.batch_id == batch_id)
+
+    async def open_batches(self) -> tuple[str, ...]:
+        """Returns the ids of all batches that take reports."""
+        request = self._client.build_request("GET", "/v1/deposits", timeout=RECORD_SECONDS)
+        return (await self._call(request, Deposits)).open
 
     async def conservation(self, batch_id: str) -> Conservation:
         """Returns what became of everything sent to the batch, as far as coordinators may know."""

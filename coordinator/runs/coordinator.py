@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.process.workers import in_thread
-from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.issue import Issue, Issuer, same_deployment
 from riffle.coordinator.batches.keys import KeyRing
@@ -26,6 +27,7 @@ from riffle.coordinator.store.records import DeploymentRecord, Replica, RunLease
 from riffle.coordinator.store.transactions import Store
 
 LONGEST_WAIT_SECONDS = 30.0
+RETRY_SECONDS = 5.0
 RENEWALS = 3
 """How often a lease is renewed within its time."""
 
@@ -113,8 +115,12 @@ class Drivers:
 
     async def _take_runs(self, *, start: bool) -> None:
         take, now, until = self.store.take_leases, self.clock(), self.until
-        for lease in await in_thread(take, self.replica.name, now, until, start=start):
+        leases = await in_thread(take, self.replica.name, now, until, start=start)
+        if start:
+            JOURNAL.note("started", runs=len(leases))
+        for lease in leases:
             await self.halt(lease.run_id)
+            JOURNAL.note("run-taken-over", run_id=lease.run_id)
             self.drive(lease)
 
     def _remove(self, run_id: str, task: asyncio.Task[None]) -> None:
@@ -131,6 +137,7 @@ class Coordinator:
 
     ``signing_key`` (Ed25519, private) signs descriptors. ``clock`` returns seconds since 1970.
     ``test_entry``: runs may be seeded. ``max_owner_share``: what descriptors give one owner.
+    ``stall_seconds``: see `Driver`.
     """
 
     store: Store
@@ -146,7 +153,9 @@ class Coordinator:
     replica: Replica
     test_entry: bool
     max_owner_share: float = 1.0
+    stall_seconds: float = 15.0
     _listening: asyncio.Task[None] | None = field(default=None, init=False)
+    _abandoning: asyncio.Task[None] | None = field(default=None, init=False)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -164,18 +173,21 @@ class Coordinator:
             self.signals,
             self.metrics,
             self.clock,
+            self.stall_seconds,
         )
 
     async def start(self) -> None:
         """Takes up every run where it was left, unless another replica drives it."""
         await in_thread(self.keys.erase_unused, self.store.keys_in_use)
         self._listening = asyncio.create_task(self.store.listen(self._notified))
+        self._abandoning = asyncio.create_task(self._abandon_unknown())
         await self.drivers.start()
 
     async def close(self) -> None:
         """Stops driving; nothing is lost, `start` takes up again."""
-        if self._listening is not None:
-            self._listening.cancel()
+        for task in (self._listening, self._abandoning):
+            if task is not None:
+                task.cancel()
         if self._restarts:  # each would go on to drive a run that nobody halts
             await asyncio.wait(self._restarts)
         await self.drivers.close()
@@ -195,6 +207,7 @@ class Coordinator:
         create = self.store.create_run
         lease = await in_thread(create, run_id, spec, first, now, holder, until)
         if lease is not None:
+            JOURNAL.note("run-created", run_id=run_id)
             self.drivers.drive(lease, learner)
             self.signals.fire(run_id)
         return run_id
@@ -228,6 +241,8 @@ class Coordinator:
             await in_thread(self.store.stop, run_id, self.clock())
         except LocalError as error:
             raise RemoteError(error.slug, "the run ended meanwhile") from error
+        else:
+            JOURNAL.note("run-stopped", run_id=run_id)
         finally:
             if lease is not None:
                 self.drivers.drive(lease)
@@ -277,6 +292,25 @@ class Coordinator:
             if changed or left <= 0 or over:
                 return newest
             await wait(signal, min(left, self.signals.recheck_seconds))
+
+    async def _abandon_unknown(self) -> None:
+        """Abandons the shuffler's open batches that this store does not know: it is an older copy.
+
+        Nobody would count them, so nobody shall spend a report on them. The shuffler is asked
+        first: a batch is in the store before it is deposited, by whichever replica.
+        """
+        while True:
+            try:
+                open_batches = await self.shuffler.open_batches()
+                known = await in_thread(self.store.batch_ids)
+                for batch_id in sorted(set(open_batches) - known):
+                    with contextlib.suppress(RemoteError):  # it is full or over meanwhile
+                        await self.shuffler.abandon(batch_id)
+                        JOURNAL.note("unknown-batch-abandoned", logging.WARNING, batch_id=batch_id)
+            except (RiffleError, SQLAlchemyError):
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
 
     def _notified(self, payload: str) -> None:
         """Takes a notification that a replica, perhaps this one, changed a run; "": any run."""

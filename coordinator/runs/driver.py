@@ -15,6 +15,7 @@ episodes. The shuffler says no more: a number that grows with single reports tel
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec
@@ -24,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import Context, parse
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.common.protocol.wire import BatchStatus
+from riffle.common.protocol.wire import BatchStatus, DeclineReason
 from riffle.coordinator.batches import ledger
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.keys import KeyRing
@@ -33,11 +34,11 @@ from riffle.coordinator.learning.learner import LearnerError
 from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
 from riffle.coordinator.runs.exchange import (
     FULL,
-    POLL_SECONDS,
     BatchExchange,
     BatchGoneError,
     StepTimer,
     Timings,
+    fields_of,
 )
 from riffle.coordinator.runs.learner import RunLearner
 from riffle.coordinator.store.events import ChangeSignals, wait
@@ -53,16 +54,25 @@ from riffle.coordinator.store.transactions import Store, store_error
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
 
+POLL_SECONDS = 25.0
+DECLINED: dict[DeclineReason, str] = {
+    "no-users": "nodes have no users left whom they may ask",
+    "too-slow": "nodes are too slow to report before their leases end",
+}
+
 P = ParamSpec("P")
-Step = Callable[[RunRecord, DeploymentRecord], Awaitable[None]]
+Trouble = tuple[str, str]
+"""What a run waits for, as a word (`coordinator.metrics.WAITS_FOR`) and as a sentence."""
+Step = Callable[[RunRecord, DeploymentRecord], Awaitable[Trouble | None]]
 
 
 @dataclass
 class Driver:
     """Carries out one run until it is over and nothing of it is left at the shuffler.
 
-    ``clock`` returns seconds since 1970. ``running`` and ``trouble`` are the run's state and what
-    keeps it from going on, as this driver saw them last.
+    ``clock`` returns seconds since 1970. ``stall_seconds``: after so long without visible progress a
+    batch is the run's trouble. ``running`` and ``trouble`` are the run's state and what keeps it
+    from going on, as this driver saw them last.
     """
 
     lease: RunLease
@@ -73,8 +83,11 @@ class Driver:
     signals: ChangeSignals
     metrics: CoordinatorMetrics
     clock: Callable[[], float]
+    stall_seconds: float
     running: bool = field(default=True, init=False)
     trouble: str | None = field(default=None, init=False)
+    _waits_for: str | None = field(default=None, init=False)
+    _progress: tuple[object, float] = field(default=(None, 0.0), init=False)
     _failures: int = field(default=0, init=False)
     _storing_seconds: float | None = field(default=None, init=False)
 
@@ -90,7 +103,7 @@ class Driver:
         try:
             run, row = await in_thread(self.store.next_work, self.lease.run_id)
         except SQLAlchemyError as error:
-            await self._pause(store_error(error))
+            await self._pause(None, store_error(error))
             return True
         self.running = run.state == "running"
         if row is not None:
@@ -119,10 +132,11 @@ class Driver:
         """Does the step that ``row`` needs; a failure delays it, or ends the run."""
         try:
             try:
-                await self._step(run, row)(run, row)
+                trouble = await self._step(run, row)(run, row)
             except BatchGoneError as gone:
+                trouble = None
                 step = await in_thread(self.learner.reissue, run, row, gone.reason)
-                await self._abandon(row, gone.episodes, step)
+                await self._abandon(row, gone.episodes, step, gone.reason)
         except RiffleError as error:
             await self._recover(run, error)
         except SQLAlchemyError as error:
@@ -131,7 +145,8 @@ class Driver:
             JOURNAL.exception("step-failed", error, run_id=self.lease.run_id)
             await self._recover(run, _reported(run, error))
         else:
-            self._failures, self.trouble = 0, None
+            self._failures = 0
+            await self._explain(run, *(trouble or ("", "")))
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
         """Waits before the step is tried again if the error may pass; fails the run otherwise."""
@@ -140,43 +155,81 @@ class Driver:
         self.learner.forget()
         self.metrics.trouble.labels(error.slug).inc()
         if error.slug == "unavailable" or run.state != "running":
-            await self._pause(error)
+            await self._pause(run, error)
             return
         JOURNAL.problem("run-failed", error, run_id=self.lease.run_id)
         try:
             await in_thread(self.store.fail, self.lease, error.detail, self.clock())
         except SQLAlchemyError as second:
-            await self._pause(store_error(second))  # the same step fails again, then this
+            await self._pause(run, store_error(second))  # the same step fails again, then this
         except LocalError as second:
             if isinstance(second, LeaseLostError):
                 raise
-            await self._pause(second)  # stopped meanwhile: the next turn sees it
+            await self._pause(run, second)  # stopped meanwhile: the next turn sees it
         self.signals.fire(self.lease.run_id)
 
-    async def _pause(self, error: RiffleError) -> None:
+    async def _pause(self, run: RunRecord | None, error: RiffleError) -> None:
         """Waits, longer after every failure in a row."""
         self.trouble = error.detail
+        if run is not None:
+            await self._explain(run, "unavailable", error.detail)
         self._failures += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE_SECONDS)
         await asyncio.sleep(max(pause, error.retry_after or 0))
+
+    async def _explain(self, run: RunRecord, waits_for: str, trouble: str) -> None:
+        """Shows what keeps the run from going on, or that nothing does; logs and stores changes."""
+        self.trouble = trouble or None
+        before = run.waits_for if self._waits_for is None else self._waits_for
+        if waits_for == before or run.state != "running":
+            return
+        self._waits_for = waits_for
+        event, level = (
+            ("run-waits", logging.WARNING) if waits_for else ("run-goes-on", logging.INFO)
+        )
+        JOURNAL.note(event, level, run_id=run.id, problem=waits_for, detail=trouble)
+        with contextlib.suppress(SQLAlchemyError):  # then this replica alone shows it
+            await in_thread(self.store.record_trouble, self.lease, waits_for, trouble)
 
     # -- issued, open ----------------------------------------------------------------------------
 
     async def _deposit(self, _: RunRecord, row: DeploymentRecord) -> None:
         await self.exchange.deposit(row)
         await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
+        JOURNAL.note("deposited", n=row.n, **fields_of(row))
 
-    async def _wait(self, _: RunRecord, row: DeploymentRecord) -> None:
+    async def _wait(self, _: RunRecord, row: DeploymentRecord) -> Trouble | None:
         status = await self.exchange.wait_until_full(row)
-        if status is not None:
+        if status.state in FULL:
             await self._seal(row, status)
+            return None
+        if status.declined:
+            reasons = "; ".join(DECLINED[reason] for reason in status.declined)
+            return status.declined[0], f"batch {row.index} waits for reports: {reasons}"
+        return await self._stalled(row)
+
+    async def _stalled(self, row: DeploymentRecord) -> Trouble | None:
+        """Returns the trouble of an open batch that has not grown for a while, as far as is shown.
+
+        The shuffler shows the coordinator tenths at most, of large batches only.
+        """
+        fill = await self.exchange.fill(row)
+        if self._progress[0] != (row.index, fill):
+            self._progress = (row.index, fill), self.clock()
+        if self.clock() - self._progress[1] < self.stall_seconds:
+            return None
+        seen = "with no report to be seen" if fill is None else f"at {fill} tenths"
+        return "stalled", (
+            f"batch {row.index} has been waiting for {self.stall_seconds:g} s or longer {seen}: do "
+            "enough nodes run, enrolled and not revoked, with users who have not reported yet?"
+        )
 
     async def _withdraw(self, _: RunRecord, row: DeploymentRecord) -> None:
         """Gives up the batch of a run that is over; a full one is settled all the same."""
         status = await self.exchange.withdraw(row)
         if status is None or status.state not in FULL:
             episodes = 0 if status is None else status.episodes or 0
-            await self._abandon(row, episodes, NextStep())
+            await self._abandon(row, episodes, NextStep(), "belongs to a run that is over")
         elif row.state == "issued":
             await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
         else:
@@ -188,6 +241,7 @@ class Driver:
         await self._commit(
             self.store.record_seal, self.lease, row.index, episodes, timings, self.clock()
         )
+        JOURNAL.note("sealed", n=row.n, **fields_of(row))
 
     # -- sealed ----------------------------------------------------------------------------------
 
@@ -202,6 +256,11 @@ class Driver:
         timings["planning"] = timer.seconds()
         await self._commit(self.store.settle, self.lease, settlement, self.clock())
         self._storing_seconds = timer.seconds()
+        event = "counted" if spend.within_promise else "rejected"
+        level = logging.INFO if spend.within_promise else logging.WARNING
+        counts = {"messages": opened.opened + opened.failed, "failed": opened.failed}
+        JOURNAL.note(event, level, **fields_of(row), **counts)
+        self._log_end(settlement.next)
 
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
         """Returns the batch's counts with their noise.
@@ -229,9 +288,21 @@ class Driver:
         )
         self.metrics.observe(timings)
 
-    async def _abandon(self, row: DeploymentRecord, episodes: int, step: NextStep) -> None:
+    async def _abandon(
+        self, row: DeploymentRecord, episodes: int, step: NextStep, reason: str
+    ) -> None:
         abandon, now = self.store.abandon, self.clock()
         await self._commit(self._end_batch, abandon, self.lease, row.index, episodes, step, now)
+        JOURNAL.note("abandoned", logging.WARNING, detail=reason, **fields_of(row))
+        self._log_end(step)
+
+    def _log_end(self, step: NextStep) -> None:
+        """Logs the end of the run, if the step is its last."""
+        if step.failure is not None:
+            failed = LocalError("wrong-state", step.failure)
+            JOURNAL.problem("run-failed", failed, run_id=self.lease.run_id)
+        elif step.finished:
+            JOURNAL.note("run-finished", run_id=self.lease.run_id)
 
     # -- commits ---------------------------------------------------------------------------------
 

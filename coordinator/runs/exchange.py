@@ -18,7 +18,8 @@ from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.store.records import DeploymentRecord
 
-POLL_SECONDS = 25.0
+STATUS_SECONDS = 10.0
+"""Longest wait for a status: trouble of a batch must be seen within half a minute."""
 EXPIRY_MARGIN_SECONDS = 2.0
 LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired or was abandoned"
@@ -83,8 +84,8 @@ class BatchExchange:
                 f"({left:.0f} s left by ours)",
             ) from error
 
-    async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus | None:
-        """Waits for the last report; returns None if the batch is open after one long poll.
+    async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus:
+        """Waits for the last report; returns the status after one long poll at the latest.
 
         Past its expiry a batch is abandoned, unless it fills first; the next call returns which.
 
@@ -94,7 +95,7 @@ class BatchExchange:
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
-        status = await self.shuffler.status(row.batch_id, max(0.0, min(left, POLL_SECONDS)))
+        status = await self.shuffler.status(row.batch_id, max(0.0, min(left, STATUS_SECONDS)))
         if status.state in FULL:
             return status
         if status.state == "abandoned":
@@ -109,7 +110,11 @@ class BatchExchange:
             await self._abandon(row)
         elif time.perf_counter() - started < LEAST_POLL_SECONDS:
             await asyncio.sleep(LEAST_POLL_SECONDS)
-        return None
+        return status
+
+    async def fill(self, row: DeploymentRecord) -> int | None:
+        """Returns how many tenths of an open batch are full, as far as the shuffler shows it."""
+        return (await self.shuffler.conservation(row.batch_id)).fill_tenths
 
     async def withdraw(self, row: DeploymentRecord) -> BatchStatus | None:
         """Abandons the batch, unless it is full; returns its status, None if never deposited."""
@@ -144,7 +149,7 @@ class BatchExchange:
         try:
             await self.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "", row.named)
         except RemoteError as error:
-            JOURNAL.problem("not-acknowledged", error, run_id=row.run_id, deployment=row.index)
+            JOURNAL.problem("not-acknowledged", error, **fields_of(row))
 
     async def _fetch(self, row: DeploymentRecord, context: Context) -> Messages:
         descriptor = context.descriptor
@@ -170,6 +175,11 @@ class BatchExchange:
         except RemoteError as error:
             if error.slug not in ("wrong-state", "unknown-batch"):
                 raise
+
+
+def fields_of(row: DeploymentRecord) -> dict[str, str | float]:
+    """Returns the fields of a log line about a batch, which all services log by its id."""
+    return {"run_id": row.run_id, "deployment": row.index, "batch_id": row.batch_id}
 
 
 def _lost(row: DeploymentRecord) -> BatchGoneError:

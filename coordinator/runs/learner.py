@@ -20,6 +20,12 @@ from riffle.coordinator.states import UNSETTLED
 from riffle.coordinator.store.records import DeploymentRecord, NextStep, RunRecord, Settlement
 from riffle.coordinator.store.transactions import Store
 
+STARVED = "check that enough nodes serve users who have not reported yet"
+SUSPECT = (
+    "the shuffler's operator can see whose messages failed, and revoke those nodes; or start a run "
+    "with a larger dishonest fraction"
+)
+
 
 @dataclass
 class RunLearner:
@@ -46,8 +52,10 @@ class RunLearner:
         if run.state != "running":
             return settlement
         if not settlement.spend.within_promise:
-            reason = f"had {settlement.spend.dishonest} dishonest reports or more"
-            return replace(settlement, next=self.reissue(run, row, reason))
+            reason = (
+                f"was rejected: {settlement.spend.dishonest} of its reports or more are dishonest"
+            )
+            return replace(settlement, next=self.reissue(run, row, reason, SUSPECT))
         counts = private_counts(row.descriptor, settlement.opened.histogram)
         settlement = replace(settlement, check=check(counts, run.spec.d1))
         learner = self._current(run)
@@ -56,7 +64,9 @@ class RunLearner:
         step = self._next_step(run, row, learner)
         return replace(settlement, stage=stage, summary=summary, estimate=estimate, next=step)
 
-    def reissue(self, run: RunRecord, row: DeploymentRecord, reason: str) -> NextStep:
+    def reissue(
+        self, run: RunRecord, row: DeploymentRecord, reason: str, advice: str = STARVED
+    ) -> NextStep:
         """Issues a deployment again whose batch was not counted, or fails the run.
 
         The learner counts on n reports, so the deployment is issued whole, even where the episodes
@@ -71,8 +81,8 @@ class RunLearner:
             place = {"index": len(rows), "step": row.step}
             return NextStep(issue=self.issuer.issue(run.id, run.spec, row.deployment, **place))
         failure = (
-            f"deployment {row.index} (n={row.n}) {reason}, and so did every one of its {tries} "
-            "tries; check that enough nodes serve users who have not reported yet"
+            f"the batch of deployment {row.index} (n={row.n}) {reason}; it was the last of {tries} "
+            f"tries; {advice}"
         )
         return NextStep(failure=failure)
 

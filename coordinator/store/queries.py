@@ -126,6 +126,10 @@ class Queries:
             query = query.where(columns.run_id == run_id)
         return {row[0]: Tally(row[1], int(row[2])) for row in self._rows(query)}
 
+    def batch_ids(self) -> set[str]:
+        """Returns the ids of all batches of all runs."""
+        return {row.batch_id for row in self._rows(select(_deployments.c.batch_id))}
+
     def next_work(self, run_id: str) -> tuple[RunRecord, DeploymentRecord | None]:
         """Returns a run and its first deployment that needs a step, if any."""
         with self._engine.connect() as connection:
@@ -212,11 +216,14 @@ class Queries:
     def census(self) -> Census:
         """Counts what the store holds, for the metrics."""
         runs = select(_runs.c.state, func.count()).group_by(_runs.c.state)
+        waiting = select(_runs.c.waits_for, func.count()).group_by(_runs.c.waits_for)
+        waiting = waiting.where(_runs.c.state == "running", _runs.c.waits_for != "")
         batches = select(_deployments.c.state, func.count()).group_by(_deployments.c.state)
         with self._engine.connect() as connection:
             spent = connection.execute(SPENT).one()
             return Census(
                 runs=Counter({row[0]: row[1] for row in connection.execute(runs)}),
+                waiting=Counter({row[0]: row[1] for row in connection.execute(waiting)}),
                 batches=Counter({row[0]: row[1] for row in connection.execute(batches)}),
                 opened=int(spent.opened or 0),
                 failed=int(spent.failed or 0),

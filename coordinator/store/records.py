@@ -47,7 +47,10 @@ class LeaseLostError(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run. ``message`` says why it ended, unless it finished."""
+    """A run. ``message`` says why it ended, unless it finished.
+
+    ``waits_for`` and ``trouble`` are what keeps it from going on, as a word and as a sentence.
+    """
 
     id: str
     spec: RunSpec
@@ -56,6 +59,8 @@ class RunRecord:
     created_at: float
     ended_at: float | None
     summary: dict[str, Any] | None
+    waits_for: str
+    trouble: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +177,10 @@ class Settlement:
 
 def run_record(row: Row[Any]) -> RunRecord:
     """Reads a row of the table of runs."""
-    summary = None if row.summary is None else json.loads(row.summary)
-    spec = RunSpec.model_validate_json(row.spec)
-    return RunRecord(row.id, spec, row.state, row.message, row.created_at, row.ended_at, summary)
+    values = dict(row._mapping)
+    values["summary"] = None if row.summary is None else json.loads(row.summary)
+    values["spec"] = RunSpec.model_validate_json(row.spec)
+    return RunRecord(**values)
 
 
 def deployment_record(row: Row[Any]) -> DeploymentRecord:

@@ -291,6 +291,12 @@ def acknowledge(
     transition(connection, batch, "acknowledge")
 
 
+def open_ids(connection: Connection) -> list[str]:
+    """Returns the ids of all open batches, sorted."""
+    query = select(batches.c.batch_id).where(batches.c.state == "open")
+    return list(connection.scalars(query.order_by(batches.c.batch_id)))
+
+
 def to_clean(connection: Connection) -> list[str]:
     """Returns the batches that are over and whose secret or reports may still exist."""
     return list(connection.scalars(select(batches.c.batch_id).where(_UNCLEAN)))

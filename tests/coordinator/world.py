@@ -175,6 +175,10 @@ class FakeShuffler(ShufflerClient):
         episodes = None if state == "open" else held + self.expired
         return BatchStatus(batch_id=batch_id, state=state, n=n, episodes=episodes)
 
+    async def open_batches(self) -> tuple[str, ...]:
+        self._called("open_batches")
+        return tuple(batch for batch, state in self.states.items() if state == "open")
+
     async def conservation(self, batch_id: str) -> Conservation:
         self._called("conservation")
         if batch_id not in self.states:
