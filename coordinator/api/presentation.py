@@ -8,7 +8,7 @@ from typing import TypeVar
 from riffle.common.accounting import run_guarantee
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.common.protocol.errors import RiffleError
+from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.api import models
 from riffle.coordinator.batches import ledger
@@ -155,6 +155,9 @@ def _batch_conservation(
     row: DeploymentRecord, spend: LedgerRecord | None, record: ShufflerRecord
 ) -> models.BatchConservation:
     known = record if isinstance(record, Conservation) else None
+    # The shuffler keeps a row of every batch that was ever deposited: this one has no report.
+    unknown = isinstance(record, RemoteError) and record.slug == "unknown-batch"
+    empty = unknown and row.opened_at is None
     expected = row.n * row.descriptor.padding.messages
     return _model(
         models.BatchConservation,
@@ -164,8 +167,8 @@ def _batch_conservation(
         opened=None if spend is None else spend.opened,
         failed=None if spend is None else spend.failed,
         shuffler=known,
-        trouble=record.detail if isinstance(record, RiffleError) else None,
-        balanced=_balanced(expected, spend, known),
+        trouble=record.detail if isinstance(record, RiffleError) and not empty else None,
+        balanced=empty or _balanced(expected, spend, known),
     )
 
 

@@ -38,7 +38,7 @@ from riffle.coordinator.runs.exchange import (
     BatchGoneError,
     StepTimer,
     Timings,
-    fields_of,
+    log,
 )
 from riffle.coordinator.runs.learner import RunLearner
 from riffle.coordinator.store.events import ChangeSignals, wait
@@ -70,9 +70,9 @@ Step = Callable[[RunRecord, DeploymentRecord], Awaitable[Trouble | None]]
 class Driver:
     """Carries out one run until it is over and nothing of it is left at the shuffler.
 
-    ``clock`` returns seconds since 1970. ``stall_seconds``: after so long without visible progress a
-    batch is the run's trouble. ``running`` and ``trouble`` are the run's state and what keeps it
-    from going on, as this driver saw them last.
+    ``clock`` returns seconds since 1970. A batch without visible progress for ``stall_seconds`` is
+    the run's trouble. ``running`` and ``trouble`` are the run's state and what keeps it from going
+    on, as this driver saw them last.
     """
 
     lease: RunLease
@@ -196,7 +196,7 @@ class Driver:
     async def _deposit(self, _: RunRecord, row: DeploymentRecord) -> None:
         await self.exchange.deposit(row)
         await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
-        JOURNAL.note("deposited", n=row.n, **fields_of(row))
+        log("deposited", row, n=row.n)
 
     async def _wait(self, _: RunRecord, row: DeploymentRecord) -> Trouble | None:
         status = await self.exchange.wait_until_full(row)
@@ -241,7 +241,7 @@ class Driver:
         await self._commit(
             self.store.record_seal, self.lease, row.index, episodes, timings, self.clock()
         )
-        JOURNAL.note("sealed", n=row.n, **fields_of(row))
+        log("sealed", row, n=row.n)
 
     # -- sealed ----------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Driver:
         event = "counted" if spend.within_promise else "rejected"
         level = logging.INFO if spend.within_promise else logging.WARNING
         counts = {"messages": opened.opened + opened.failed, "failed": opened.failed}
-        JOURNAL.note(event, level, **fields_of(row), **counts)
+        log(event, row, level, **counts)
         self._log_end(settlement.next)
 
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
@@ -293,7 +293,7 @@ class Driver:
     ) -> None:
         abandon, now = self.store.abandon, self.clock()
         await self._commit(self._end_batch, abandon, self.lease, row.index, episodes, step, now)
-        JOURNAL.note("abandoned", logging.WARNING, detail=reason, **fields_of(row))
+        log("abandoned", row, logging.WARNING, detail=reason)
         self._log_end(step)
 
     def _log_end(self, step: NextStep) -> None:

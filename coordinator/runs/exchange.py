@@ -6,6 +6,7 @@ driver. Every step may be repeated.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ class BatchExchange:
         try:
             await self.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "", row.named)
         except RemoteError as error:
-            JOURNAL.problem("not-acknowledged", error, **fields_of(row))
+            log("not-acknowledged", row, logging.WARNING, problem=error.slug, detail=error.detail)
 
     async def _fetch(self, row: DeploymentRecord, context: Context) -> Messages:
         descriptor = context.descriptor
@@ -177,9 +178,12 @@ class BatchExchange:
                 raise
 
 
-def fields_of(row: DeploymentRecord) -> dict[str, str | float]:
-    """Returns the fields of a log line about a batch, which all services log by its id."""
-    return {"run_id": row.run_id, "deployment": row.index, "batch_id": row.batch_id}
+def log(
+    event: str, row: DeploymentRecord, level: int = logging.INFO, **fields: str | float
+) -> None:
+    """Logs an event of a batch, which all services log by its id."""
+    fields |= {"run_id": row.run_id, "deployment": row.index, "batch_id": row.batch_id}
+    JOURNAL.note(event, level, **fields)
 
 
 def _lost(row: DeploymentRecord) -> BatchGoneError:

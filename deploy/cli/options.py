@@ -53,6 +53,10 @@ def _environment_names() -> list[str]:
     return environment_names()
 
 
+LIVE_ONLY = ("batch_seconds", "reissues")
+"""Options of runs on services; a simulated batch always fills."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options that describe a run: one for each field, in this order."""
@@ -101,6 +105,12 @@ class RunOptions:
     option: Annotated[
         list[str] | None, typer.Option(help="learner constant, NAME=VALUE; repeatable")
     ] = None
+    batch_seconds: Annotated[
+        int | None, typer.Option(help="life of a batch: short of users by then, it is given up")
+    ] = None
+    reissues: Annotated[
+        int | None, typer.Option(help="how often a lost batch is issued again, to other users")
+    ] = None
 
     def apply(self, **changes: float | str | None) -> "Preset":
         """Returns the preset with these options and further ``changes`` of its spec.
@@ -116,7 +126,7 @@ class RunOptions:
             parameters=read_pairs(self.param) | self._given("horizon"),
             constants=read_pairs(self.option),
             changes=self._given(
-                "episodes", "epsilon", "beta", "dishonest_fraction", "trust", "families"
+                "episodes", "epsilon", "beta", "dishonest_fraction", "trust", "families", *LIVE_ONLY
             )
             | {"preset": self.constants}
             | changes,

@@ -200,12 +200,13 @@ def conservation_command(
 ) -> None:
     """Account for every message of a run, at both services.
 
-    The table has a row for each batch. Exit code 1 when something does not add up.
+    The table has a row for each batch. Exit code 1 when something does not add up, or is not known
+    because the shuffler does not answer.
     """
     with Operator.of(network, coordinator_url) as operator:
         answer = operator.conservation(operator.find(run)["id"])
     emit_rows(answer, [flatten(batch) for batch in answer["batches"]], output, ACCOUNTED)
-    raise typer.Exit(Exit.NO if answer["balanced"] is False else Exit.DONE)
+    raise typer.Exit(Exit.DONE if answer["balanced"] is True else Exit.NO)
 
 
 def _listed(run: Answer) -> Answer:

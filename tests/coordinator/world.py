@@ -33,7 +33,13 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
-from riffle.common.protocol.wire import BatchState, BatchStatus, Conservation, MessageFlow
+from riffle.common.protocol.wire import (
+    BatchState,
+    BatchStatus,
+    Conservation,
+    DeclineReason,
+    MessageFlow,
+)
 from riffle.common.server.at_rest import StorageCipher
 from riffle.common.server.head import Head
 from riffle.coordinator.batches.analyzer import Analyzer
@@ -138,6 +144,7 @@ class FakeShuffler(ShufflerClient):
         self.expired = 1  # leases of a batch that came to nothing
         self.fills_when_abandoned = False
         self.refusal: RemoteError | None = None
+        self.declined: tuple[DeclineReason, ...] = ()
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -173,10 +180,13 @@ class FakeShuffler(ShufflerClient):
         state = self.states[batch_id]
         held = 3 if state == "abandoned" else n
         episodes = None if state == "open" else held + self.expired
-        return BatchStatus(batch_id=batch_id, state=state, n=n, episodes=episodes)
+        return BatchStatus(
+            batch_id=batch_id, state=state, n=n, episodes=episodes, declined=self.declined
+        )
 
     async def open_batches(self) -> tuple[str, ...]:
-        self._called("open_batches")
+        if self.down > 0:  # asked beside the drivers, whose calls tests count
+            raise LocalError("unavailable", "the shuffler does not answer (test)")
         return tuple(batch for batch, state in self.states.items() if state == "open")
 
     async def conservation(self, batch_id: str) -> Conservation:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.api.presentation import conservation_model
 from tests.coordinator.calls import Api
 from tests.coordinator.faults import read
@@ -37,6 +37,24 @@ def test_a_shuffler_that_is_away_is_named(api: Api) -> None:
     assert result["balanced"] is None
     assert "does not answer" in result["batches"][0]["trouble"]
     assert result["batches"][1]["trouble"] is None
+
+
+def test_a_batch_that_was_never_deposited_balances(api: Api) -> None:
+    """It expired while the shuffler was away; whatever the shuffler has no row of is empty."""
+    api.shuffler.refusal = RemoteError("weak-guarantee", "never deposited")
+    assert api.call("POST", "", json=SMALL).status_code == 201
+    api.wait_for("failed")
+    result = api.get(f"/{RUN}/conservation")
+    assert result["balanced"] is True
+    assert result["batches"][0]["trouble"] is None
+
+
+def test_a_deposited_batch_that_the_shuffler_does_not_know_is_not_balanced(api: Api) -> None:
+    api.finish()
+    api.shuffler.states.clear()
+    result = api.get(f"/{RUN}/conservation")
+    assert result["balanced"] is None
+    assert "no such batch" in result["batches"][0]["trouble"]
 
 
 def test_an_imbalance_shows(api: Api) -> None:
