@@ -117,7 +117,7 @@ def test_a_batch_that_grows_is_not_trouble(
     async def growing(batch: str) -> Any:
         return (await conservation(batch)).model_copy(update={"fill_tenths": fill})
 
-    waiting.shuffler.conservation = growing  # type: ignore[method-assign]
+    waiting.shuffler.conservation = growing  # type: ignore[method-assign, assignment]
 
     async def act(coordinator: Coordinator) -> None:
         nonlocal fill
