@@ -1,20 +1,21 @@
-"""Runs the two algorithms of document 004 against oblivious adversaries: `run`.
+"""Runs the two algorithms of paper 004 against oblivious adversaries: `run`.
 
 The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
-learner receives private sums: of visits and transitions, and of all losses (UC-O-REPS, full
-information) or the episode's noisy losses alone (UOB-LBPS, bandit feedback). Regret is exact
-(Eq. 2.2): at every checkpoint k, sum_{i<=k} <q^{P,pi_i}, l_i> minus the least value of one fixed
-policy on l_1 + ... + l_k, found by backward induction; no realised loss enters.
+learner receives private sums of visits and transitions. It also receives private sums of all losses
+(UC-O-REPS, full information) or only the noisy losses of the episode (UOB-LBPS, bandit feedback).
+Regret is exact (Eq. 2.2): at every checkpoint k, sum_{i<=k} <q^{P,pi_i}, l_i> minus the least value
+of any fixed policy on l_1 + ... + l_k, found by backward induction; it uses no realised loss.
 
 Privacy is `none`, `central` (JDP: the Binary Mechanism; the variant of Algorithm 4 for
 full-information losses; plain noise for bandit losses, Lemma 5.6) or `local` (LDP). There are two
 calibrations.
 
-`paper` is 004 literally: Lap(3H/epsilon) for each family, times the levels of the tree. It does not
-keep its promise. Replacing one user changes, in L1: each visit family, N(x,a) and N(x,a,x'), by 2H
-(one entry down and one up in every layer); bandit losses likewise by up to 2H; and under full
-information all XA losses (XA counts the pairs), since the new user may bring any l_k in [0, 1]. The
-epsilon really given is Delta_1 / (3H) times the stated one, with Delta_1 = 6H, or 4H + XA.
+`paper` takes paper 004 literally: Lap(3H/epsilon) for each family, times the levels of the tree.
+This does not give the stated epsilon. Replacing one user changes, in L1: each visit family, N(x,a)
+and N(x,a,x'), by 2H (one entry down and one up in every layer); bandit losses likewise by up to 2H;
+and under full information all XA losses (XA counts the pairs), since the new user may bring any l_k
+in [0, 1]. The true epsilon is Delta_1 / (3H) times the stated one, with Delta_1 = 6H, or 4H
++ XA.
 
 `correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses, each with the least
 noise for its sensitivity (Laplace or analytic Gaussian); they compose to (epsilon, beta)-DP.
@@ -75,7 +76,7 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 class Case:
     """One run: algorithm, K episodes, guarantee, MDP and adversary; all recorded with the result.
 
-    scale multiplies beta of Eq. 3.1 (1 is the document's); eta None is the theorem's.
+    scale multiplies beta of Eq. 3.1 (the paper has 1); eta None means the theorem's value.
 
     Raises:
         LocalError: ``invalid-spec``: a name is unknown or a number out of range.
@@ -109,16 +110,16 @@ class Case:
 
     @property
     def full(self) -> bool:
-        """Whether the learner sees all losses (full information) or its own (bandit feedback)."""
+        """True if the learner sees all losses (full information), not just its own (bandit)."""
         return self.name == "uc-o-reps"
 
 
 @dataclass(frozen=True, slots=True)
 class AdversarialResult:
-    """A finished run: checkpoints episodes (C,), regret (C,) there, seconds, every constant used.
+    """A finished run: checkpoints ``episodes`` (C,), ``regret`` (C,) there, time, constants used.
 
-    uniform_regret is the regret at K of choosing every action at random; a learner that is not
-    below it learned nothing.
+    uniform_regret is the regret at K of choosing every action at random; a learner with no less
+    regret learned nothing.
     """
 
     episodes: FloatArray
@@ -153,10 +154,10 @@ def world(case: Case) -> tuple[Layers, FloatArray]:
 
 
 def adversary_losses(case: Case, layers: Layers) -> FloatArray:
-    """Draws l_1..l_K (K, H, W, A) in [0, 1], Bernoulli with the adversary's means.
+    """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
 
     stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
-    drifting: they move from one draw to another in a straight line.
+    drifting: they move linearly from one draw to another.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *layers.pairs.shape)
@@ -188,8 +189,8 @@ def regret_curve(
 def learn(
     case: Case, layers: Layers, P: FloatArray, losses: FloatArray
 ) -> tuple[FloatArray, dict[str, Constant]]:
-    """Returns policies pi_1..pi_K (K, H, W, A) and every constant that shaped them."""
-    # Here, not above: these modules import numba where it is installed, which takes long.
+    """Returns policies pi_1..pi_K (K, H, W, A) and every constant used."""
+    # Imported here because these modules import numba if it is installed, which is slow.
     from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps  # noqa: PLC0415
 
     constants_of = uc_o_reps.constants if case.full else uob_lbps.constants
@@ -213,9 +214,9 @@ def learn(
 
 
 def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns the transitions of one episode of P as zeros and ones (H, W, A, W).
+    """Plays one episode under P; returns its transitions as zeros and ones (H, W, A, W).
 
-    Draws two uniforms a step, for the action and for the next state.
+    Draws two uniforms per step, one for the action and one for the next state.
     """
     visited, x = np.zeros(P.shape), 0
     for h, (u, w) in enumerate(generator.random((len(policy), 2)).tolist()):
@@ -254,7 +255,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns the noise of one release; `summed` sums come from a tree of a central agent."""
+    """Returns the noise of one release; a central agent releases `summed` values from a tree."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"
@@ -279,8 +280,8 @@ def _sums(
 class Channel:
     """The Privatizer of a case: noise on the cells that exist (no padding), and its precision.
 
-    Counts: N(x,a) and N(x,a,x') in one stream of T = K - 1 contributions. Losses: a stream of sums
-    under full information; noise on every episode's own losses under bandit feedback.
+    Counts: N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions. Losses: a stream of
+    sums under full information; under bandit feedback each episode's losses get their own noise.
     """
 
     def __init__(
@@ -314,17 +315,17 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """Returns E of Assumption 2.3 after t contributions; a run's all hold with 1 - 2 delta."""
+        """Returns Assumption 2.3's E after t contributions; all of them hold with 1 - 2 delta."""
         counters = self._layers.pair_count + self._layers.cell_count
         ratio = counters * self._K / self._delta
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)
 
     def loss_sums(self, loss: FloatArray) -> FloatArray:
-        """Returns noisy L(x,a) after one more episode's losses, all of them shown."""
+        """Returns noisy L(x,a) after one more episode, whose losses are all observed."""
         return self._unpacked(self._sums.add(loss[self._layers.pairs]))
 
     def visited_losses(self, loss: FloatArray) -> FloatArray:
-        """Returns l~ of one episode from its losses at visited pairs, zero elsewhere."""
+        """Returns one episode's noisy losses l~ from its losses (zero at unvisited pairs)."""
         return self._unpacked(self._bandit.privatize(loss[self._layers.pairs]))
 
     def _unpacked(self, values: FloatArray) -> FloatArray:
@@ -334,7 +335,7 @@ class Channel:
 
 
 def guarantee(full: bool, layers: Layers, calibration: Calibration, epsilon: float) -> float:
-    """Returns the epsilon that a calibration really gives for replacing one user."""
+    """Returns the true epsilon of a calibration for replacing one user."""
     if calibration == "correct":
         return epsilon
     total = Sensitivity.of_cells(2 * layers.H) + _loss_sensitivity(full, layers)

@@ -14,7 +14,7 @@ METHOD = "two-sided 95 % Student t over seeds"
 
 
 def seeds_note(seeds: int) -> str:
-    """Returns a note on the number of seeds and their band; a single seed has no band."""
+    """Returns a note on the number of seeds and the band; a single seed has no band."""
     return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
 
 
@@ -41,7 +41,7 @@ def student_band(values: ArrayLike) -> Band:
 
 
 def stack(bands: list[Band]) -> Band:
-    """Returns the bands of single numbers as one band."""
+    """Joins the bands of single numbers into one band."""
     return Band(
         *(np.array([getattr(band, name) for band in bands]) for name in Band.__dataclass_fields__)
     )

@@ -1,13 +1,13 @@
-"""Runs any learner by name, simulated, with its regret curve: `run`.
+"""Simulates any learner by name and returns its regret curve: `run`.
 
 Learners that plan before every episode (UCBVI, private UCB-VI) run one user at a time: one user is
-one episode and one update, so nothing can be simulated by population. Their loops are compiled
+one episode and one update, so they cannot be simulated by population. Their loops are compiled
 (`ucbvi`, with the algorithm in `coordinator.learning.ucbvi_parameters`). Batched learners (`pe`,
 `sdp-pe`, `sdp-pe-conference`) run by population (`simulator`). Regret is exact pseudo-regret.
 
 Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer, (seed,
-"batch", number) for batches. All noise here is seeded, a simulation of the mechanisms: it protects
-nobody.
+"batch", number) for batches. All noise here is seeded and only simulates the mechanisms: it
+protects nobody.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Result:
 
     episodes (c,) are the checkpoints, cumulative (c,) the pseudo-regret at them. switches counts
     changes of the deployed policy or mixture. policy (H, X) is the last one deployed, or for
-    batched learners the one learned. constants holds every constant that shaped the run. seconds
-    is process time, without compilation if the loops are compiled already.
+    batched learners the learned one. constants holds every constant that the run used. seconds is
+    process time, which includes compilation if the loops were not yet compiled.
     """
 
     learner: str
@@ -95,7 +95,7 @@ class Setting:
 
     @property
     def trust(self) -> Trust | None:
-        """The trust model: central, local, or None where nobody is protected."""
+        """The trust model: central, local, or None for learners without privacy."""
         return PER_EPISODE[self.name]
 
     @property
@@ -138,15 +138,14 @@ def run(
 ) -> Result:
     """Runs a learner (a key of `PER_EPISODE`, or one of `BATCHED`) for K episodes.
 
-    `calibration` is `paper` (the documents' noise) or `tight` (the least that is proved; in the
+    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof; in the
     shuffle model the exact accountant's). `constants` names a preset (`practical`, `paper`), and
     `options` replace some of its constants: fields of `Bonus` or of `presets.Constants`.
-    Checkpoints are episode numbers in 1..K; K is added. By default they are K / 100 apart.
+    Checkpoints are episode numbers in 1..K, K / 100 apart by default; K is always added.
 
-    Raises:
-        LocalError: ``invalid-spec`` for an unknown learner, preset or option, K below one or a
-            checkpoint outside 1..K; ``unavailable`` if numba is not installed.
-        RemoteError: ``invalid-spec`` or ``batch-too-small``, as from the coordinator (batched).
+    Raises: LocalError: ``invalid-spec`` for an unknown learner, preset or option, K below one or a
+    checkpoint outside 1..K; ``unavailable`` if numba is not installed. RemoteError:
+    ``invalid-spec`` or ``batch-too-small`` for a batched learner, as from the coordinator.
     """
     points = _checkpoints(K, checkpoints)
     if constants not in PRESETS:
@@ -167,7 +166,7 @@ def run(
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Returns the calibration of every batch of a spec; `pe` is not private and gets no noise."""
+    """Returns the calibration of every batch of a spec; `pe` is not private and adds no noise."""
 
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":
@@ -179,7 +178,7 @@ def mechanism_of(spec: RunSpec) -> Calibrate:
 
 
 def _spec(mdp: TabularMDP, chosen: dict[str, Any]) -> RunSpec:
-    # No report is sent here, so its length does not matter.
+    # No report is sent here, so the report length does not matter.
     fields: dict[str, Any] = {"name": "simulation", "environment": "MDP"}
     fields |= {"max_messages": MAX_MESSAGES, "dishonest_fraction": 0.0}
     X, A, H, start = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H, tuple(mdp.d1.tolist())
@@ -232,7 +231,7 @@ def _run_compiled(
     setting: Setting, noise: AdditiveNoise, points: Ints, policy: PolicyArray
 ) -> tuple[FloatArray, int]:
     try:
-        # Here, not above: numba is an optional dependency.
+        # Imported here because numba is an optional dependency.
         from riffle.coordinator.learning import ucbvi  # noqa: PLC0415
     except ImportError as error:
         raise LocalError(
@@ -265,7 +264,7 @@ def _run_compiled(
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:
-    """Returns the kind of bonus, by the numbers of `ucbvi`, and its logarithm."""
+    """Returns the kind of bonus, as numbered in `ucbvi`, and its logarithm."""
     kind = 0 if setting.bonus.name == "practical" else 1 if setting.trust is None else 2
     return kind, log_terms(setting.mdp.sizes, setting.K, DELTA)[kind]
 

@@ -2,11 +2,11 @@
 
 Each report is made by the node's own code. Draws are keyed by (run, batch, slot), as at the
 services' test entry point, so a networked run with the same spec, run id and test seed has the same
-private counts, batch by batch, whatever the order of arrival. No transition probabilities are
-needed: every environment that a node can run can be simulated, at a cost that grows with the users.
+private counts in each batch, whatever the order of arrival. No transition probabilities are needed,
+so every environment that a node can run can be simulated, at a cost per user.
 
-Seed 0 has the spec's own seeds and so is the run that services do with this spec and run id; seed s
-adds s to them.
+Seed 0 uses the spec's own seeds, which makes it the run that the services do with this spec and run
+id. Seed s adds s to the spec's seeds.
 """
 
 import time
@@ -39,18 +39,18 @@ NEVER = 1 << 40
 SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
 Batch = tuple[BatchDescriptor, BatchCounts]
 PROGRESS_EVERY = 1_000
-"""Users between two calls of ``on_users``, which receives how many more are done."""
+"""The number of users between two calls of ``on_users``, which receives how many more are done."""
 
 
 def ignore(users: int) -> None:
-    """Does nothing: no caller follows the progress."""
+    """Does nothing; stands in where no caller follows the progress."""
 
 
 class Users:
-    """The users of a run, one after another, and the outcome of their episodes.
+    """The users of a run, one after another, and the outcomes of their episodes.
 
-    A node tells nobody about a failed episode but its number; here ``failure`` is the error of the
-    first one, in one line. ``rewards`` counts the reward bits of the other episodes.
+    A node tells nobody more than how many episodes failed. Here ``failure`` is the error of the
+    first one that failed, in one line. ``rewards`` sums the reward bits of the other episodes.
     """
 
     def __init__(self, environment: Environment, on_users: Callable[[int], None] = ignore) -> None:
@@ -60,7 +60,7 @@ class Users:
         self._on_users = on_users
 
     def report(self, batch: PreparedBatch, slot: int) -> Ints:
-        """Returns the symbols of the report of the user in a batch's slot."""
+        """Returns the symbols of the report by the user in a given slot of a batch."""
         episode, symbols = slot_report(batch, self._environment, slot, test_entry=True)
         self.episodes += 1
         if episode is not None:
@@ -80,7 +80,7 @@ class Users:
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean sum of reward bits of an episode that did not fail."""
+        """Mean sum of reward bits per episode, over episodes that did not fail."""
         done = self.episodes - self.failed
         return self.rewards / done if done else None
 
@@ -98,7 +98,7 @@ class Users:
         except Exception as error:  # a user's environment may raise anything
             code: object = self._environment
             if isinstance(code, GymnasiumEnvironment):
-                code = code.native  # what a user wrote is behind our adapter
+                code = code.native  # the user's code is inside our adapter
             return describe_error(error, source_file(code))
         return "it did not fail when it was run again"
 
@@ -106,7 +106,7 @@ class Users:
 def run_per_user(
     spec: RunSpec, run_id: str, users: Users, registry: Registry | None = None
 ) -> tuple[Run, list[Batch]]:
-    """Runs a spec to its end, user by user; returns also descriptor and private counts of batches.
+    """Runs a spec user by user; returns the run, and batches' descriptors and private counts.
 
     Raises:
         RemoteError: ``batch-too-small`` or ``invalid-spec``, as the coordinator would.
@@ -135,15 +135,14 @@ def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
     return add_noise(descriptor, histogram)
 
 
-RUN_ID = "0" * 32  # keys the draws of a spec without its own
+RUN_ID = "0" * 32  # keys the draws if the spec has no test seed
 
 
 @dataclass(frozen=True, slots=True)
 class UserSeed:
-    """A seed's result as in every simulation, and what only a run user by user knows.
+    """One seed's result as in every simulation, plus the facts that only a per-user run has.
 
-    ``reward_mean``: see `Users`. ``batches`` have private counts in the form of the coordinator's
-    API.
+    ``reward_mean``: see `Users`. ``batches`` have private counts as in the coordinator's API.
     """
 
     result: SeedResult
@@ -155,7 +154,7 @@ class UserSeed:
 
 
 def summarize(spec: RunSpec, seeds: list[UserSeed]) -> dict[str, Any]:
-    """Returns `Study.as_dict` and what users add; policy and batches are those of seed 0."""
+    """Returns `Study.as_dict` plus the per-user facts; policy and batches are those of seed 0."""
     common, first = Study(spec, tuple(seed.result for seed in seeds)).as_dict(), seeds[0]
     rewards = [seed.reward_mean for seed in seeds if seed.reward_mean is not None]
     constants = common.pop("constants")
@@ -184,7 +183,7 @@ def study(
 ) -> list[UserSeed]:
     """Runs seeds 0..seeds-1 in ``workers`` processes.
 
-    ``on_users`` receives the number of users done: as they go in one process, else per seed.
+    ``on_users`` receives the number of users done: during a run in one process, else after it.
     """
     alone = min(workers, seeds) <= 1
     run = partial(

@@ -3,7 +3,7 @@
     regret = sum over deployments of n (V* - V^mixture).
 
 V* comes from backward induction, and a mixture's value is the weighted mean of its policies'
-values. No realised reward enters, so the only randomness is the learner's choice of policies.
+values. Realised rewards are not used, so the only randomness is the learner's choice of policies.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Simulates a population exactly at the level of counts; a batch costs the same for any n.
+"""Simulates a population exactly by its counts, so a batch takes the same time for any n.
 
-Users are exchangeable, so the counts of (policy, state) at a step are all that matters. Policies
-are drawn multinomially from the mixture, start states from d1. At every step, given how many users
-of policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward bits depend
-on (x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). Noise also has the law of n single users, or of
-the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n bits, p). This is the
-law of n single users, without approximation, as long as no report's noise overflows its padding (an
-event of probability at most beta, which the accountant charges to beta).
+Users are exchangeable, so it is enough to count users by (policy, state) at each step. Policies are
+drawn multinomially from the mixture, start states from d1. At every step, given how many users of
+policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward bits depend on
+(x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n single users' noise, or of
+the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n bits, p). The result
+has the law of n single users, without approximation, unless a report's noise overflows its padding
+(an event of probability at most beta, which the accountant charges to beta).
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
@@ -36,7 +36,7 @@ from riffle.node_client.environments.tabular import TabularMDP
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """The calibrated noise and padding of a batch; `noise` None: no privacy and no noise."""
+    """The calibrated noise and padding of a batch; `noise` is None without privacy."""
 
     noise: BatchNoise | None
     padding: Padding
@@ -61,7 +61,7 @@ def run_batches(
 ) -> Run:
     """Runs a learner to its end.
 
-    ``count`` returns the private counts of the deployment with this number, and the messages of a
+    ``count`` takes a deployment's number; it returns the private counts and the messages per
     report.
     """
     deployments: list[Deployment] = []
@@ -85,7 +85,7 @@ def joint_counts(mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random
     N = np.zeros((H, X, A, X), dtype=np.int64)
     for h in range(H):
         actions = mixture.policies[:, h, :]
-        rows = mdp.P[h][x, actions]  # renormalised: the multinomial rejects rounding
+        rows = mdp.P[h][x, actions]  # renormalised: the multinomial rejects rounded sums
         moves = generator.multinomial(standing, rows / rows.sum(axis=-1, keepdims=True))
         np.add.at(N[h], (x, actions), moves)
         standing = moves.sum(axis=1)
@@ -124,10 +124,10 @@ def private_counts(
 
 
 def noisy_counts(counts: Ints, n: int, noise: BatchNoise, generator: np.random.Generator) -> Ints:
-    """Draws what the analyzer counts (C,), given the true counts of n users; the law is exact.
+    """Draws the analyzer's counts (C,), with their exact law, given the true counts of n users.
 
-    If c of n users add to a counter, it has Binomial(c, 1 - f) + Binomial(n - c, f) ones after
-    flips.
+    With flips, a counter to which c of n users add has Binomial(c, 1 - f) + Binomial(n - c, f)
+    ones.
     """
     match noise:
         case Noise():

@@ -1,9 +1,9 @@
 """Simulates one run with many seeds, and gives confidence bands.
 
-The learner objects of the services run on the population-level simulator. Learners that plan before
-every episode (UCBVI, private UCB-VI) run through `per_episode` and send no messages. A seed is the
-key of the population's draws; the learner's own draws take the spec's seed plus that number. Bands
-are two-sided 95 % Student t intervals of the mean over seeds.
+The services' own learner objects run on the population-level simulator. Learners that plan before
+every episode (UCBVI, private UCB-VI) run through `per_episode` and send no messages. A seed keys
+the population's draws of one run; the learner's own draws use the spec's seed plus that number.
+Bands are two-sided 95 % Student t intervals of the mean over seeds.
 """
 
 import math
@@ -40,11 +40,11 @@ CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper":
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One simulated run: its regret, learned policy and cost, and every constant that shaped it.
+    """The result of one simulated run: regret, learned policy, cost, and every constant used.
 
-    optimal_survives: an optimal policy is active at the end. eliminated: some policy is not. Both
-    are None for learners without an active set. Regret and values are NaN where the environment's
-    probabilities are unknown.
+    optimal_survives: an optimal policy is active at the end. eliminated: some policy is not active.
+    Both are None for learners without an active set. Regret and values are NaN where the
+    environment's probabilities are unknown.
     """
 
     seed: int
@@ -96,7 +96,7 @@ class Study:
         }
 
     def _exact_values(self) -> dict[str, Any]:
-        """Returns regret and values, null where the environment's probabilities are unknown."""
+        """Returns regret and values, as null if the environment's probabilities are unknown."""
         best = self.results[-1].optimal_value
         mean, interval = band([result.regret for result in self.results])
         values = [result.policy_value for result in self.results]
@@ -120,7 +120,7 @@ def band(values: list[float]) -> tuple[float, list[float] | None]:
 
 
 def share(flags: list[bool | None]) -> float | None:
-    """Returns the share of true flags; None where the flag is undefined for a run."""
+    """Returns the share of true flags; None if the flag is undefined for any run."""
     return None if None in flags else float(np.mean([bool(flag) for flag in flags]))
 
 
@@ -147,7 +147,7 @@ def _run_by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Regi
 def result_of(
     spec: RunSpec, seed: int, run: Run, mdp: TabularMDP | None, seconds: float
 ) -> SeedResult:
-    """Returns the result of a run of batches; ``mdp`` None: the probabilities are unknown."""
+    """Returns the result of a batched run; ``mdp`` is None if the probabilities are unknown."""
     policy = run.summary.policy
     return SeedResult(
         seed=seed,
@@ -177,7 +177,7 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     if inner is None:
         return None
     best = plan(mdp.P, mdp.r, mdp.d1)
-    # Several policies may be optimal: they differ in states that the best one never visits.
+    # Several policies may be optimal: they differ in states that an optimal one never visits.
     active_value = float(inner.phi.best(Model(mdp.P, mdp.r)).value)
     return inner.phi.contains(best.policy) or active_value >= float(best.value) - 1e-9
 
@@ -217,7 +217,7 @@ def study(
     on_result: Callable[[SeedResult], None] = lambda _: None,
     learners: Files = NO_FILES,
 ) -> Study:
-    """Runs seeds 0..seeds-1 in ``workers`` processes; results are in the order of the seeds.
+    """Runs a spec with seeds 0..seeds-1 in ``workers`` processes; results are in seed order.
 
     ``learners`` maps names to ``path/file.py:Class``, for learners that are not installed.
     """
@@ -230,7 +230,7 @@ def study(
 
 
 def map_seeds(run: Callable[[int], Result], seeds: int, workers: int) -> Iterator[Result]:
-    """Yields ``run(seed)`` of seeds 0..seeds-1 in their order, from ``workers`` processes."""
+    """Yields ``run(seed)`` for seeds 0..seeds-1 in that order, from ``workers`` processes."""
     if min(workers, seeds) <= 1:
         yield from map(run, range(seeds))
         return

@@ -1,14 +1,14 @@
-"""Attacks Riffle as it is: real code, neighbouring populations, the best distinguisher.
+"""Attacks the deployed code on neighbouring populations with the best possible distinguisher.
 
 By Neyman and Pearson no test of a given size beats the likelihood ratio of the true model. Given
-everybody else's data the analyzer's counts are independent, base + Binomial(N, p), and one user
-moves `cells` of them up and as many down. Let b be the binomial mass and base_i the counts of the
-other users on cell i. The score of counts y is
+everybody else's data, the analyzer's counts are independent, base + Binomial(N, p), and one user
+moves `cells` of them up and `cells` down. Let b be the binomial mass and base_i the other users'
+count on cell i. The score of counts y is
 
     sum over up cells i   of log b(y_i - base_i - 1) - log b(y_i - base_i)
     + sum over down cells of log b(y_i - base_i)     - log b(y_i - base_i - 1).
 
-Padding and the permutation have no part in that model. A second distinguisher, `head`, looks for a
+Padding and the permutation do not enter that model. A second distinguisher, `head`, looks for a
 permutation that does not move the first report.
 """
 
@@ -25,7 +25,7 @@ from riffle.experiments.audit.pipeline import Views, identity_seals, views, view
 from riffle.experiments.audit.world import Setting, World
 
 CERTAIN = 1e3
-"""The score of an outcome that only one population can have."""
+"""The score of an outcome that is possible under one population only."""
 
 TUNING_SHARE = 2
 """Fresh trials for each tuning trial."""
@@ -68,7 +68,7 @@ class Attack:
 
 
 def audit(world: World, trials: int, error: float) -> tuple[Attack, Pair]:
-    """Attacks a batch with an identity seal; returns the outcome and the views of fresh trials."""
+    """Attacks a batch with identity seals; returns the outcome and the views of fresh trials."""
     tuning_trials = max(1, trials // TUNING_SHARE)
     with identity_seals():
         tuning = both_views(world, tuning_trials)
@@ -90,7 +90,7 @@ def judge(
 
 
 def both_views(world: World, trials: int, start: int = 0) -> Pair:
-    """Returns the views of trials under both populations; all seeded trials have own numbers."""
+    """Returns the views of trials under both populations; each seeded trial has its own number."""
     return (
         views(world, trials, first=True, start=2 * start),
         views(world, trials, first=False, start=2 * start + trials),
@@ -131,10 +131,10 @@ def log_ratios(N: int, p: float) -> FloatArray:
 
 
 def agreement(world: World, pair: Pair, trials: int) -> float:
-    """Returns the p-value of "trials with real HPKE seals have the same law as those of ``pair``".
+    """Returns a p-value: do trials with real HPKE seals have the same law as those of ``pair``?
 
     The deployed analyzer opens the sealed trials. The test is chi-square on the scores, binned at
-    the identity trials' deciles, once for each population, with Bonferroni's factor two.
+    the deciles of ``pair``, once for each population, with a Bonferroni factor of two.
     """
     start = 1 << 32
     sealed = [

@@ -1,24 +1,25 @@
-"""The same attack on two encodings that do not protect: one envelope a report, and sums.
+"""The same attack on two encodings that do not protect users: one envelope per report, and sums.
 
 **One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
-each user. Noise is Riffle's, calibrated for the multiset of all messages, and reports come from the
-product's encoder; only the shuffle keeps a report's messages together. Each vector then carries one
-user's noise, 1/n of what the proof counts on. Let g(v | e) be the law of one vector given its
-user's episode, while everybody else has e'. The likelihood ratio of the two populations is
+each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from
+the product's encoder; the one difference is that the shuffle keeps a report's messages together.
+Each vector then carries one user's noise, 1/n of the noise that the proof needs. Let g(v | e) be
+the law of one vector given its user's episode, while everybody else has e'. The likelihood ratio of
+the two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
-**Sums**: the papers' encoding taken literally (000, section V). A user sends z = bit + noise, one
-number for each counter. With n > tau the noise is one bit of probability tau / 2n, else the number
-of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of each
-counter. z = 2 (or m + 1) needs a bit of 1 and all noise bits of 1: a user with bit 0 never sends
-it. So where everybody else has bit 0 it exposes the user with probability tau / 2n (or 2^-m), which
-no epsilon pays for.
+**Sums**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit + noise,
+one number for each counter. With n > tau the noise is one bit of probability tau / 2n, else the
+number of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of each
+counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or m + 1). So where
+everybody else has bit 0, that number exposes the user, with probability tau / 2n (or 2^-m), which
+no finite epsilon covers.
 
-The product cannot run this encoding, so its views are drawn from their exact law: everybody else's
-numbers are one multinomial, the user's own is one more. With f the noise's mass and k_z the
-number of times that z occurs, the likelihood ratio of bit 1 to bit 0 on a counter is the mean of
-f(z - 1) / f(z) over all n numbers, infinite if m + 1 is among them.
+The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
+for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,
+the likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n
+numbers z. It is infinite if m + 1 is among them.
 """
 
 import math
@@ -53,7 +54,7 @@ def _envelope_scores(world: World, trials: int, start: int) -> dict[str, Scores]
 
 
 def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
-    """Returns every user's counts (trials, n, C); the score does not depend on the users' order."""
+    """Returns every user's counts (trials, n, C). Scores do not depend on the users' order."""
     layout = world.batch.layout
     counts = np.empty((trials, world.setting.n, layout.counters), dtype=np.int64)
     for i in range(trials):
@@ -66,7 +67,7 @@ def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
 def _log_mean(world: World, v: Ints) -> FloatArray:
     """Returns log mean g(v | e) / g(v | e'), shape (trials,), within [-CERTAIN, CERTAIN].
 
-    A vector that no user with e' can send is user 0's own, and its ratio is infinite.
+    A vector that no user with e' can send must be user 0's, and its ratio is infinite.
     """
     up, down = world.cells()
     bits = world.noise.bits
@@ -81,12 +82,12 @@ def _log_mean(world: World, v: Ints) -> FloatArray:
 
 
 REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
-"""n over tau. A cell exposes the user with probability tau / 2n = 1/4 and 2^-m = 1/4."""
+"""n over tau, in both regimes. A cell exposes the user with probability tau / 2n or 2^-m: 1/4."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiteralBatch:
-    """A batch of n users with the papers' noise; ``cells`` counters go up by one, as many down."""
+    """A batch of n users with the papers' noise; ``cells`` counters rise by one, as many fall."""
 
     n: int
     noise: Noise
@@ -100,7 +101,7 @@ class LiteralBatch:
 
 
 def attack_sums(setting: Setting, trials: int, error: float) -> list[Attack]:
-    """Attacks both regimes at the papers' own tau; they share the error."""
+    """Attacks both regimes (n above and below the papers' tau), which share the error."""
     tau = paper_tau(setting.epsilon, setting.beta, setting.sizes)
     outcomes = []
     for name, factor in REGIMES.items():
@@ -115,7 +116,7 @@ def attack_sums(setting: Setting, trials: int, error: float) -> list[Attack]:
 
 
 def _generator(seed: int | None, name: str) -> np.random.Generator:
-    """Returns the generator of a simulation; no person's noise comes from it."""
+    """Returns a generator for simulation only; no real user's noise comes from it."""
     return np.random.default_rng() if seed is None else generator_for(seed, "audit", name)
 
 

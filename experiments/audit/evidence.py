@@ -1,16 +1,17 @@
 """Turns scores into lower bounds on epsilon and beta that hold with a stated confidence.
 
-(epsilon, beta)-DP says P(E) <= e^epsilon Q(E) + beta for every event E, with P and Q the views of
-two neighbouring populations, in either order. A distinguisher gives every view a score, large
-where P is likelier. Its events are "score >= t" (drawn from P) and "score <= t" (drawn from Q, with
-P and Q exchanged). One sample chooses the event with the largest bound; on another, fresh sample
-P(E) and Q(E) are bounded by Clopper and Pearson. With p below P(E) and q above Q(E),
+(epsilon, beta)-DP means P(E) <= e^epsilon Q(E) + beta for every event E, where P and Q are the laws
+of the views of two neighbouring populations, in either order. A distinguisher gives every view a
+score, large where P is likelier. Its events are "score >= t" (drawn from P) and "score <= t" (drawn
+from Q, with P and Q exchanged). One sample chooses the event with the largest bound. On a fresh
+sample, P(E) and Q(E) get Clopper-Pearson bounds. With p below P(E) and q above Q(E),
 
     epsilon >= log((p - beta) / q),    and at the claimed epsilon, beta >= p - e^epsilon q.
 
-One event is chosen for epsilon and one for beta, so four one-sided bounds are stated; each fails
-with probability error / 4, so both answers hold with probability 1 - error. The choice costs
-nothing, since it saw other trials. Any score gives valid bounds; a bad score gives weak ones.
+One event is chosen for epsilon and one for beta, so four one-sided bounds are stated. Each fails
+with probability error / 4, so together they hold with probability 1 - error. The choice of events
+costs no confidence, because it used other trials. Any score gives valid bounds, a bad one weak
+bounds.
 """
 
 import math
@@ -29,7 +30,7 @@ STATED_BOUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One distinguisher's scores under both populations, shape (trials,) each."""
+    """One distinguisher's scores under each population, two arrays of shape (trials,)."""
 
     first: FloatArray
     second: FloatArray
@@ -37,7 +38,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``score >= threshold`` drawn from the first population, or ``<=`` from the second."""
+    """The event ``score >= threshold`` under the first population, or ``<=`` under the second."""
 
     distinguisher: str
     from_first: bool
@@ -48,7 +49,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """Returns how often the event occurs in the likelier population, and in the other."""
+        """Returns the event's count under its own population, and under the other one."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:
@@ -77,7 +78,7 @@ def bound(
     beta: float,
     error: float,
 ) -> Bounds:
-    """Returns bounds from fresh scores, by events chosen on tuning scores; keys: distinguishers."""
+    """Returns bounds from fresh scores for events chosen on tuning scores, by distinguisher."""
     each = error / STATED_BOUNDS
     trials = len(next(iter(fresh.values())).first)
 
@@ -109,7 +110,7 @@ def choose(
 ) -> Event:
     """Returns the event with the largest bound on the tuning sample itself.
 
-    Rates instead of bounds would choose rare events that the sample favours by chance.
+    Choosing by rates instead would select rare events that the sample favours by chance.
     """
     best, chosen = -math.inf, None
     for name, scores in tuning.items():
@@ -127,19 +128,19 @@ def choose(
 def rates(
     likelier: float | FloatArray, other: float | FloatArray, trials: int, error: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns Clopper-Pearson bounds: a lower one on the first rate, an upper one on the second."""
+    """Returns Clopper-Pearson bounds: below the first rate, and above the second."""
     return lower(likelier, trials, error), upper(other, trials, error)
 
 
 def lower(hits: float | FloatArray, trials: int, error: float) -> FloatArray:
-    """Returns a bound below the true rate with probability at least 1 - error."""
+    """Returns a bound that is below the true rate with probability at least 1 - error."""
     k = np.asarray(hits, dtype=np.float64)
     quantile = special.betaincinv(np.maximum(k, 1e-9), trials - k + 1, error)
     return np.where(k > 0, quantile, 0.0)
 
 
 def upper(hits: float | FloatArray, trials: int, error: float) -> FloatArray:
-    """Returns a bound above the true rate with probability at least 1 - error."""
+    """Returns a bound that is above the true rate with probability at least 1 - error."""
     k = np.asarray(hits, dtype=np.float64)
     quantile = special.betaincinv(k + 1, np.maximum(trials - k, 1e-9), 1.0 - error)
     return np.where(k < trials, quantile, 1.0)

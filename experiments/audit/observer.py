@@ -1,12 +1,12 @@
 """Guesses users' data from what leaves their devices, without any key.
 
-An observer sees of every report its size, its time, and its place in the order. Here the observer
+An observer sees the size, the time and the place in the order of every report. Here the observer
 gets more than a network would show: the time that making each report took, from episode to frame,
-in the process itself. Each user has one of two episodes by a fair coin, as far apart as episodes
-can be: every reward 1 in the first state, or none in the last one. On the first third of the batch
-the observer knows the data and fits rules: for every feature the likelihood ratio of its tenths,
-and Fisher's linear rule on all features. The second third chooses the rule that guesses best, and
-the last third tests it. Chance is 1/2, and the test is exact (binomial).
+measured in the process itself. A fair coin gives each user one of two episodes, as far apart as
+episodes can be: every reward 1 in the first state, or none in the last one. On the first third of
+the batch the observer knows the data and fits rules: a likelihood ratio by deciles for each
+feature, and Fisher's linear discriminant on all features. The second third chooses the rule that
+guesses best, and the last third tests it. Chance is 1/2, and the test is exact (binomial).
 
 Real seals are used. With ``padded`` false the same code runs without padding, which shows whether
 this observer can see anything at all.
@@ -41,10 +41,10 @@ from riffle.node_client import episode as node_report
 from riffle.node_client.sealing import pack, seal_reports
 
 LEVEL = 1e-6
-"""The probability that an observer without any knowledge is called better than chance."""
+"""The probability that an observer who learned nothing is declared better than chance."""
 
 POPULATION = Setting(1.0, 1e-5, n=4096, sizes=Sizes(X=4, A=2, H=6), families="lean")
-"""In ``lean`` a reward of 0 sends no message: without padding it would show in the length."""
+"""In ``lean`` a reward of 0 sends no message, so without padding the length would show it."""
 
 Bits = NDArray[np.bool_]
 Rule = Callable[[FloatArray], Bits]
@@ -54,7 +54,7 @@ Rule = Callable[[FloatArray], Bits]
 class Traffic:
     """The observer's features (users, 4), and the users' data.
 
-    Features: size, seconds, seconds of the report before, place in the order.
+    Features: size, seconds, seconds of the previous report, place in the order.
     """
 
     features: FloatArray
@@ -76,7 +76,7 @@ class Guess:
 
     @property
     def p_value(self) -> float:
-        """The probability of guessing so well without any knowledge."""
+        """The probability of guessing at least this well by chance."""
         return float(stats.binom.sf(self.right - 1, self.users, 0.5))
 
     @property
@@ -114,7 +114,7 @@ def unpadded(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """Encodes as `common.mechanism.shuffle_model.encode` without its last step: no dummies."""
+    """Encodes as `common.mechanism.shuffle_model.encode`, but leaves out the dummies."""
     del padding
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     return np.concatenate([data, draw_noise(layout.counters, noise, randomness)])
@@ -146,7 +146,7 @@ def _rules(features: FloatArray, data: Bits) -> list[Rule]:
 
 
 def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
-    """Guesses the commoner data in that tenth of the training values where a value falls."""
+    """Returns the rule that guesses the majority class of a value's decile in the training data."""
     edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
     bins = np.searchsorted(edges, features[:, column])
     balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)
@@ -154,7 +154,7 @@ def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
 
 
 def _fisher(features: FloatArray, data: Bits) -> Rule:
-    if data.all() or not data.any():  # by chance the training users are of one kind
+    if data.all() or not data.any():  # by chance all training users have the same data
         return lambda values: np.full(len(values), data.all())
     centre, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)

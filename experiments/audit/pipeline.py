@@ -5,9 +5,9 @@ Episode and encoding (`node_client.episode.slot_report`), seals and frames (`nod
 (`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as deployed.
 Noise and permutation come from the system's CSPRNG unless the setting is seeded.
 
-An audit affords 1e5 trials because `identity_seals` replaces encryption by a seal that hides
-nothing and costs nothing. Encryption has no part in the guarantee against the analyzer, who opens
-every message. Only the HPKE suite behind `common.protocol.hpke` is replaced; sizes, framing,
+An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
+nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not
+rely on encryption. Only the HPKE suite behind `common.protocol.hpke` is replaced; sizes, framing,
 batching and opening stay the product's. Trials with real seals must agree (`attack.agreement`).
 """
 
@@ -38,9 +38,9 @@ from riffle.shuffler.store.vault import KEY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The analyzer's views: counts (trials, C), and counts of the first data_slots messages (head).
+    """The analyzer's views: counts (trials, C), and ``head``: those of the first data_slots messages.
 
-    The head would show the data of the first report if the shuffle did not move it.
+    If the shuffle did not move the first report, ``head`` would show its data.
     """
 
     counts: Ints
@@ -48,12 +48,12 @@ class Views:
 
 
 def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """Runs ``trials`` batches; ``start`` numbers them, which only seeded settings use."""
+    """Runs ``trials`` batches, numbered from ``start``; only seeded settings use the numbers."""
     return _views(world, trials, first, start, partial(_count, world))
 
 
 def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """Runs batches as `views`, opened by `Analyzer.open` as in a coordinator, in a thread."""
+    """Runs batches like `views`; as in a coordinator, `Analyzer.open` opens them in a thread."""
     keys = {world.analyzer.public.hex(): world.analyzer.private}
     analyzer = Analyzer(keys.get, 1, pool=ThreadPoolExecutor)
     C = world.batch.layout.counters
@@ -151,6 +151,6 @@ class IdentitySuite:
 
 @contextmanager
 def identity_seals() -> Iterator[None]:
-    """Encrypts nothing within this context; never to be used in a process that serves."""
+    """Turns encryption off within this context. Never use it in a process that serves."""
     with patch.object(hpke, "_SUITE", IdentitySuite()):
         yield

@@ -1,8 +1,9 @@
 """Runs the audit of one encoding: ``riffle audit``.
 
-A claim is violated if a bound exceeds it at the family-wise error, if sealed trials do not follow
-the law of the identity ones (then the bounds say nothing about the product), or if the observer
-guesses better than chance. The last two are tested at 1e-6, which adds next to nothing.
+A claim is violated if a bound exceeds it at the family-wise error, if trials with real seals do not
+follow the law of trials with identity seals (then the bounds say nothing about the product), or if
+the observer guesses better than chance. The last two are tested at level 1e-6, which adds next to
+nothing to the family-wise error.
 """
 
 import time
@@ -22,17 +23,17 @@ ERROR = 0.01
 AGREEMENT_LEVEL = 1e-6
 
 TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-sums": 100_000, "one-envelope": 5_000}
-"""Fresh trials a side that take about a minute; half as many choose the thresholds."""
+"""Fresh trials per population that take about a minute; half as many choose the thresholds."""
 
 LEAST_TRIALS, MOST_TRIALS = 100, 10**9
 
 ENVELOPES = 16
-"""Users of a one-envelope batch: each vector has 1/16 of the noise that the claim counts on."""
+"""Users of a one-envelope batch: each vector has 1/16 of the noise that the claim assumes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The size of an audit: fresh and sealed trials a side, and users observed.
+    """The size of an audit: fresh and sealed trials per population, and users observed.
 
     The last two are for the encoding ``riffle`` only. Raises ValueError for a value out of range.
     """
@@ -50,7 +51,7 @@ class Effort:
             raise ValueError("sealed trials and observed users must not be negative")
 
     def batches(self, encoding: Encoding) -> int | None:
-        """Returns the number of batches of an attack: tuning, fresh and sealed, on both sides.
+        """Returns how many batches an attack runs: tuning, fresh and sealed, for both populations.
 
         None for the papers' sums, whose views are all drawn at once.
         """

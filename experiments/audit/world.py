@@ -1,12 +1,12 @@
-"""Two neighbouring populations, and the batch in which both of them report.
+"""Two neighbouring populations, and the batch in which either of them reports.
 
-User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
-e stays in state 0, e' in state X - 1, both with every reward bit 1, so that every family and step
-moves one counter up and one down: `CounterLayout.cells` pairs, the most that replacing one user can
+User 0 has episode e in the first population and e' in the second; everybody else has e' in both. e
+stays in state 0 and e' in state X - 1, both with every reward bit 1. So in every family and step
+one counter moves up and one down: `CounterLayout.cells` pairs, the most that replacing one user can
 move.
 
-The batch is small on purpose. Some 1e5 trials can only show an epsilon of order one at a beta of
-order 1e-2, and a trial costs as many messages as the noise has 1-bits.
+The batch is small on purpose. About 1e5 trials can only show an epsilon of order one at a beta of
+order 1e-2, and each trial costs one message per 1-bit of noise.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,13 @@ RUN_ID = "00" * 16
 NEVER = 1 << 40
 
 P_LOG2 = 3
-"""p = 1/8: half the messages of fair bits, without the thousands of draws of a tiny p."""
+"""p = 1/8 needs half the messages of fair bits, without the thousands of draws of a tiny p."""
 
 SMALLEST = Sizes(X=2, A=1, H=1)
-"""The default: eight counters in ``joint``, of which one goes up and one down."""
+"""The default: eight counters in ``joint``; one of them goes up and one down."""
 
 MOST_EPSILON = 20.0
-"""No feasible number of trials distinguishes a larger claim from none."""
+"""The largest epsilon to audit: no feasible number of trials tells a larger one from infinity."""
 
 OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 """Beta's share for padding, and room for rounding, as in calibration."""
@@ -54,7 +54,7 @@ OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The claim, epsilon at beta, and the batch that it is about; ``seed`` None: CSPRNG.
+    """The claimed epsilon at beta, and the batch that claims it; the CSPRNG if ``seed`` is None.
 
     Raises ValueError for a value out of range.
     """
@@ -105,7 +105,7 @@ class ConstantEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A batch ready to run: descriptor, keys of every role, and the noise behind the claim.
+    """A batch ready to run: descriptor, keys of every role, and the noise that justifies the claim.
 
     ``on_trial`` is called after every trial.
     """
@@ -125,7 +125,7 @@ class World:
         return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> ConstantEnvironment:
-        """Returns the environment of one user; ``first``: the population where user 0 has e."""
+        """Returns a user's environment; ``first``: in the population where user 0 has e."""
         sizes = self.setting.sizes
         return ConstantEnvironment(sizes, 0 if user == 0 and first else sizes.X - 1)
 
@@ -137,8 +137,8 @@ class World:
 def build(setting: Setting, noise: Noise | None = None) -> World:
     """Returns the batch of a setting.
 
-    The product's own check must accept it, unless the caller gives ``noise``: a planted fault that
-    the audit has to find.
+    The product's own check must accept the batch unless the caller gives ``noise``, a planted fault
+    that the audit has to find.
 
     Raises:
         RemoteError: ``weak-guarantee``: the accountant does not give the claim.

@@ -1,1 +1,1 @@
-"""The papers' figures, computed anew: `catalogue` lists them, `sweep` computes, `write` writes."""
+"""The papers' figures, recomputed: `catalogue` lists them, `sweep` computes, `write` writes."""

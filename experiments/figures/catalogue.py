@@ -1,17 +1,17 @@
 """Every figure as data: the runs of each curve, with their constants.
 
-- ``fig6a`` to ``fig8``: Fig. 6a-c, 7 and 8 of 000 at the paper's K = 20,000; with ``-large`` the
-  same at K = 200,000.
-- ``scale``: regret against K, up to where privacy pays. ``scale-large`` goes on to 2,000,000 with
-  PE and SDP-PE, for which a batch of any size costs the same.
+- ``fig6a`` to ``fig8``: Fig. 6a-c, 7 and 8 of paper 000 at its K = 20,000; with ``-large`` the same
+  at K = 200,000.
+- ``scale``: regret against K, up to where learning pays despite privacy. ``scale-large`` goes on to
+  2,000,000 with PE and SDP-PE, whose batches take the same time at any size.
 - ``adversarial-full`` and ``adversarial-bandit``: Private-UC-O-REPS (full information) and Private
-  UOB-LBPS (bandit feedback) of 004 at K = 2,000, under each privacy model and both calibrations,
-  against the switching adversary. ``adversaries-full`` and ``adversaries-bandit``: the same
-  against each adversary, in the correct calibration. ``adversarial-large``: UC-O-REPS at
-  K = 20,000, where privacy pays.
+  UOB-LBPS (bandit feedback) of paper 004 at K = 2,000, under each privacy model and both
+  calibrations, against the switching adversary. ``adversaries-full`` and ``adversaries-bandit``:
+  the same against each adversary, in the correct calibration. ``adversarial-large``: UC-O-REPS at K
+  = 20,000, where privacy pays.
 
 Every learner has one set of constants for all environments. A run's key is a digest of its fields,
-so figures share runs. A point that a figure leaves out stands in `Curve.absent`, with the reason.
+so figures share runs. `Curve.absent` lists the points that a figure leaves out, with the reasons.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run without its seed; epsilon is None without privacy. `options` are the learner's."""
+    """A run without its seed; epsilon is None without privacy. `options` are the learner's."""
 
     learner: str
     environment: str
@@ -82,7 +82,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line with its runs: a single one shown against time, or one for each x."""
+    """A line with its runs: a single run shown against time, or one run for each x."""
 
     line: Line
     runs: tuple[Run, ...]
@@ -109,7 +109,7 @@ class Figure:
 
 RIVERSWIM = ("RiverSwim-v0", (("states", 4), ("horizon", 6)))
 BANDIT = ("Bandit-v0", (("actions", 20), ("sigma", 0.1)))
-ADVERSARIES = {"stochastic": "-", "switching": "--", "drifting": ":"}  # and their dashes
+ADVERSARIES = {"stochastic": "-", "switching": "--", "drifting": ":"}  # and their dash patterns
 LAYERED = {
     adversary: (
         "LayeredMDP-v0",
@@ -142,11 +142,11 @@ HOMOGENEOUS = replace(
     SDP_PE, label="SDP-PE, told that steps are alike", colour=6, options=(("homogeneous", True),)
 )
 RIVERSWIM_LINES = (*LINES, HOMOGENEOUS)
-BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # shown past LARGE_K
+BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines shown beyond LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """Returns the lines of an algorithm of 004: its privacy models and calibrations."""
+    """Returns the lines of a paper 004 algorithm: its privacy models and calibrations."""
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     return tuple(
         Line(

@@ -1,4 +1,4 @@
-"""Draws a figure as PNG and SVG: means over seeds, shaded bands, and the constants as caption."""
+"""Draws a figure as PNG and SVG: means over seeds, shaded bands, and a caption of constants."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ X_LABELS = {
     "episodes": "K, episodes",
     "switches": "policy switches",
 }
-# The caption has room for these. The table and the manifest have all constants.
+# The constants for which the caption has room. The table and the manifest have all of them.
 CAPTION_CONSTANTS = (
     "name", "calibration", "families", "homogeneous", "noise", "noise_parameter", "bonus_scale",
     "noise_scale", "radius", "exploit_share", "eta", "scale", "count_noise", "loss_noise",
     "epsilon_given",
 )  # fmt: skip
 
-# Curves of one colour differ by their marks.
+# Curves of one colour differ by their markers.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
@@ -54,12 +54,12 @@ def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> No
 
 
 def legend_label(curve: Series) -> str:
-    """Returns a curve's name, and says if the curve is missing."""
+    """Returns a curve's name, with a note if the curve is missing."""
     return curve.line.label + ("" if curve.computed else " (not computed, see the table)")
 
 
 def caption(series: Sequence[Series]) -> str:
-    """Returns the constants that distinguish the curves, a sentence for each computed curve."""
+    """Returns a sentence for each computed curve, with the constants that distinguish it."""
     sentences = []
     for curve in series:
         names = [name for name in CAPTION_CONSTANTS if name in curve.constants]
@@ -92,7 +92,7 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
             continue
         regret = point.regret
         axes.errorbar(
-            # A log axis has no place for a run that never switches: it is drawn at one half.
+            # A log axis cannot show zero, so a run that never switches is drawn at one half.
             max(float(switches.mean), 0.5),
             regret.mean,
             yerr=regret.high - regret.mean,
@@ -127,7 +127,7 @@ def _label(axes: Axes, figure: Figure, seeds: int) -> None:
 
 
 def _legend(axes: Axes, series: Sequence[Series]) -> None:
-    """Puts the legend beside the axes, in the order of the curves instead of by kind of mark."""
+    """Puts the legend beside the axes, in the order of the curves and not by kind of marker."""
     shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [label for curve in series if (label := legend_label(curve)) in shown]
     labels = [*order, *(label for label in shown if label not in order)]
@@ -143,7 +143,7 @@ def _legend(axes: Axes, series: Sequence[Series]) -> None:
 
 
 def _save_png(canvas: Canvas, file: Path) -> None:
-    """Saves with a palette of 256 colours, which takes half the bytes."""
+    """Saves a PNG with a palette of 256 colours, which halves its size."""
     from PIL import Image  # noqa: PLC0415  (matplotlib brings it)
 
     buffer = io.BytesIO()

@@ -1,9 +1,9 @@
 """The results of jobs on disk, and the curves of a figure made from them.
 
-`Rows` is a file of one JSON document a line, one line for each (run, seed), appended as the job
-ends. A row names the code that made it (a digest of the sources that shape a result), and rows of
-different code are never mixed silently. A last line cut short by a crash is dropped, and its seed
-runs again. `gather` turns the rows of all seeds into a figure's series, with the reasons for every
+`Rows` is a file with one JSON document per line, one line for each (run, seed), appended when the
+job ends. A row names the code that made it (a digest of the sources that affect a result), and rows
+of different code are never mixed silently. A last line cut short by a crash is dropped, and its job
+runs again. `gather` turns the rows of all seeds into a figure's series, with the reason for every
 missing result.
 """
 
@@ -35,8 +35,8 @@ class Row:
     """The result of one seed of one run; without a result, `reason` says why.
 
     episodes (c,) are the checkpoints and regret (c,) the regret there. value_share is the last
-    policy's value over V*. switches and value_share are None where they have no meaning: 004
-    changes its policy in every episode and has no V*. ceiling is V* K or None.
+    policy's value over V*. switches and value_share are None where they have no meaning: paper
+    004's learners change policy in every episode and have no V*. ceiling is V* K or None.
     """
 
     key: str
@@ -53,15 +53,15 @@ class Row:
 
     @property
     def identity(self) -> Identity:
-        """The job of this result: run key and seed."""
+        """The job that made this result: run key and seed."""
         return self.key, self.seed
 
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Returns 16 hexadecimal digits of all sources whose change may change a result.
+    """Returns a digest (16 hexadecimal digits) of all sources that can affect a result.
 
-    Drawing and tables (`figures` except `sweep`, which calls the simulators) do not.
+    The code of drawings and tables (`figures` except `sweep`) cannot, so it is left out.
     """
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
@@ -108,7 +108,7 @@ class Rows:
             )
 
     def forget(self, identities: set[Identity]) -> None:
-        """Removes rows, so that they are computed again."""
+        """Removes rows, so that their jobs run again."""
         self._rows = {i: row for i, row in self._rows.items() if i not in identities}
         aside = self._file.with_suffix(".new")
         aside.write_text("".join(json.dumps(asdict(r)) + "\n" for r in self._rows.values()))
@@ -119,7 +119,7 @@ def _read(file: Path) -> list[Row]:
     if not file.exists():
         return []
     *lines, last = file.read_bytes().split(b"\n")
-    if last:  # cut short: no newline was written after it
+    if last:  # cut short: the newline after it is missing
         file.write_bytes(b"".join(line + b"\n" for line in lines))
     return [_row(file, number, line) for number, line in enumerate(lines, 1)]
 
@@ -139,7 +139,7 @@ PER_SEED = frozenset({"seed"})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run of a curve over its seeds: x, the results, and why some or all are missing."""
+    """A run of a curve over all seeds: x, the results, and the reasons for missing ones."""
 
     x: float
     run: Run
@@ -148,7 +148,7 @@ class Point:
 
     @property
     def regret(self) -> Band:
-        """The band of the regret of the whole run; single numbers."""
+        """The band of the regret of the whole run, as single numbers."""
         return student_band([row.regret[-1] for row in self.rows])
 
     @property
@@ -171,7 +171,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: x (c,), the band of regret there, its points, and the constants that shaped them.
+    """A curve: x (c,), the band of regret at x, its points, and the constants that they used.
 
     x and band are empty if nothing could be computed.
     """

@@ -1,8 +1,8 @@
-"""Computes a catalogue's runs with all seeds, on this machine's cores (loky) or a Dask cluster.
+"""Computes a catalogue's runs for all seeds, on this machine's cores (loky) or a Dask cluster.
 
 This is the only module of the package that calls the simulators. A job is a (run, seed). Its draws
-are keyed by the seed, never by arrival, so every backend and any order gives the same rows. Long
-runs go first, so that the cores end together.
+are keyed by the seed, never by arrival, so every backend and order gives the same rows. Long runs
+go first, so that the cores end together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from riffle.node_client.environments.tabular import TabularMDP
 
 
 def compute(run: Run, seed: int) -> Row:
-    """Runs one seed of a run.
+    """Computes a run with one seed.
 
     Raises:
         RiffleError, LearnerError: the run is refused (unknown learner, batch too small).
@@ -39,7 +39,7 @@ def _stochastic(run: Run, seed: int) -> Row:
         run.learner,
         mdp,
         run.K,
-        epsilon=1.0 if run.epsilon is None else run.epsilon,  # unused without privacy
+        epsilon=1.0 if run.epsilon is None else run.epsilon,  # not used without privacy
         beta=run.beta,
         seed=seed,
         calibration="paper" if run.calibration == "paper" else "tight",
@@ -101,11 +101,11 @@ PATIENCE = 10.0  # seconds to wait for the Dask scheduler
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The place where jobs run: `workers` processes here, or a Dask scheduler at an address.
+    """The place where jobs run: `workers` processes on this machine, or a Dask cluster's address.
 
     Raises:
         ValueError: an address without Dask, or Dask without an address.
-        LocalError: ``unavailable``: a package that it needs is not installed.
+        LocalError: ``unavailable``: a package that the backend needs is not installed.
     """
 
     name: BackendName = "loky"
@@ -126,11 +126,10 @@ class Backend:
 
 
 def sweep(jobs: Iterable[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
-    """Computes the jobs that `rows` lacks and appends each result as its job ends.
+    """Computes the jobs missing from `rows` and appends each result as its job ends.
 
-    Raises:
-        LocalError: ``wrong-state``: the code of rows or of a cluster's workers differs from this
-            process's; ``unavailable``: the Dask scheduler does not answer.
+    Raises: LocalError: ``wrong-state``: the rows or the cluster's workers have other code than this
+    process; ``unavailable``: the Dask scheduler does not answer.
     """
     unique = list(dict.fromkeys(jobs))
     rows.check_code({(run.key, seed) for run, seed in unique})
@@ -155,14 +154,14 @@ def execute(run: Run, seed: int) -> Row:
 
 
 def _compute_all(jobs: list[Job], backend: Backend) -> Iterator[Row]:
-    # Here, not above: joblib is an optional dependency.
+    # Imported here because joblib is an optional dependency.
     from joblib import Parallel, delayed  # noqa: PLC0415
 
     if not jobs:
         return
     with _cluster(backend):
         workers = backend.workers if backend.name == "loky" else -1
-        # One job a task: jobs in one task would be lost, or wait, together.
+        # One job per task: jobs that share a task would be lost, or wait, together.
         parallel = Parallel(workers, return_as="generator_unordered", batch_size=1)
         yield from parallel(delayed(execute)(run, seed) for run, seed in jobs)
 

@@ -43,7 +43,7 @@ def write(
 
 
 def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, Any]:
-    """Returns versions, runs, constants and gaps: all that is needed to make the numbers again."""
+    """Returns versions, runs, constants and gaps: all that is needed to reproduce the numbers."""
     return {
         "figure": figure.name,
         "title": figure.title,
@@ -176,7 +176,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The figures to make, with seeds 0..seeds-1, in a folder; `force` computes them again."""
+    """The figures to make in a folder with seeds 0..seeds-1; `force` recomputes existing ones."""
 
     figures: tuple[Figure, ...]
     seeds: int
@@ -186,16 +186,16 @@ class Order:
 
     @property
     def jobs(self) -> list[Job]:
-        """Every (run, seed) once; figures share runs."""
+        """Every (run, seed) once, even if several figures share the run."""
         runs = dict.fromkeys(run for figure in self.figures for run in figure.runs)
         return [(run, seed) for run in runs for seed in range(self.seeds)]
 
 
 def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:
-    """Returns the figure of a name, or those of `all`.
+    """Returns the figure with a name, or all figures for `all`.
 
     Raises:
-        ValueError: there is none; the message lists the names.
+        ValueError: the name is unknown; the message lists the known ones.
     """
     known = figures(quick=quick)
     if name == ALL:
