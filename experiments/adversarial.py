@@ -193,8 +193,7 @@ def learn(
     # Imported here because these modules import numba if it is installed, which is slow.
     from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps  # noqa: PLC0415
 
-    constants_of = uc_o_reps.constants if case.full else uob_lbps.constants
-    constants = constants_of(layers, case.K, eta=case.eta, scale=case.scale)
+    constants = uc_o_reps.constants(layers, case.K, case.eta, full=case.full, scale=case.scale)
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
     channel = Channel(case, layers, constants.delta, *draws)
     uc, uob = uc_o_reps.PrivateUCOREPS(constants), uob_lbps.PrivateUOBLBPS(constants)

@@ -152,10 +152,10 @@ class Spend(Answer):
     noise: Noise
     episodes_executed: int
     recorded_at: float
-    suspicious: bool | None = Field(description="honest reports hardly give these counts")
-    test: str | None = Field(description="what the counts fail worst")
-    deviation: float | None = Field(description="how far, in standard deviations")
-    chance: float | None = Field(description="bound on the probability, if all are honest")
+    suspicious: bool | None = Field(None, description="honest reports hardly give these counts")
+    test: str | None = Field(None, description="what the counts fail worst")
+    deviation: float | None = Field(None, description="how far, in standard deviations")
+    chance: float | None = Field(None, description="bound on the probability, if all are honest")
 
 
 class DeploymentDetail(DeploymentProgress):

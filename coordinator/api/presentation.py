@@ -1,7 +1,6 @@
 """Turns records into response models. Pure: everything that routes show is computed here."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.api import models
 from riffle.coordinator.batches import ledger
-from riffle.coordinator.batches.counts import CountCheck, private_counts, value_estimate
+from riffle.coordinator.batches.counts import private_counts, value_estimate
 from riffle.coordinator.learning.true_values import Bands, Curve, TrueRow
 from riffle.coordinator.store.records import DeploymentRecord, LedgerRecord, RunRecord, Tally
 
@@ -198,19 +197,13 @@ def _spend(row: DeploymentRecord, record: LedgerRecord) -> models.Spend:
         spend,
         row,
         descriptor,
+        record.check,
         deployment=row.index,
         dishonest_fraction=descriptor.guarantee.dishonest_fraction,
         dishonest_reports=spend.dishonest,
         used=spend.within_promise,
-        **_check(record.check),
         noise=_noise(descriptor),
     )
-
-
-def _check(check: CountCheck | None) -> dict[str, object]:
-    if check is None:
-        return dict.fromkeys(("suspicious", "test", "deviation", "chance"))
-    return {"suspicious": check.suspicious, **asdict(check)}
 
 
 def _switches(rows: Rows) -> int:

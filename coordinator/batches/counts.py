@@ -33,7 +33,7 @@ whole episodes nor those below the noise can be found (docs/security.md has both
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -120,13 +120,8 @@ class CountCheck:
         return self.chance < FALSE_ALARM
 
 
-class _Test(NamedTuple):
-    """Deviations of one kind, with the variance and the largest term of each."""
-
-    name: str
-    residuals: FloatArray
-    variance: FloatArray | float
-    term: FloatArray | float
+_Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
+"""A name, deviations of this kind, and the variance and the largest term of each."""
 
 
 def check(counts: BatchCounts, d1: FloatArray) -> CountCheck:
@@ -150,16 +145,16 @@ def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
     share = leverage(c.shape)
     # The part of a cell does not depend on its action.
     part, share_of = imbalance(c, n)[:, :, 0], share[:, None, None]
-    yield _Test("flow", part, v * share_of, term * np.sqrt(share_of * share.max()))
-    yield _Test("total", np.array([c.sum() - steps * n]), v * c.size, term)
+    yield "flow", part, v * share_of, term * np.sqrt(share_of * share.max())
+    yield "total", np.array([c.sum() - steps * n]), v * c.size, term
     if layout.layer in (None, 0):
         drawn, variance = c[0].sum(axis=(1, 2)) - n * d1, n * d1 * (1 - d1)
-        yield _Test("start", drawn, X * A * v + variance, max(term, 1.0))
+        yield "start", drawn, X * A * v + variance, max(term, 1.0)
     if "visits" in layout.shapes:
         surplus = c.sum(axis=-1) - counts.visits
-        yield _Test("visits", surplus, X * v + counts.visit_variance, term)
+        yield "visits", surplus, X * v + counts.visit_variance, term
     if counts.rewards is not None:
         joint = layout.families == "joint"  # there R is a part of N, else its noise is its own
         spread = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
-        yield _Test("rewards", np.maximum(counts.rewards - counts.visits, 0), spread, term)
-        yield _Test("rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term)
+        yield "rewards", np.maximum(counts.rewards - counts.visits, 0), spread, term
+        yield "rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term

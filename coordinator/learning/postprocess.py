@@ -160,12 +160,6 @@ def leverage(shape: tuple[int, ...]) -> FloatArray:
     return np.asarray(np.einsum("hi,ij,hj->h", columns, inverse, columns))
 
 
-def conserve_totals(transitions: FloatArray, n: float) -> FloatArray:
-    """Projects counts (..., Hs, X, A, X) of one batch a step: all that is known is each sum, n."""
-    surplus = transitions.sum(axis=(-3, -2, -1), keepdims=True) - n
-    return np.asarray(transitions - surplus / np.prod(transitions.shape[-3:]))
-
-
 @lru_cache(maxsize=16)
 def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
     """Returns (B Sigma B')^-1, written out because B itself has H X^2 A columns.

@@ -24,8 +24,8 @@ export class BatchesCard {
       { name: "forwarded", text: (row) => count(sent(row).forwarded) },
       { name: "opened", text: (row) => count(row.book?.opened) },
       { name: "failed", text: (row) => count(row.book?.failed) },
-      { name: "balanced", text: (row) => balance(row.book), left: true },
       { name: "counts", text: plausibility, left: true },
+      { name: "balanced", text: (row) => balance(row.book), left: true },
     ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
     const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and what a short batch held.";
     this.element = card("batches", "Batches", this.open, this.doubt, this.table.element, this.sums, h("p", { class: "note" }, note));

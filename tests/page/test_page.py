@@ -153,8 +153,8 @@ def test_stages_policy_and_batches_of_a_run(opened: Open, operator: Operator, sm
     rows = cells(page.locator("#batches-table"))[::-1]
     for row, book in zip(rows, books, strict=True):
         assert row[4] == f"{book['shuffler']['accepted']:,}"
-        assert row[5:9] == ["0", "0", "0", "0"]
-        assert row[9:] == [f"{book['opened']:,}", "0", "yes"]
+        assert row[5] == f"{book['shuffler']['forwarded']:,}"
+        assert row[6:] == [f"{book['opened']:,}", "0", "plausible", "yes"]
 
 
 def test_a_deployments_policy_is_shown_beside_the_one_before(

@@ -16,14 +16,14 @@ from tests.page.test_page import cells
 
 pytestmark = pytest.mark.long
 
-N, SENT = 100, 25
+N, SENT, LIARS = 100, 25, 6  # gamma is 5 %
 SECONDS = 20  # for all that is done while a batch is open, on a busy machine
 
 
 def test_a_short_and_a_rejected_batch_are_shown(
     opened: Open, network: LoopbackNetwork, operator: Operator
 ) -> None:
-    """Deployment 0 stays short and expires; its second try, 1, has a report that nobody can open.
+    """Deployment 0 stays short and expires; its second try, 1, has reports that nobody can open.
 
     The network's own nodes stand still meanwhile, so that no report comes but those sent here.
     """
@@ -55,7 +55,8 @@ def test_a_short_and_a_rejected_batch_are_shown(
         wait_for(operator, run["id"], "open", 1)
         again = operator.deployments(run["id"])[1]
         with HandNode(network, again["batch_id"]) as node:
-            assert node.send([(node.lease(1)[0], node.garbled())]) == ["accepted"]
+            garbled = [(lease, node.garbled()) for lease in node.lease(LIARS)]
+            assert node.send(garbled) == ["accepted"] * LIARS
     finally:
         nodes.send_signal(signal.SIGCONT)
     expect(page.locator("#run-state")).to_have_text("failed")
@@ -63,12 +64,13 @@ def test_a_short_and_a_rejected_batch_are_shown(
     expect(rows.nth(0)).to_contain_text("rejected")
     expect(rows.nth(1).locator("td").last).to_have_text("yes")
     messages = operator.conservation(run["id"])["batches"][1]["shuffler"]["messages_a_report"]
-    expect(rows.nth(0)).to_contain_text(f"{(N - 1) * messages:,}")
+    expect(rows.nth(0)).to_contain_text(f"{(N - LIARS) * messages:,}")
     rejected, abandoned = cells(page.locator("#batches-table"))
-    assert abandoned[2:] == ["abandoned", "100", *["\u2013"] * 4, "yes"]
-    opened_messages = f"{(N - 1) * messages:,}"
-    assert rejected[2:] == ["rejected", "100", "100", "100", opened_messages, str(messages), "yes"]
-    expect(page.locator("#run")).to_contain_text("deployment 1 (n=100) had 1 dishonest reports")
+    assert abandoned[2:] == ["abandoned", "100", *["\u2013"] * 5, "yes"]
+    opened_messages = f"{(N - LIARS) * messages:,}"
+    sent = ["100", "100", opened_messages, f"{LIARS * messages:,}"]
+    assert rejected[2:] == ["rejected", "100", *sent, "\u2013", "yes"]
+    expect(page.locator("#run")).to_contain_text("deployment 1 (n=100) had 6 dishonest reports")
 
 
 def wait_for(operator: Operator, run: str, state: str, index: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from riffle.coordinator.learning.adversarial.layered import (
     Layers,
     induced_policy,
     induced_transitions,
+    occupancy,
     violation,
 )
 from riffle.coordinator.learning.adversarial.omd import Step
@@ -60,9 +61,8 @@ def log_barrier_step(
         LearnerError: the numbers are out of reach. The method suits cost q_k <= 10; in the
             algorithm eta l^ q_k <= eta.
     """
-    rows, (sizes, own, after) = np.zeros((6, layers.pair_count, layers.W)), _structure(layers)
-    problem, y = np.zeros((3, *rows.shape[1:])), np.zeros(own[-1] + 1)
-    start(np.array(layers.widths), box.lower, box.upper, cost, q, problem, rows)
+    (sizes, own, after), (problem, rows) = _structure(layers), start(layers, box, cost, q)
+    y = np.zeros(own[-1] + 1)
     try:
         with np.errstate(all="ignore"):  # uncompiled loops warn where compiled ones are silent
             gap, iterations = minimise(sizes, own, after, problem, rows, y, tolerance)
@@ -82,78 +82,37 @@ def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Ste
     return Step(q, log_q, policy, P, violation(layers, q), gap, iterations, np.zeros((0, 0)))
 
 
-@compiled
 def start(
-    widths: Ints,
-    lower: Floats,
-    upper: Floats,
-    cost: Floats,
-    q: Floats,
-    problem: Floats,
-    rows: Floats,
-) -> None:
-    """Writes `problem` and the point to start from, `rows`; see `minimise`.
+    layers: Layers, box: Box, cost: FloatArray, q: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Returns `problem` and the point to start from, `rows`; see `minimise`.
 
     The start is q_k's policy, with its transitions moved well inside the box. Bounds that cannot
-    bind are moved out of the way.
+    bind are moved out of the way. Padding is never read.
     """
-    H, W, A = cost.shape
-    visits, P, i = np.zeros((H + 1, W)), np.zeros(W), 0
-    visits[0, 0] = 1.0
-    rows[1:3] = 1.0
-    for h in range(H):
-        n = widths[h + 1]
-        for x in range(widths[h]):
-            total = q[h, x, :, :n].sum()
-            for a in range(A):
-                pair, low, high = q[h, x, a, :n].sum(), lower[h, x, a], upper[h, x, a]
-                for w in range(n):
-                    problem[0, i, w] = cost[h, x, a] + 1 / q[h, x, a, w]
-                    problem[1, i, w] = high[w] if high[w] < 1 else 2.0
-                    problem[2, i, w] = low[w] if low[w] > 0 else -1.0
-                    P[w] = q[h, x, a, w] / pair if pair > 0 else 1 / n
-                move_inside(n, low, high, P)
-                m = visits[h, x] * (pair / total if total > 0 else 1 / A)
-                for w in range(n):
-                    rows[0, i, w] = m * P[w]
-                    visits[h + 1, w] += m * P[w]
-                set_duals(n, problem[:, i], rows[:, i])
-                i += 1
+    pairs, beyond = layers.pairs, ~layers.cells[layers.pairs]
+    P = move_inside(layers, box, induced_transitions(layers, q))
+    at = occupancy(P, induced_policy(layers, q))[pairs]
+    upper, lower = box.upper[pairs], box.lower[pairs]
+    c = cost[pairs][:, None] + 1 / np.where(beyond, 1.0, q[pairs])
+    problem = np.stack((c, np.where(upper < 1, upper, 2.0), np.where(lower > 0, lower, -1.0)))
+    slacks = np.array([[1.0], [-1.0]])[..., None] * (problem[1:] * at.sum(axis=1)[:, None] - at)
+    slacks[:, beyond] = 1.0
+    inverse = 1 / np.where(beyond, 1.0, at)
+    return problem, np.concatenate((at[None], slacks, inverse[None], START / slacks))
 
 
-@compiled
-def move_inside(n: int, lower: Floats, upper: Floats, P: Floats) -> None:
-    """Moves a row P towards a centre of the box until it is well inside every bound."""
-    room, need, theta = 0.0, 1.0, 0.0
-    for w in range(n):
-        room += upper[w] - lower[w]
-        need -= lower[w]
-    share = need / max(room, 1e-300)
-    for w in range(n):
-        centre = lower[w] + (upper[w] - lower[w]) * share
-        for at, best in (
-            (P[w] - lower[w], centre - lower[w]),
-            (upper[w] - P[w], upper[w] - centre),
-        ):
-            least = INSIDE * best
-            if at < least:
-                theta = max(theta, (least - at) / (best - at))
-    for w in range(n):
-        centre = lower[w] + (upper[w] - lower[w]) * share
-        P[w] = (1 - theta) * P[w] + theta * centre
-
-
-@compiled
-def set_duals(n: int, problem: Floats, row: Floats) -> None:
-    """Writes the slacks of a row that holds q, and duals that fit them."""
-    m = 0.0
-    for w in range(n):
-        m += row[0, w]
-    for w in range(n):
-        row[1, w] = problem[1, w] * m - row[0, w]
-        row[2, w] = row[0, w] - problem[2, w] * m
-        row[3, w] = 1 / row[0, w]
-        row[4, w], row[5, w] = START / row[1, w], START / row[2, w]
+def move_inside(layers: Layers, box: Box, P: FloatArray) -> FloatArray:
+    """Moves rows P towards a centre of the box until they are well inside every bound."""
+    room = box.upper - box.lower
+    need = 1 - box.lower.sum(axis=-1, keepdims=True)
+    centre = box.lower + room * need / np.maximum(room.sum(axis=-1, keepdims=True), 1e-300)
+    theta = np.zeros(need.shape)
+    for at, best in ((P - box.lower, centre - box.lower), (box.upper - P, box.upper - centre)):
+        short = layers.cells & (at < INSIDE * best)
+        part = np.divide(INSIDE * best - at, best - at, out=np.zeros(P.shape), where=short)
+        theta = np.maximum(theta, part.max(axis=-1, keepdims=True))
+    return np.asarray(((1 - theta) * P + theta * centre) * layers.cells)
 
 
 @lru_cache(maxsize=64)

@@ -49,16 +49,15 @@ class Constants:
         return confidence_set(self.layers, counts, ln_iota, self.scale)
 
 
-def confidence_delta(layers: Layers, K: int) -> float:
-    """Returns delta = XA / K of Theorems 3.3 and 4.2, at most one half."""
-    return min(layers.X * layers.A / K, 0.5)
+def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: float) -> Constants:
+    """Returns the constants of Theorem 3.3 (full information) or 4.2 (bandit), with eta if given.
 
-
-def constants(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Constants:
-    """Returns the constants of Theorem 3.3, unless given."""
-    if eta is None:
-        eta = math.sqrt(math.log(layers.X * layers.A / layers.H) / K)
-    return Constants(layers, K, eta, confidence_delta(layers, K), scale)
+    delta is XA / K, at most one half.
+    """
+    XA = layers.X * layers.A
+    theorem = math.log(XA / layers.H) if full else layers.X
+    eta = math.sqrt(theorem / K) if eta is None else eta
+    return Constants(layers, K, eta, min(XA / K, 0.5), scale)
 
 
 class PrivateUCOREPS:

@@ -17,26 +17,17 @@ Without noise E' = 0 and l" = l.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import everything, upper_occupancy
 from riffle.coordinator.learning.adversarial.layered import (
-    Layers,
     induced_policy,
     uniform_occupancy,
 )
 from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
 from riffle.coordinator.learning.adversarial.omd import Step
-from riffle.coordinator.learning.adversarial.uc_o_reps import Constants, confidence_delta
+from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 from riffle.coordinator.learning.learner import FloatArray
-
-
-def constants(layers: Layers, K: int, *, eta: float | None = None, scale: float = 1.0) -> Constants:
-    """Returns the constants of Theorem 4.2, unless given."""
-    eta = math.sqrt(layers.X / K) if eta is None else eta
-    return Constants(layers, K, eta, confidence_delta(layers, K), scale)
 
 
 def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArray:

@@ -55,7 +55,6 @@ from riffle.coordinator.learning.planning import Model, occupancy, plan, value
 from riffle.coordinator.learning.postprocess import (
     ConsistentCounts,
     conserve,
-    conserve_totals,
     consistent,
     estimate_rewards,
     estimate_transition,
@@ -88,12 +87,6 @@ class Evidence:
     reward_variance: float
     mixtures: tuple[Mixture, ...] = ()
 
-    @property
-    def weight(self) -> float:
-        """The weight `batch`, see the module's docstring."""
-        X, A = self.transitions.shape[-3:-1]
-        return self.n / (self.n + int(X) * int(A) * self.transition_variance)
-
     def step(self, h: int) -> Evidence:
         """Returns the counts of step h alone, Hs = 1."""
         return replace(
@@ -109,7 +102,8 @@ class Evidence:
         The variances stay those of the counts as they came, which errs on the safe side.
         """
         if len(self.mixtures) > 1:
-            N = conserve_totals(self.transitions, self.n)
+            # A batch a step: all that is known of each is its sum.
+            N = conserve(self.transitions[..., None, :, :, :], self.n)[..., 0, :, :, :]
         elif self.visit_variance == self.transition_variance * self.transitions.shape[-1]:
             N = conserve(self.transitions, self.n)
         else:
@@ -150,7 +144,8 @@ def batch_weights(parts: Sequence[Evidence]) -> Weights:
     """Returns one weight a batch; a single batch has weight one, so that E stays in counts."""
     if len(parts) == 1:
         return (np.ones(()),)
-    return tuple(np.asarray(part.weight) for part in parts)
+    X, A = parts[0].transitions.shape[-3:-1]
+    return tuple(np.asarray(p.n / (p.n + X * A * p.transition_variance)) for p in parts)
 
 
 def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> Weights:

@@ -10,7 +10,7 @@ from scipy.optimize import lsq_linear
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.postprocess import adjoint, conserve, conserve_totals, divergence
+from riffle.coordinator.learning.postprocess import adjoint, conserve, divergence
 from riffle.experiments.simulator import joint_counts
 from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.flow_projection import project_flow
@@ -116,7 +116,9 @@ def test_variance_reduction_is_as_stated() -> None:
 
 def test_counts_of_a_batch_a_step_get_their_totals() -> None:
     c = np.random.default_rng(1).normal(3, 2, size=(2, 3, 2, 2, 2))
-    assert np.allclose(conserve_totals(c, 30).sum(axis=(-3, -2, -1)), 30)
+    totals = conserve(c[..., None, :, :, :], 30)[..., 0, :, :, :]
+    assert np.allclose(totals.sum(axis=(-3, -2, -1)), 30)
+    assert np.allclose(totals - c, (30 - c.sum(axis=(-3, -2, -1), keepdims=True)) / 8)
 
 
 def test_negative_n_is_refused() -> None:

@@ -132,10 +132,10 @@ def test_an_uncertain_policy_keeps_its_place() -> None:
 
 def test_weights_favour_the_batch_with_more_signal() -> None:
     large, noisy = _evidence(10_000, 50.0, 1), _evidence(10, 50.0, 2)
-    assert large.weight > 0.9
-    assert noisy.weight < 0.1
+    w = batch_weights((large, noisy))
+    assert w[0] > 0.9
+    assert w[1] < 0.1
     both = pool((large, noisy), batch_weights((large, noisy)))
-    w = (large.weight, noisy.weight)
     assert np.allclose(both.transitions, w[0] * large.transitions + w[1] * noisy.transitions)
     assert np.allclose(both.transition_variance, 50 * (w[0] ** 2 + w[1] ** 2))
     alone = pool((noisy,), batch_weights((noisy,)))
