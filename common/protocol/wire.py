@@ -133,7 +133,7 @@ class BatchStatus(Document):
         default=None, description="live leases without a report; operator only"
     )
     episodes: int | None = Field(
-        default=None, description="0 if no slot was ever leased, else n: a constant, not a clock"
+        default=None, description="0 if nobody was leased a slot, else n; not lapsed leases"
     )
     dropped: dict[str, int] | None = Field(
         default=None, description="frames refused, by problem slug; operator only"

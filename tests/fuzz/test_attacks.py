@@ -143,7 +143,7 @@ def test_the_shufflers_operator_sees_whose_messages_do_not_open(liars: int, live
 def test_a_batch_of_lies_is_marked(liars: int, suspicious: bool, live: Network) -> None:
     """The mark is in ledger, result, events and metrics; the counts are used all the same."""
     batch = live.deploy(episodes=LARGE)
-    live.fill(batch, [*honest(batch, LARGE - liars), *[loud(batch)] * liars])
+    live.fill(batch, [*honest(batch, LARGE - liars), *(loud(batch) for _ in range(liars))])
     found = live.settled(batch)
     run = f"/runs/{batch.context.descriptor.run_id}"
     assert (found["state"], found["spend"]["suspicious"]) == ("counted", suspicious)
