@@ -8,13 +8,17 @@
 
 Every request has a connection of its own to the shuffler, so an answer is whatever comes until the
 end. Of ten requests in a row each fault befalls one, in an order drawn from the seed.
+
+`AlteringProxy` puts other answers into the place of some, as proxies in between do.
 """
 
 import asyncio
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Self
 
 FAULTS = ("lost", "unanswered", "twice", "late", "slow")
@@ -56,16 +60,17 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = await _request(reader)
-            fault = next(self._plan) if self.faulty else ""
-            self.befell[fault] += 1
-            answer = await self._befall(fault, request)
-            writer.write(answer)
-            await writer.drain()
+            await self._answer(await _request(reader), writer)
         except (OSError, asyncio.IncompleteReadError):
             pass  # somebody was killed or gave up
         finally:
             writer.close()
+
+    async def _answer(self, request: bytes, writer: asyncio.StreamWriter) -> None:
+        fault = next(self._plan) if self.faulty else ""
+        self.befell[fault] += 1
+        writer.write(await self._befall(fault, request))
+        await writer.drain()
 
     async def _befall(self, fault: str, request: bytes) -> bytes:
         if fault == "lost":
@@ -88,6 +93,92 @@ class Proxy:
             return await reader.read()
         finally:
             writer.close()
+
+
+PAGE = b"<html><body>Please log in to the portal</body></html>"
+FOREIGN: dict[str, tuple[str, bytes]] = {
+    "empty": ("200 OK", b""),
+    "no content": ("204 No Content", b""),
+    "a page": ("200 OK", PAGE),
+    "another document": ("200 OK", b'{"status": "ok"}'),
+    "moved": ("302 Found", PAGE),
+    "bad request": ("400 Bad Request", PAGE),
+    "not allowed": ("403 Forbidden", PAGE),
+    "not found": ("404 Not Found", b'{"detail": "Not Found"}'),
+    "broken": ("500 Internal Server Error", PAGE),
+    "bad gateway": ("502 Bad Gateway", PAGE),
+    "busy": ("503 Service Unavailable", b""),
+}
+ALTERATIONS = ("half", *FOREIGN)
+
+
+@dataclass
+class Alteration:
+    """Alters ``times`` answers to a call, after ``skip`` others; unless ``sent``, it never arrives."""
+
+    call: str
+    kind: str
+    skip: int = 0
+    times: int = 1
+    sent: bool = True
+
+
+class AlteringProxy(Proxy):
+    """Alters the answers that ``alteration`` names; ``altered`` counts them."""
+
+    alteration: Alteration | None = None
+    altered = 0
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(upstream, 0)
+
+    def alter(self, alteration: Alteration | None) -> None:
+        self.alteration, self.altered = alteration, 0
+
+    async def _answer(self, request: bytes, writer: asyncio.StreamWriter) -> None:
+        chosen = self.alteration
+        if chosen is None or chosen.call != call_of(request):
+            await self._pass_on(request, writer)
+        elif chosen.skip > 0:
+            chosen.skip -= 1
+            await self._pass_on(request, writer)
+        elif self.altered >= chosen.times:
+            await self._pass_on(request, writer)
+        else:
+            self.altered += 1
+            streamed = b"/events" in request.split(b"\r\n", 1)[0]
+            answer = b"" if streamed or not chosen.sent else await self._deliver(request)
+            writer.write(_altered(chosen.kind, answer))
+            await writer.drain()
+
+    async def _pass_on(self, request: bytes, writer: asyncio.StreamWriter) -> None:
+        """Passes an answer on while it comes: a stream of events lasts as long as its run."""
+        reader, upstream = await asyncio.open_connection(*self._upstream)
+        try:
+            upstream.write(request)
+            while piece := await reader.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            upstream.close()
+
+
+def call_of(request: bytes) -> str:
+    """Returns method and path of a request, with ids and numbers replaced."""
+    method, target = request.split(b"\r\n", 1)[0].decode().split(" ")[:2]
+    path = re.sub(r"[0-9a-f]{32}", "{id}", target.partition("?")[0])
+    return f"{method} {re.sub('/[0-9]+$', '/{index}', path)}"
+
+
+def _altered(kind: str, answer: bytes) -> bytes:
+    if kind != "half":
+        status, body = FOREIGN[kind]
+        head = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nLocation: /login\r\n"
+    else:
+        body = answer.partition(b"\r\n\r\n")[2] or b'{"detail": "this goes on"}'
+        body = body[: len(body) // 2]
+        head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def _plan(draws: random.Random) -> Iterator[str]:
