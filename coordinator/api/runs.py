@@ -203,12 +203,14 @@ async def follow_events(
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:
         signal = signals.signal(run_id)
+        # Read first: the last event may be lost, when the store was restored from an older copy.
+        over = (await in_thread(store.run, run_id)).state != "running"
         for event in await in_thread(store.events, run_id, last_event_id):
             last_event_id = event.id
             data = {"run": run_id, "at": event.at, **event.data}
             yield ServerSentEvent(id=str(event.id), event=event.kind, data=data)
             if event.kind in LAST:
                 return
-        if signals.closed or not follow:
+        if over or signals.closed or not follow:
             return
         await wait(signal, signals.recheck_seconds)

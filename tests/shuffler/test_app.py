@@ -206,6 +206,26 @@ def test_a_long_poll_for_the_seal_wakes_when_full(api: Api) -> None:
         assert waiting.result(20)["state"] == "sealed"
 
 
+def test_the_coordinator_lists_its_open_batches(api: Api) -> None:
+    """The ids only: with leases and reports the answer stays the same until a batch is over."""
+
+    def listed() -> list[str]:
+        found: list[str] = api.call("GET", "/deposits", COORDINATOR_TOKEN).json()["open"]
+        return found
+
+    assert listed() == []
+    batches = sorted(
+        (api.deposit(deployment=0), api.deposit(deployment=1)), key=lambda b: b.batch_id
+    )
+    ids = [batch.batch_id for batch in batches]
+    assert listed() == ids
+    held = api.leases(batches[0], [user(0)])
+    api.outcomes(batches[0], [(held[0].lease, batches[0].report())])
+    assert listed() == ids
+    api.abandon(batches[0])
+    assert listed() == ids[1:]
+
+
 def test_the_coordinator_sees_no_clock_of_arrivals(api: Api) -> None:
     """While a batch fills, its status as the coordinator sees it never changes."""
     batch = api.deposit()

@@ -114,7 +114,7 @@ ALTERATIONS = ("half", *FOREIGN)
 
 @dataclass
 class Alteration:
-    """Alters ``times`` answers to a call, after ``skip`` others; unless ``sent``, it never arrives."""
+    """Alters ``times`` answers to a call, after ``skip`` others; unless ``sent`` it is held up."""
 
     call: str
     kind: str

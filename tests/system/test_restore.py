@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def online_copy(file: Path, copy: Path) -> None:
         source.backup(target)
 
 
+def follow(network: LoopbackNetwork, run_id: str) -> str:
+    client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
+    with Operator(client) as operator:
+        return str(list(operator.events(run_id))[-1]["kind"])
+
+
 def stop(network: LoopbackNetwork, role: str) -> None:
     network.processes[role].terminate()
     assert network.processes[role].wait(60) == 0
@@ -106,6 +113,7 @@ def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_noth
         online_copy(file, older)
     finally:
         nodes.send_signal(signal.SIGCONT)
+    following = ThreadPoolExecutor(1).submit(follow, network, run_id)
     until(lambda: operator.deployment(run_id, 0)["acknowledged"])
     stop(network, "coordinator")
     online_copy(file, newer)
@@ -123,6 +131,7 @@ def test_an_older_copy_of_the_coordinators_store_fails_the_run_and_releases_noth
     run = operator.run(run_id)
     assert run["state"] == "failed"
     assert "is this an older copy of the store?" in run["message"]
+    assert following.result(60) != "run_finished", "a follower ends, though it saw later events"
     spent = 'SELECT run_id, "index" FROM ledger'
     assert rows(file, spent) == []
     assert rows(newer, spent)[0] == (run_id, 0)
