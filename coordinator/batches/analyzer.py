@@ -11,14 +11,11 @@ changes a ciphertext would learn whether it still opens.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from multiprocessing.connection import Connection
-from typing import ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -28,70 +25,12 @@ from riffle.common.mechanism.parameters import CentralNoise, Trust
 from riffle.common.mechanism.randomness import Randomness, SeededRandomness, SystemRandomness
 from riffle.common.mechanism.workflow import Symbols, count
 from riffle.common.process.tracing import in_span
-from riffle.common.process.workers import SPAWN, initialize_worker
+from riffle.common.process.workers import process_pool
 from riffle.common.protocol.descriptor import BatchDescriptor, Context
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import OVERHEAD, open_each, open_histogram
 from riffle.common.protocol.wire import MAX_NAMED
 from riffle.coordinator.batches.shuffler_client import Messages, Octets
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class OpenerPool(ThreadPoolExecutor):
-    """Calls functions in processes, each served by one thread; the last argument is a buffer.
-
-    The buffer goes into the process's pipe as it is and arrives as bytes: 0.03 us of a core a
-    message. A `ProcessPoolExecutor` takes 0.07 us, as it copies and pickles every chunk and passes
-    it through two threads that all workers share.
-
-    Raises BrokenExecutor if the process died, and then for every later call of its thread. A
-    process ends with its thread, and never outlives this process.
-    """
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers, initializer=self._start_process)
-        self._own = threading.local()
-
-    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See `concurrent.futures.Executor`."""
-        return super().submit(partial(self._call, work, *args, **kwargs))
-
-    def _start_process(self) -> None:
-        ours, theirs = SPAWN.Pipe()
-        with theirs:
-            SPAWN.Process(target=_serve, args=(theirs,), daemon=True).start()
-        self._own.pipe = ours
-
-    def _call(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
-        pipe: Connection = self._own.pipe
-        try:
-            pipe.send((work, arguments[:-1], named))
-            pipe.send_bytes(cast("bytes", arguments[-1]))
-            succeeded, result = pipe.recv()
-        except (EOFError, OSError) as error:
-            raise BrokenExecutor("a process that opens messages has died") from error
-        if not succeeded:
-            raise result
-        return cast("T", result)
-
-
-def _serve(pipe: Connection) -> None:
-    """Answers calls until the other end of the pipe closes."""
-    initialize_worker()
-    while True:
-        try:
-            work, arguments, named = pipe.recv()
-            data = pipe.recv_bytes()
-        except EOFError:
-            return
-        try:
-            result = True, work(*arguments, data, **named)
-        except Exception as error:
-            result = False, error
-        pipe.send(result)
-
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 20_000
 CHUNKS_A_WORKER = 4
@@ -122,7 +61,7 @@ class Analyzer:
         self,
         private_key: Callable[[str], bytes | None],
         workers: int,
-        pool: Callable[[int], Executor] = OpenerPool,
+        pool: Callable[[int], Executor] = process_pool,
     ) -> None:
         self._private_key = private_key
         self._workers = workers
@@ -191,7 +130,7 @@ class Analyzer:
 
         async def open_chunk(span: slice) -> tuple[Ints, int, list[int]]:
             async with room:
-                histogram, failed = await loop.run_in_executor(self._pool, work, view[span])
+                histogram, failed = await loop.run_in_executor(self._pool, work, bytes(view[span]))
             first = span.start // descriptor.message_bytes
             return histogram, len(failed), [first + place for place in failed[:MAX_NAMED]]
 

@@ -1,7 +1,9 @@
 """Opening in worker processes: exact histograms, conservation, wrong keys and sizes."""
 
 import asyncio
-from concurrent.futures import BrokenExecutor, Executor, Future
+import os
+import signal
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,27 @@ def test_dead_workers_are_replaced() -> None:
     with pytest.raises(LocalError, match="started again"):
         opened(Analyzer(one_key(ANALYZER), 3, pool), batch, sealed_messages(data))
     assert pools == [3, 3]
+
+
+def test_a_worker_that_is_killed_costs_one_try() -> None:
+    batch, data = context()
+    messages, using = Messages(sealed_messages(data), ""), Analyzer(one_key(ANALYZER), 1)
+
+    async def act() -> OpenedBatch:
+        first = await using.open(batch, messages)
+        assert isinstance(using._pool, ProcessPoolExecutor)
+        for worker in list(using._pool._processes):
+            os.kill(worker, signal.SIGKILL)
+        with pytest.raises(LocalError, match="started again"):
+            await using.open(batch, messages)
+        again = await using.open(batch, messages)
+        assert np.array_equal(again.histogram, first.histogram)
+        return again
+
+    try:
+        assert asyncio.run(act()).failed == 0
+    finally:
+        using.close()
 
 
 @given(st.integers(0, 200_000), st.integers(49, 60), st.integers(1, 64))
