@@ -1,11 +1,11 @@
-"""Exact privacy accounting: the guarantee that noise gives, and the least noise for a guarantee.
+"""Exact privacy accounting: the guarantee of given noise, and the least noise for a guarantee.
 
-Code here depends on noise, padding and n alone: no clock, randomness, I/O or document.
+Code here depends on noise, padding and n alone; it has no clock, randomness, I/O or documents.
 `account` computes the guarantee of a batch, `calibrate` finds the least noise for a
 guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
 
-Read in this order: `binomial` (one counter's losses, and what padding costs), `loss_curve` (all
-counters, both directions, rigorous bounds), `account` (one batch), `composition` (several),
+Read in this order: `binomial` (one counter's losses, and the cost of padding), `loss_curve` (all
+counters, both directions, rigorous bounds), `account` (one batch), `composition` (several batches),
 `calibrate`.
 """
 

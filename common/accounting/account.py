@@ -1,17 +1,17 @@
 """The accountant: the guarantee of one batch (`account`).
 
-Every role runs `account` on the descriptor that it is shown, and trusts nobody else's number.
+Every role runs `account` on the descriptor that it gets, and trusts nobody else's number.
 
 **Neighbours.** A user is one person who gives one episode: one report in a population. Two
-populations are neighbours if one user's report is replaced by another and all n reports stay:
-"replace one user". The number of users is public.
+populations of n reports are neighbours if they differ in one user's report: "replace one user". The
+number of users is public.
 
 **One batch.** beta pays for the counters' losses together (`loss_curve`) and for noise that finds
 no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
 together stay within beta. Only the noise of honest reports counts; a dishonest report is
 independent of the user's data whatever it contains. Local and central batches (`Flips`; `Laplace`,
-`FairBits`) drop no noise and rely on nobody else's, so composition takes all of their beta, and n
-and the dishonest fraction do not matter.
+`FairBits`) drop no noise and do not rely on other users' noise, so composition takes all of their
+beta, and n and the dishonest fraction do not matter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from riffle.common.mechanism.parameters import (
 )
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""Keep arrays within memory and doubles finite; a descriptor has thousands of cells."""
+"""Limits that keep arrays within memory and doubles finite; a descriptor has thousands of cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class BatchEvent:
 
     @property
     def honest(self) -> int:
-        """Number of reports whose noise counts."""
+        """The number of reports whose noise counts."""
         return honest_reports(self.n, self.dishonest_fraction)
 
     @property
     def overflow(self) -> float:
-        """eta, a bound on the probability that any user's noise finds no slot (see `binomial`)."""
+        """eta, a bound on the probability that some user's noise lacks slots (see `binomial`)."""
         noise = self.noise
-        if not isinstance(noise, Noise):  # only bits that users send need slots
+        if not isinstance(noise, Noise):  # only noise that users send needs slots
             return 0.0
         trials = noise.bits * self.counters
         return overflow_probability(self.n, trials, noise.p, self.padding.noise_slots)
@@ -69,12 +69,13 @@ class BatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The (epsilon, beta)-DP of one batch for each user, and what its noise costs.
+    """The (epsilon, beta)-DP of one batch for each user, and the cost of its noise.
 
-    `epsilon_upper` holds; the true epsilon lies between `epsilon_lower` and it. `beta_overflow` is
-    the part of beta that padding takes at epsilon_upper. `variance` and `expected_ones` are those
-    of one counter when all n reports are honest. `expected_ones_per_report` is the expected number
-    of noise messages of one user over all counters, out of `messages` in all.
+    `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
+    `beta_overflow` is the part of beta that padding takes at epsilon_upper. `variance` and
+    `expected_ones` are those of one counter when all n reports are honest.
+    `expected_ones_per_report` is the expected number of noise messages among the `messages` of one
+    report.
     """
 
     epsilon_lower: float
@@ -94,7 +95,7 @@ def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds.
 
     Epsilon is infinity if the noise is too small, or the slots too few, for any epsilon at this
-    beta. Raises ValueError if n, the dishonest fraction, cells, counters or beta are impossible.
+    beta. Raises ValueError if n, the dishonest fraction, cells, counters or beta is out of range.
     """
     _ = event.honest  # checks n and the dishonest fraction
     check_batch(event.cells, event.counters, beta)
@@ -114,7 +115,7 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
 
 
 def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
-    """Returns `cells` pairs of moves under this noise, which `honest` reports carry."""
+    """Returns `cells` pairs of moves under this noise, carried by `honest` reports."""
     match noise:
         case Noise():
             return Moves(honest * noise.bits, noise.p, cells)

@@ -1,10 +1,10 @@
-"""Privacy losses of the noise on one counter, and what padding costs.
+"""Privacy losses of the noise on one counter, and the privacy cost of padding.
 
 **Losses.** A counter leaves the shuffler as c + Z, Z ~ Binomial(N, p), with b(z) = Pr[Z = z]. One
-user moves c by one. Let P be the output on one input, Q on its neighbour, and
-L(y) = log P(y) / Q(y) the loss of outcome y, drawn from P. Delta of the pair is
-E_P[(1 - exp(epsilon - L))_+], where an outcome that is impossible under Q has L = +infinity. With
-r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
+user moves c by one. Let P be the law of the output on one input, Q that on its neighbour, and L(y)
+= log P(y) / Q(y) the loss of an outcome y drawn from P. The pair's delta is E_P[(1 - exp(epsilon -
+L))_+], where an outcome that is impossible under Q has L = +infinity. With r(y) = log b(y) / b(y -
+1) = log((N - y + 1) p / (y (1 - p))):
 
 * up (P is one higher, P = 1 + Z, Q = Z): at y = z + 1 the mass is b(z), the loss is -r(z + 1) for
   z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
@@ -17,13 +17,13 @@ error of a mass is at most `mass_error`. Outcomes farther than
 w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) from N p are left out; by Bernstein's inequality each
 side has at most exp(-D) of mass. Upper bounds count it as infinite loss, lower bounds drop it.
 
-This is the protocol of paper 000, section V and appendix D, with the distribution itself in place
-of the Chernoff bounds and the constant 96.
+This analyses the protocol of paper 000, section V and appendix D, with the distribution itself in
+place of the paper's Chernoff bounds and constant 96.
 
-**Padding.** A report has `noise_slots` slots for its 1-bits of noise; before any is cut there are
-S ~ Binomial(bits * counters, p) of them. Let M be the mechanism without a limit,
-(epsilon, beta_c)-DP, and M' the real one, which drops what does not fit. Draw both from the same
-noise: they give the same output unless some user's S exceeds noise_slots. That event depends on
+**Padding.** A report has `noise_slots` slots for its 1-bits of noise; before any bits are cut,
+their number is S ~ Binomial(bits * counters, p). Let M be the mechanism without a limit, which is
+(epsilon, beta_c)-DP, and M' the real one, which drops bits that do not fit. If both draw the same
+noise, they give the same output unless some user's S exceeds noise_slots. That event depends on
 noise alone, so on *every* input its probability is at most eta = n Pr[S > noise_slots]. Hence for
 neighbours D, D' and any set E
 
@@ -31,8 +31,8 @@ neighbours D, D' and any set E
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta
                    <= e^epsilon (Pr[M'(D') in E] + eta) + beta_c + eta,
 
-so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Slots reserved for data keep the event
-independent of the data; without them a long episode would push noise out.
+so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Slots reserved for data keep this event
+independent of the data; without them a long episode would displace noise.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from scipy import special
 FloatArray = NDArray[np.float64]
 
 TAIL_EXPONENT = 60.0
-"""D: on each side, the outcomes left out have probability at most exp(-60), about 9e-27."""
+"""D. On each side, the outcomes left out have probability at most exp(-60), about 9e-27."""
 
 UNIT_ROUNDOFF = 2.0**-53
 
 LOSS_ERROR = 2.0**-46
-"""Bound on the rounding error of one loss: at most five roundings and |logarithm| below 100."""
+"""A bound on the rounding error of one loss: at most five roundings with |logarithm| below 100."""
 
 
 EXACT = 2**53
-"""Counts are exact in doubles up to here."""
+"""Doubles represent counts exactly up to this number."""
 
 SMALLEST_MASS = 1e-300
 """Masses below this may have underflowed, and are negligible beside any dropped mass."""
@@ -66,15 +66,15 @@ TAIL_SAFETY = 1.0 + 1e-6
 """Binomial tails are raised by this factor, far above the incomplete beta's rounding error."""
 
 SMALLEST_TAIL = 2.0**-1022
-"""Smaller tails are accounted as this: they underflow, and e^epsilon may be as large."""
+"""Smaller tails are counted as this: they may underflow, while e^epsilon may be just as large."""
 
 LARGEST_EPSILON = 700.0
-"""Near the largest e^epsilon of a double. Beyond it, every eta costs all of beta."""
+"""About the largest epsilon with e^epsilon in a double. Beyond it, any eta costs all of beta."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """Losses of one move: probability `mass[i]` under P at the finite loss `loss[i]`.
+    """The losses of one move: probability `mass[i]` under P at the finite loss `loss[i]`.
 
     `infinite` is the mass at infinite loss, `dropped` bounds the mass left out, and `mass_error`
     bounds the relative error of `mass` and `infinite`. Arrays have shape (atoms,).
@@ -88,7 +88,7 @@ class Losses:
 
 
 def support(N: int, p: float) -> tuple[int, int]:
-    """Returns the first and last outcome of Binomial(N, p) that is not left out."""
+    """Returns the first and last outcome of Binomial(N, p) that are not left out."""
     D, mean = TAIL_EXPONENT, N * p
     width = D / 3.0 + math.sqrt(D * D / 9.0 + 2.0 * mean * (1.0 - p) * D)
     return max(0, math.floor(mean - width)), min(N, math.ceil(mean + width))
@@ -96,10 +96,10 @@ def support(N: int, p: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
-    """Returns the losses (up, down) of a counter with Binomial(N, p) noise that moves by one."""
+    """Returns the losses (up, down) when a counter with Binomial(N, p) noise moves by one."""
     if N < 1 or not 0.0 < p < 1.0:
         raise ValueError(f"binomial noise needs N >= 1 and 0 < p < 1, got N={N}, p={p}")
-    if N > EXACT and p > 0.5:  # N minus the outcome is exact: up is down
+    if N > EXACT and p > 0.5:  # N minus the outcome is exact: reuse one move for the other
         up, down = binomial_losses(N, 1.0 - p)
         return down, up
     first, last = support(N, p)
@@ -125,7 +125,7 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 
 @lru_cache(maxsize=16)
 def step_losses(q: float) -> Losses:
-    """Returns the losses of a counter with Pr[Z = z] ~ q**|z| that moves by one, up or down.
+    """Returns the losses when a counter with Pr[Z = z] ~ q**|z| noise moves by one, up or down.
 
     With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
     is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped
@@ -139,15 +139,15 @@ def step_losses(q: float) -> Losses:
 
 
 def trim(losses: Losses, budget: float) -> Losses:
-    """Cuts on each side the longest tail of mass at most `budget`, and adds it to `dropped`.
+    """Cuts the longest tail of mass at most `budget` on each side, and adds it to `dropped`.
 
-    A tail of tiny mass at huge loss adds nothing to delta, but would dominate the moment generating
-    function that bounds the errors.
+    A tail of tiny mass at huge loss hardly adds to delta, but it would dominate the moment
+    generating function that bounds the errors.
     """
     below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])
     start = int(np.searchsorted(below, budget, side="right"))
     stop = len(losses.mass) - int(np.searchsorted(above, budget, side="right"))
-    if start >= stop:  # cut only outcomes whose mass underflowed
+    if start >= stop:  # without a budget, cut only outcomes whose mass underflowed
         return losses if budget <= SMALLEST_MASS else trim(losses, SMALLEST_MASS)
     if stop - start == len(losses.mass):
         return losses

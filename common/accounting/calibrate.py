@@ -1,37 +1,37 @@
 """Calibration: the least noise for an (epsilon, beta), and the padding that goes with it.
 
 **Shuffle, exact.** A batch's cost is its ciphertexts, and one 1-bit is one ciphertext, so `exact`
-looks for the fewest expected 1-bits. It tries p = 2^-j, j = 1..10, each with the bits a user that
-its N needs. Where whole bits a user waste more than WASTE of the ones, it also tries p = k / 2^32
-with the bits that the best 2^-j needs (one bit a user in large batches). Small p cost half the
-messages of fair bits at the same variance. At large epsilon fair bits win, because a counter at
-zero gives the user away.
+looks for the fewest expected 1-bits. It tries p = 2^-j, j = 1..10, each with the number of bits per
+user that its N needs. If rounding up to whole bits per user wastes more than WASTE of the ones, it
+also tries p = k / 2^32 with the bits that the best 2^-j needs (one bit per user in large batches).
+At the same variance, a small p costs half the messages of fair bits. At large epsilon fair bits
+win, because with a small p a counter may be zero, which gives a user away.
 
-beta is split: OVERFLOW_SHARE pays for noise without a slot, the rest for composition. At H = 6,
-epsilon = 1, n = 4096, halving the overflow share adds about one slot of 100, while the 1/100 that
-composition lacks costs 0.06 % of epsilon, a tenth of a percent of the noise.
+beta is split: OVERFLOW_SHARE pays for noise that finds no slot, the rest for composition. At H = 6,
+epsilon = 1, n = 4096, halving the overflow share adds about one slot to 100, while taking 1/100 of
+beta from composition costs 0.06 % of epsilon, a tenth of a percent of the noise.
 
-**Shuffle, paper.** The papers' own calibration (000, section V and proof of Lemma 10):
+**Shuffle, paper.** The papers' own calibration (paper 000, section V and proof of Lemma 10):
 epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2, the
 smallest tau for which the proof's sqrt(6 log(2 / beta') / tau) is epsilon' / 4. With n <= tau each
 user adds m = ceil(tau / n) fair bits to every counter, else one bit of p = tau / (2 n). The split
-undercounts: replacing one user moves two cells a layer and family, not one, so by its own
-composition this calibration would give 2 epsilon. The constant 96 overcounts by so much that the
-exact guarantee, which `account` computes, is nevertheless far below epsilon.
+of epsilon undercounts: replacing one user moves two cells in each layer and family, not one, so by
+the papers' own composition this calibration gives 2 epsilon. Yet the constant 96 is so generous
+that the exact guarantee, which `account` computes, is far below epsilon.
 
-**Local** (000, Fig. 2). Every user flips each bit of their own report with probability f
-(randomised response). The alternative of 004, discrete Laplace noise on each counter, has exactly
-the same losses at ratio q = f / (1 - f), so it gives the same (epsilon, beta), at a variance of
-2 q / (1 - q)**2 a user. Flips have f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2: half of it, since a
-user's counter is a bit, and flips need only hide a bit. So flips are always chosen. (Flipping ones
-and zeros with different probabilities would save 6 % at epsilon = 1 and one pair of cells, more at
-larger epsilon, but the variance would depend on the data.)
+**Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
+(randomised response). Paper 004's alternative, discrete Laplace noise on each counter, has exactly
+the same losses at ratio q = f / (1 - f), so it gives the same (epsilon, beta), with a variance of 2
+q / (1 - q)**2 per user. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2, half as
+much: a user's counter is a bit, and flips need only hide a bit. So flips are always chosen.
+(Flipping ones and zeros with different probabilities would save 6 % at epsilon = 1 and one pair of
+cells, more at larger epsilon, but the variance would depend on the data.)
 
-**Central** (000, Fig. 2). Of discrete Laplace noise and Binomial(N, 1/2) noise, the one of less
-variance is chosen. Laplace wins while few cells move, since it spends epsilon without beta. The
-binomial, the Gaussian mechanism's discrete form with exact accounting and exact draws, wins for
-many: at epsilon = 1, beta = 1e-5 the variances are 7.8 and 28.8 for one pair of cells, 276 and 167
-for six.
+**Central** (paper 000, Fig. 2). Of discrete Laplace noise and Binomial(N, 1/2) noise, the one with
+the smaller variance is chosen. Laplace wins if few cells move, since it needs no beta. The
+binomial, a discrete form of the Gaussian mechanism with exact accounting and exact draws, wins if
+many move: at epsilon = 1, beta = 1e-5 the variances are 7.8 and 28.8 for one pair of cells, 276 and
+167 for six.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ OVERFLOW_SHARE = 0.01
 """Share of beta that padding may spend."""
 
 MARGIN = 1e-6
-"""Noise aims at epsilon (1 - MARGIN), so that another machine's rounding does not refuse it."""
+"""Noise aims at epsilon (1 - MARGIN), so that a machine that rounds differently accepts it too."""
 
 LARGEST_LOG2 = 10
-"""The smallest dyadic p to try is 2^-10."""
+"""The smallest dyadic p to be tried is 2^-10."""
 
 WASTE = 1e-3
-"""Share of wasted 1-bits above which p off the dyadic grid is tried."""
+"""Share of wasted 1-bits above which values of p off the dyadic grid are tried."""
 
 LARGEST_BATCH = 10**12
 
@@ -125,10 +125,10 @@ def calibrate(
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
     "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the papers'
-    noise, whatever its exact guarantee (`account.epsilon_upper`) is.
+    noise, whatever its exact guarantee (`account.epsilon_upper`).
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
-    noise bits, or epsilon is too small to be accounted for; ValueError for impossible arguments.
+    noise bits, or if epsilon is too small for the accountant; ValueError for impossible arguments.
     """
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
@@ -168,18 +168,18 @@ def _plan(request: _Request) -> tuple[Noise, Padding]:
 
 
 def _exact(request: _Request, honest: int) -> Noise:
-    """Returns the noise with the fewest expected 1-bits; of equals, the fewest bits to draw."""
+    """Returns the noise with the fewest expected 1-bits; ties go to the fewest bits to draw."""
     epsilon, beta = request.required.epsilon, request.required.beta
     demand = request.layout.cells, epsilon * (1.0 - MARGIN), beta * (1.0 - OVERFLOW_SHARE)
     needed = {j: needed_bits(2.0**-j, *demand) for j in range(1, LARGEST_LOG2 + 1)}
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
-    # Small p needs more bits for the same ones. Noise that no node may draw is no candidate.
+    # A small p needs more bits for as many ones. Noise that no node may draw is not tried.
     best = min(list(filter(request.is_drawable, dyadic)) or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
     bits = -(-N // honest)
-    # The p that is sought needs nearly as many ones as the nearest 2^-j.
+    # The best p needs nearly as many ones as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
     k = needed_numerator(honest * bits, *demand, guess)
@@ -209,8 +209,8 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
 
-    A report's length falls with n, except for jumps of about a slot where n saves a whole bit a
-    user. The answer works, and no smaller n that bisection tried does.
+    A report's length falls with n, except for jumps of about a slot where n saves each user a whole
+    bit. The returned n suffices, and no smaller n that the bisection tried does.
     """
 
     def fits(n: int) -> bool:
@@ -230,9 +230,9 @@ def _smallest_batch(request: _Request, max_messages: int) -> int | None:
 def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
     """Returns the papers' tau, rounded up: twice the expected 1-bits of a counter.
 
-    Raises CalibrationError if tau is above 2^53, more than a report could draw.
+    Raises CalibrationError if tau is above 2^53, which is more than a report could draw.
     """
-    per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square is a double
+    per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square must fit a double
     log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
     if 96.0 * log >= MAX_BITS * per_counter**2:
         raise CalibrationError(
@@ -252,15 +252,15 @@ def paper_noise(n: int, tau: int) -> Noise:
 
 @lru_cache(maxsize=4096)
 def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
-    """Returns the smallest f that makes a report (epsilon, beta)-DP against all its readers.
+    """Returns the smallest flips that make a report (epsilon, beta)-DP against all readers.
 
     Raises CalibrationError if epsilon is too small.
     """
     check_guarantee(epsilon, beta)
     least = _least_ratio(cells, epsilon, beta)
-    # f = q / (1 + q), rounded up to the next multiple of 2^-32: more flips hide no less.
+    # f = q / (1 + q), rounded up to a multiple of 2^-32: more flips never hide less.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
-    # For beta below `loss_curve.SMALLEST_DELTA` the bound is loose, and differs for close ratios.
+    # For beta below `loss_curve.SMALLEST_DELTA` the bound is loose, and varies with tiny changes.
     while loss_curve.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
         flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
     return flips
@@ -274,7 +274,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
     check_guarantee(epsilon, beta)
     candidates: list[CentralNoise] = []
     laplace = Laplace(_least_ratio(cells, epsilon, beta))
-    # A draw takes 1 / (1 - q) words on either side of zero.
+    # A draw takes 1 / (1 - q) random words for each side of zero.
     if 2 * counters <= MAX_DRAWS * (1.0 - laplace.q):
         candidates.append(laplace)
     bits = needed_bits(0.5, cells, epsilon * (1.0 - MARGIN), beta)
@@ -292,7 +292,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
     """Returns the smallest q 2^32 at which `cells` pairs of steps are (epsilon, beta)-DP.
 
-    The search is over the scale b = x / UNIT, q = exp(-1 / b): epsilon is nearly a power of b.
+    The search is over the scale b = x / UNIT, q = exp(-1 / b), as epsilon is nearly a power of b.
     """
     scale = smallest(
         lambda x: loss_curve.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),

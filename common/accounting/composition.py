@@ -1,15 +1,15 @@
 """Composition over batches: the guarantee of a run, and of a user who reports in several batches.
 
-* Parallel (`run_guarantee`): each user appears in one batch. Let the user who differs report in
-  batch b. Batches before b have the same distribution under both neighbours; given them, batch b is
-  (epsilon_b, beta_b)-DP; later batches see only b's output and other users' data, which is
-  post-processing. The run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
+* Parallel (`run_guarantee`): each user appears in one batch. Let the differing user report in batch
+  b. Batches before b have the same distribution under both neighbours. Given these, batch b is
+  (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, which is
+  post-processing. So the run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
 * Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
-  add, so all their moves are composed exactly, as many up as down, and again one number covers both
-  directions. Whatever a batch's deployment depends on, the same distribution dominates its loss, so
-  adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10), provided that the events
-  themselves (n and noise) were fixed before. The overflow of all batches is charged:
-  (1 + e^epsilon) times the sum of their eta.
+  add up, so all their moves are composed exactly, as many up as down, and again one number covers
+  both directions. Whatever a batch's deployment depends on, the same distribution dominates the
+  batch's loss. So adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10), provided
+  that the events themselves (n and noise) were fixed beforehand. The overflow of all batches is
+  charged: (1 + e^epsilon) times the sum of their eta.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from riffle.common.mechanism.parameters import Guarantee
 
 
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Returns the guarantee of all batches for users that appear in one of them (parallel).
+    """Returns the guarantee of several batches for users who appear in one of them (parallel).
 
     It holds up to the smallest dishonest fraction of any batch. Without batches it is (0, 0).
     """
@@ -42,7 +42,7 @@ def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guaran
         return Guarantee(0.0, 0.0)
     for event in events:
         check_batch(event.cells, event.counters, beta)
-    cells: Counter[AnyMoves] = Counter()  # events of equal noise are composed as one
+    cells: Counter[AnyMoves] = Counter()  # events with equal noise are composed as one
     for event in events:
         cells[moves_of(event.noise, event.honest, 1)] += event.cells
     moves = [replace(each, cells=count) for each, count in cells.items()]

@@ -1,21 +1,21 @@
-"""Losses on a grid, and their tilted convolution by discrete Fourier transforms.
+"""Puts losses on a grid, and convolves them, tilted, by discrete Fourier transforms.
 
 **Grid.** Losses are moved to multiples of Delta.
 
 * Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): an atom (p, q) of P
-  and Q at loss l in [k Delta, (k + 1) Delta] is replaced by two atoms, at k Delta and at
-  (k + 1) Delta, with the same sum of P and the same sum of Q. Merging the two gives the atom back,
-  and merging is post-processing, so the pair on the grid is at least as easy to tell apart as the
-  true one, also after composition. With f = l - k Delta, the upper atom gets the share
-  (1 - exp(-f)) / (1 - exp(-Delta)) of p. The error is of second order in Delta.
+  and Q at loss l in [k Delta, (k + 1) Delta] is replaced by two atoms, at k Delta and at (k + 1)
+  Delta, with the same sum of P and the same sum of Q. Merging the two gives the atom back, and
+  merging is post-processing. So the pair on the grid is at least as easy to tell apart as the true
+  pair, also after composition. With f = l - k Delta, the upper atom gets the share (1 - exp(-f)) /
+  (1 - exp(-Delta)) of p. The error is of second order in Delta.
 * Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with L, and a sum
   of smaller losses is smaller, so delta of the composition is never above the true one.
 
 **Tilt and window.** For S = sum of the finite losses under P, K(s) = log E[exp(s S)]. The tilted
 masses exp(lambda l) P(l) / exp(K) are convolved instead of P(l). That puts the far tail of S, which
 makes up delta, in the middle of the array, so all errors of the transform are relative to delta and
-not to 1. lambda and the window decide only how tight the bounds are, never whether they hold:
-`loss_curve` accounts for what falls outside.
+not to 1. lambda and the window only affect how tight the bounds are, never whether they hold:
+`loss_curve` accounts for mass outside the window.
 
 **Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
@@ -24,7 +24,7 @@ is below 8 u log2(M); the same bound serves the inverse transform. Carried throu
 products of spectra and through the inverse, it gives one number that no cell's error exceeds.
 
 This package writes sums of products as np.sum, not np.dot. At these lengths a BLAS starts threads
-that spin when cores are busy, and np.sum adds pairwise, with a smaller error.
+that spin when cores are busy; and np.sum adds pairwise, with a smaller error than np.dot.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
 """Chernoff exponents to try, in units of 1 / standard deviation."""
 
 LARGEST_EXPONENT = 2.0**30
-"""Largest tilt times the largest sum of losses; rounding moves it by less than a millionth.
+"""Most that tilt times the largest sum of losses may be; rounding moves it by under a millionth.
 
-The bound matters if the variance is only rounding: the tilt that it suggests is unbounded."""
+It matters if the variance is only rounding error, which suggests an unbounded tilt."""
 
 SMALLEST_WEIGHT = 1e-250
-"""Sums of smaller weights may be remnants of underflow."""
+"""Smaller sums of weights may be remnants of underflow."""
 
 ComplexArray = NDArray[np.complex128]
 
 Part = tuple[Losses, int]
-"""The losses of one move, and the number of such moves."""
+"""One move's losses, and the number of such moves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ GridPart = tuple[GridLosses, int]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Losses from `low` to `high`, their tilt, and the exponents that bound what is outside."""
+    """Losses from `low` to `high`, their tilt, and the exponents that bound the mass outside."""
 
     tilt: float
     low: float
@@ -113,7 +113,7 @@ class Convolved:
 
 
 def connect_the_dots(losses: Losses, delta: float) -> GridLosses:
-    """Returns grid losses that dominate the given ones: mass is split between two neighbours."""
+    """Returns grid losses that dominate the given ones: splits mass between two neighbours."""
     k = np.floor(losses.loss / delta)
     share = np.expm1(-np.clip(losses.loss - k * delta, 0.0, delta)) / np.expm1(-delta)
     first = int(k.min()) if len(k) else 0
@@ -124,7 +124,7 @@ def connect_the_dots(losses: Losses, delta: float) -> GridLosses:
 
 
 def round_down(losses: Losses, delta: float) -> GridLosses:
-    """Returns grid losses that the given ones dominate: every loss is rounded down."""
+    """Returns grid losses that the given ones dominate: rounds every loss down."""
     k = np.floor(losses.loss / delta)
     first = int(k.min()) if len(k) else 0
     index = (k - first).astype(np.int64)
@@ -146,9 +146,9 @@ def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
 
 
 def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
-    """Returns mass exp(exponent - peak), and the peak: the largest exponent.
+    """Returns mass exp(exponent - peak), and the peak, which is the largest exponent.
 
-    If that one has no mass and the rest would underflow beside it, the largest exponent with mass.
+    If that one has no mass and the rest would underflow, peak is the largest with mass.
     """
     peak = float(exponent.max())
     weight = mass * np.exp(exponent - peak)
@@ -189,7 +189,7 @@ def choose_tilt(parts: Sequence[Part], delta: float) -> float:
 
 
 def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:
-    """Returns lambda in [0, most] with K'(lambda) = epsilon, to a thousandth of `most`."""
+    """Returns the lambda in [0, most] with K'(lambda) = epsilon, within a thousandth of `most`."""
     low, high = 0.0, most
     for _ in range(10):
         middle = 0.5 * (low + high)
@@ -199,7 +199,7 @@ def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:
 
 
 def choose_window(parts: Sequence[Part], tilt: float) -> Window:
-    """Returns the shortest window outside which Chernoff's bounds are WINDOW_TAIL on each side."""
+    """Returns the shortest window beyond which Chernoff's bound is WINDOW_TAIL on each side."""
     K, _, variance = cumulants(parts, tilt)
     lowest = sum(count * float(part.loss.min()) for part, count in parts)
     highest = sum(count * float(part.loss.max()) for part, count in parts)
@@ -228,7 +228,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
         mass=mass.astype(np.float64),
         tilt=tilt,
         log_scale=sum(count * log_mgf(part.mass, part.loss, tilt) for part, count in parts),
-        # Half of the spectrum is kept; the inverse averages over all of it.
+        # Only half of the spectrum is kept, but the inverse averages over all of it.
         error=2.0 * float(error.sum()) / M + back,
     )
 

@@ -1,8 +1,8 @@
-"""Searches over the accountant: how much noise an (epsilon, beta) needs.
+"""Searches for the least noise to which the accountant grants an (epsilon, beta).
 
-Epsilon falls like 1 / sqrt(variance), and faster where counters are almost empty. The last two
-trials predict the next; a bracket of one failing and one sufficient value corrects a bad
-prediction. The search checks the value that it returns.
+Epsilon falls like 1 / sqrt(variance), and faster if counters are almost empty. The last two trials
+predict the next value to try; a bracket of one failing and one sufficient value corrects a bad
+prediction. The returned value has been checked.
 
 The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem
 8): noise of variance sigma^2 on a vector of L2 sensitivity S is (epsilon, delta)-DP if and only if
@@ -22,16 +22,16 @@ from riffle.common.accounting.loss_curve import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
-"""Searches end at a bracket of one unit, or of 2^-FINE (bits) or 2^-COARSE (p) of the answer."""
+"""Searches end at a bracket of one unit, or 2^-FINE (bits) or 2^-COARSE (p) of the answer."""
 
 PREDICTIONS = 12
-"""Trials that follow the prediction before plain bisection takes over."""
+"""The number of trials that follow predictions before plain bisection takes over."""
 
 
 class CalibrationError(ValueError):
-    """No noise of the allowed size gives the requested guarantee.
+    """Raised if no noise of the allowed size gives the requested guarantee.
 
-    A batch ``times`` as large would do, where that is known.
+    A batch ``times`` as large would suffice; None if that is not known.
     """
 
     def __init__(self, text: str, times: float | None = None) -> None:
@@ -48,7 +48,7 @@ def check_guarantee(epsilon: float, beta: float) -> None:
 
 
 def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
-    """Returns the smallest variance of a counter's Gaussian noise that is (epsilon, beta)-DP.
+    """Returns the smallest variance at which Gaussian noise on a counter is (epsilon, beta)-DP.
 
     The answer is clipped to the range from 2 cells e^-40 to 2 cells e^80.
     """
@@ -107,7 +107,7 @@ def smallest(
 ) -> int | None:
     """Returns the smallest x in 1..limit with value(x) <= target, or None; value falls with x.
 
-    The answer is exact to one or to 2^-resolution of x, whichever is more, and it was checked.
+    The answer is exact to one or to 2^-resolution of x, whichever is more, and has been checked.
     """
     low, high = 0, limit + 1
     x, points = min(max(guess, 1), limit), list[tuple[float, float]]()
@@ -125,7 +125,7 @@ def smallest(
 
 
 def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
-    """Returns the next trial between low and high: the secant of the last points, in logarithms.
+    """Returns the next value to try between low and high: the last points' secant, in logarithms.
 
     A prediction next to a known end is moved a step inside, so that the bracket closes.
     """

@@ -1,9 +1,9 @@
-"""Bounds on epsilon and delta of one user's moves, by composing the losses of all of them.
+"""Bounds epsilon and delta of one user's moves by composing the losses of all of them.
 
 Replacing one user moves at most `cells` counters up by one and at most `cells` down by one, and all
 counters carry independent noise. With the others' data fixed, the two outputs are product
 distributions, and the loss is a sum of independent losses, `cells` of them up and `cells` down
-(`binomial`). Fewer moves are a post-processing of that many, hence covered.
+(`binomial`). Fewer moves are a post-processing of `cells` moves each way, and hence covered.
 
 Both directions. delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] and the same with D and
 D' exchanged. The exchange turns every up into a down and every down into an up; `cells` of each
@@ -15,14 +15,14 @@ The losses are put on a grid, tilted, and multiplied as powers of discrete Fouri
 length M (`convolution`). Every inexactness goes to the safe side:
 
 * Aliases: transforms add indices modulo M. Mass below the window reappears above it, which only
-  raises the upper bound; mass above the window is lost and is added to delta. Chernoff's bound on
-  the grid bounds both, and both are subtracted from the lower bound.
+  raises the upper bound; mass above the window is lost, and added to delta. Chernoff's bound limits
+  both on the grid, and both are subtracted from the lower bound.
 * Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. Upper
   masses are raised by e, lower masses lowered by e.
 * Other rounding: relative errors of masses and tilts, and absolute errors of losses, times the
   number of moves.
-* Masses that `binomial` leaves out are infinite losses in the upper bound and absent from the
-  lower.
+* Masses that `binomial` leaves out count as infinite losses in the upper bound, and not at all in
+  the lower bound.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ from riffle.common.accounting.convolution import (
 Bound = Literal["lower", "estimate", "upper"]
 
 SIGNS: dict[Bound, float] = {"lower": -1.0, "estimate": 0.0, "upper": 1.0}
-"""The side on which a bound puts errors."""
+"""The direction in which each bound moves by the errors."""
 
 TRIM_SHARE = 1e-5
-"""Share of delta that all cut tails together may cost."""
+"""The share of delta that all cut tails together may cost."""
 
 VARIANCE_CAP = 1e8
 """Noise of more variance is accounted as if it had this much. That is valid, since adding noise to
@@ -77,17 +77,17 @@ a counter is post-processing, and enough for epsilon = 0.003 at 18 cells and bet
 SMALLEST_DELTA = 1e-15
 
 AMPLIFICATION, RETRIES = 14.0, 4
-"""A tilt is replaced if errors exceed exp(14) times those at a perfect tilt, at most 4 times."""
+"""A tilt is replaced, at most 4 times, if errors exceed exp(14) times those at a perfect tilt."""
 
 DOTS = 2**14
-"""Grid length M where connecting the dots costs the square of Delta."""
+"""Grid length M for connecting the dots, whose error is of order Delta^2."""
 
 DOWN_PER_MOVE, DOWN_MOST = 2**10, 2**19
-"""Grid length a move, and the longest, where rounding down costs moves * Delta / 2."""
+"""Grid length per move, and its maximum, for rounding down, whose error is moves * Delta / 2."""
 
 
 FAR = 600.0
-"""Distance of two losses at which e^-distance is still far from underflow."""
+"""A distance of two losses at which e^-distance is still far from underflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Moves:
 
     @property
     def capped(self) -> bool:
-        """True if VARIANCE_CAP applies."""
+        """Whether VARIANCE_CAP applies."""
         return _most_bits(self.p) < self.N
 
     def losses(self) -> tuple[Losses, Losses]:
@@ -117,14 +117,14 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`cells` counters up and `cells` down by one, the loss of each +log(1/q) or -log(1/q)."""
+    """`cells` counters up and `cells` down by one, each with a loss of +log(1/q) or -log(1/q)."""
 
     q: float
     cells: int
     capped = False
 
     def losses(self) -> tuple[Losses, Losses]:
-        """Returns the losses of one move up and of one down, which are the same."""
+        """Returns the losses of one move up and of one down, which are equal."""
         one = step_losses(self.q)
         return one, one
 
@@ -138,8 +138,8 @@ class Curve:
 
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
     hockey-stick divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear
-    between two neighbouring losses. So its inverse is exact: find the two, then solve a line. The
-    curve holds from `start` on: delta is 1 below it, and epsilon is never less.
+    between two neighbouring losses. So its inverse is exact: find these two losses, then solve a
+    line. The curve holds from `start` on: below it delta is 1, and epsilon is never less.
     """
 
     loss: FloatArray
@@ -156,7 +156,7 @@ class Curve:
     def epsilon(self, delta: float, overflow: float = 0.0) -> float:
         """Returns the least epsilon >= start at which delta(epsilon) + charge(overflow) <= delta.
 
-        Infinity if there is none. Lower bounds pass a negative overflow.
+        Returns infinity if there is none. Lower bounds pass a negative overflow.
         """
         if not 0.0 <= delta <= 1.0:
             raise ValueError(f"delta must lie in [0, 1], got {delta}")
@@ -183,8 +183,8 @@ class Curve:
     def _first_past(self, delta: float, overflow: float) -> int:
         """Returns the index of the first loss where the total is low enough or no longer falls.
 
-        The total is convex in t, so on ascending losses this is false, then true, and bisection
-        finds it. The last loss always counts, since no finite loss is beyond it.
+        The total is convex in t, so along ascending losses the condition is false, then true, and
+        bisection finds the change. The last loss always counts, since no finite loss is beyond it.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
         indices = range(first, len(self.loss) - 1)
@@ -194,11 +194,11 @@ class Curve:
         epsilon = float(self.loss[i])
         if self._total(epsilon, overflow) <= delta:
             return True
-        # Only overflow makes the total rise: a slope of zero without it has underflowed.
+        # Only overflow makes the total rise; without overflow, a slope of zero has underflowed.
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
-        """Returns where the line between loss[after] and the point before it reaches delta."""
+        """Returns the epsilon at which the line to loss[after] from the last point meets delta."""
         end = float(self.loss[min(after, len(self.loss) - 1)])
         if end <= self.start or self._total(end, overflow) > delta:
             return math.inf
@@ -214,7 +214,7 @@ class Curve:
     def _solve_back(self, end: float, delta: float) -> float:
         """Solves the line from its far end, without overflow.
 
-        From the near end, e^(before - loss) would underflow and the line would have no slope.
+        From the near end, e^(before - loss) would underflow, and the line would seem flat.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
@@ -235,11 +235,11 @@ def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
 
 @lru_cache(maxsize=32)
 def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
-    """Returns a composition whose errors are small beside delta, and its upper curve.
+    """Returns a composition with errors small against delta, and its upper curve.
 
     Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right if tails
-    are like a Gaussian's. Counters that are almost empty make the loss's tail heavier; then the
-    lambda of the resulting epsilon replaces it.
+    are like a Gaussian's. Counters that are almost empty make the tail heavier than that; then the
+    lambda of the resulting epsilon replaces Chernoff's.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
@@ -257,10 +257,10 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
 def epsilon(
     moves: Sequence[AnyMoves], delta: float, bound: Bound = "upper", overflow: float = 0.0
 ) -> float:
-    """Returns a bound on epsilon at this delta, of which (1 + e^epsilon) overflow goes to padding.
+    """Returns a bound on epsilon at this delta; padding takes (1 + e^epsilon) overflow of delta.
 
     A lower bound subtracts the same amount from delta(epsilon): dropped noise moves the true delta
-    by at most that much in either direction. The estimate ignores it. Infinity if no epsilon works.
+    by at most that much either way. The estimate ignores it. Returns infinity if no epsilon works.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 
@@ -280,12 +280,12 @@ class Composition:
     first: int
 
     def curve(self, bound: Bound) -> Curve:
-        """Undoes the tilt, and puts every error on the side that the bound needs."""
+        """Undoes the tilt, and adds every error in the direction that the bound needs."""
         convolved, sign = self.convolved, SIGNS[bound]
         loss, error = convolved.loss, convolved.error
         above = _alias(self.gridded, convolved, self.window.step_high, self.first + len(loss))
         if bound == "lower":
-            # An alias may be in any cell. It only raises an upper bound; a lower one subtracts it.
+            # An alias may be in any cell. It only raises upper bounds; lower bounds subtract it.
             below = _alias(self.gridded, convolved, -self.window.step_low, self.first - 1)
             error += below + above
         # A mass is at most one, and e^700 times the rounding error is far above one.
@@ -340,7 +340,7 @@ def _relative_error(parts: Sequence[Part], tilt: float) -> float:
 
 def _infinite(parts: Sequence[Part], bound: Bound) -> float:
     """Returns the mass of impossible outcomes; upper bounds add the dropped mass."""
-    log_finite = 0.0  # of the product of (1 - infinite)
+    log_finite = 0.0  # of the product of all (1 - infinite)
     for part, count in parts:
         share = part.infinite + (part.dropped if bound == "upper" else 0.0)
         if share >= 1.0:

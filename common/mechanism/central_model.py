@@ -1,25 +1,24 @@
-"""The central mechanism: raw trajectories to the coordinator, which adds noise to their counts.
+"""The central mechanism: the coordinator gets raw trajectories and adds noise to their counts.
 
-The central workflow of `000`, Fig. 2. Everybody trusts the coordinator, and nobody else.
+It is the central workflow of paper 000, Fig. 2. Everybody trusts the coordinator, nobody else.
 
 - A user sends the episode as it is, in one message: the indices of its ``data_slots`` increments,
   with dummies if there are fewer.
-- The shuffler permutes the messages as in every workflow, although here this protects nobody.
-- The analyzer counts, adds one draw of integer noise to every counter, and forgets all the rest.
+- The shuffler permutes the messages as in every workflow, although this protects nobody here. - The
+  analyzer counts, adds one draw of integer noise to every counter, and forgets all the rest.
 
-Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else,
-the noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up
-by one and ``cells`` down, each with the losses of its noise (`common.accounting.binomial`),
-composed exactly. The proof needs:
+Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else, the
+noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up by
+one and ``cells`` down; each has the losses of its noise (`common.accounting.binomial`), and these
+are composed exactly. The proof needs:
 
 1. *Independent noise* on every counter.
 2. *One draw a batch*, however often the batch is counted (`coordinator.store.transactions.Store`).
-3. *Nothing else shown* of the counts. This includes the number of dummies, which would reveal
-   the sum.
+3. *Nothing else is shown* about the counts. Even the number of dummies would reveal their sum.
 
 Draws are exact and use integers only. Discrete Laplace noise is the difference of two geometric
-variables. Each is the number of uniform 32-bit words below q 2^32 before the first that is not, so
-the ratio q of the law is that integer over 2^32, and no logarithm or exponential is rounded.
+variables. Each is the number of uniform 32-bit words below the integer q 2^32 before the first that
+is not below it, so the law's ratio is exactly q, and no logarithm or exponential is rounded.
 Binomial(N, 1/2) noise is the number of ones among N random bits.
 """
 
@@ -34,7 +33,7 @@ BYTES_AT_ONCE = 1 << 22
 
 
 def encode(layout: CounterLayout, episode: Episode | None) -> Ints:
-    """The user's half: returns the ``data_slots`` indices of one report, dummies last."""
+    """The user's part: returns the ``data_slots`` indices of one report, dummies last."""
     indices = np.full(layout.data_slots, layout.dummy, dtype=np.int64)
     if episode is not None:
         data = layout.encode(episode)
@@ -43,10 +42,10 @@ def encode(layout: CounterLayout, episode: Episode | None) -> Ints:
 
 
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """The analyzer's half, first step: counts the reports (N, data_slots).
+    """The analyzer's part, first step: counts the reports (N, data_slots).
 
-    Returns the raw counts and, last, the number of reports counted, shape (C + 1,); and which
-    reports are not counted, because they name a counter that does not exist.
+    Returns the raw counts and, last, the number of reports counted, shape (C + 1,); and the indices
+    of reports not counted because they name a counter that does not exist.
     """
     valid = (reports <= layout.dummy).all(axis=1)
     sums = np.bincount(reports[valid].ravel(), minlength=layout.counters + 1)[: layout.counters]
@@ -54,7 +53,7 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
 
 
 def add_noise(histogram: Ints, noise: CentralNoise, randomness: Randomness) -> Ints:
-    """The analyzer's half, second step: adds noise to every counter, not to the last entry."""
+    """The analyzer's part, second step: adds noise to every counter, but not to the last entry."""
     noisy = histogram.copy()
     noisy[:-1] += draw_noise(noise, histogram.size - 1, randomness)
     return noisy
@@ -72,7 +71,7 @@ def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> In
 
 
 def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
-    """The analyzer's half, last step: returns unbiased counts (C,), less the noise's mean."""
+    """The analyzer's part, last step: returns unbiased counts (C,), without the noise's mean."""
     return np.asarray(sums - noise.mean(1))
 
 
@@ -88,7 +87,7 @@ def run(
 
 
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
-    """Returns geometric draws (size,): words below ``numerator`` first, so Pr[G >= k] = q**k."""
+    """Counts words before the first not below ``numerator``: (size,), Pr[G >= k] = q**k."""
     draws = np.zeros(size, dtype=np.int64)
     going = np.arange(size)
     while going.size:

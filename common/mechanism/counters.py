@@ -1,11 +1,12 @@
-"""Counters: what a batch counts, and how an episode becomes increments of counters.
+"""The counters of a batch, and the encoding of an episode as increments of counters.
 
 At step h an episode in state x takes action a, reaches x' and receives a reward bit r. The counter
-families of `000`, section III-A (N_h(x, a, x'), N_h(x, a), R_h(x, a)) can be counted in three ways:
+families of paper 000, section III-A (N_h(x, a, x'), N_h(x, a), R_h(x, a)) are counted in one of
+three ways:
 
 - ``paper``: transitions, visits and rewards, each with noise of its own.
 - ``lean``: transitions and rewards; visits are sums over x'.
-- ``joint``: one symbol (x, a, x', r) a step; everything else is a sum.
+- ``joint``: one symbol (x, a, x', r) per step; everything else is a sum.
 
 A batch of scope ``all`` (``layer=None``) counts every step, and the rewards. A batch of one layer
 (``layer=h``) counts that step's transitions (in ``paper`` also visits) and no rewards.
@@ -43,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One user's episode: states (H+1,), actions (H,), reward bits (H,)."""
+    """A user's episode: states (H+1,), actions (H,), reward bits (H,)."""
 
     states: Ints
     actions: Ints
@@ -94,14 +95,14 @@ class CounterLayout:
     def cells(self) -> int:
         """Most cells that move up by one, and as many down, when one user is replaced.
 
-        Every family has one symbol a step, so for each family and step in scope two episodes differ
-        in at most one cell up and one cell down. Privacy rests on this number (`account`).
+        Every family has one symbol per step, so for each family and step in scope two episodes
+        differ in at most one cell up and one cell down. Privacy rests on this number (`account`).
         """
         return len(self.shapes) * self.layers
 
     @property
     def data_slots(self) -> int:
-        """Most data messages of one report: one for each family and step, as many as ``cells``."""
+        """Most data messages of one report: one for each family and step, equal to ``cells``."""
         return self.cells
 
     def encode(self, episode: Episode) -> Ints:

@@ -1,11 +1,11 @@
-"""The local mechanism: randomised response on a report's bits, every role's half.
+"""The local mechanism: randomised response on a report's bits, with each role's part.
 
-The local workflow of `000`, Fig. 2, and of the Local Privatizer of `004`. Nobody is trusted.
+It is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer: nobody is trusted.
 
-- A user writes the episode as C bits, one a counter, flips each independently with probability f,
+- A user writes the episode as C bits, one per counter, flips each independently with probability f,
   and sends all of them in one message.
-- The shuffler permutes the messages as in every workflow, although here this protects nobody.
-- The analyzer adds the n reports bit by bit and removes the flips' mean: with S 1-bits of n on a
+- The shuffler permutes the messages as in every workflow, although this protects nobody here. - The
+  analyzer adds the n reports bit by bit and removes the flips' mean: with S 1-bits of n on a
   counter, (S - n f) / (1 - 2 f) is unbiased with variance n f (1 - f) / (1 - 2 f)**2.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, against everyone,
@@ -14,10 +14,10 @@ most ``cells`` bits one way and ``cells`` bits the other. Each such bit has the 
 log((1 - f) / f) and its negative (`common.accounting.binomial.step_losses`); bits that agree have
 none. The proof needs:
 
-1. *Independent flips:* of each other and of the data.
-2. *Fixed length:* a report has C bits.
+1. *Independent flips:* independent of each other and of the data.
+2. *Fixed length:* every report has C bits.
 
-`common.accounting.calibrate` says why a report has flips and not the Laplace noise of `004`.
+`common.accounting.calibrate` says why a report has flips and not the Laplace noise of paper 004.
 """
 
 import numpy as np
@@ -29,17 +29,17 @@ from riffle.common.mechanism.randomness import Randomness
 
 
 def report_bytes(counters: int) -> int:
-    """Returns the bytes that hold one bit a counter."""
+    """Returns the number of bytes that hold one bit per counter."""
     return -(-counters // 8)
 
 
 def encode(
     layout: CounterLayout, flips: Flips, episode: Episode | None, randomness: Randomness
 ) -> Ints:
-    """The user's half: returns the bytes of one report, the first counter in the highest bit.
+    """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips, which is no
-    farther from any episode than two episodes may be from each other.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips, no farther
+    from any episode than two episodes may be from each other.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:
@@ -50,10 +50,10 @@ def encode(
 
 
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """The analyzer's half, first step: counts the reports (N, bytes).
+    """The analyzer's part, first step: counts the reports (N, bytes).
 
     Returns the 1-bits of each counter and, last, the number of reports counted, shape (C + 1,); and
-    which reports are not counted, because they have a bit past the last counter.
+    the indices of reports not counted because they have a bit past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)
@@ -63,7 +63,7 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
 
 
 def debias(sums: Ints, reports: int, flips: Flips) -> npt.NDArray[np.float64]:
-    """The analyzer's half, second step: returns unbiased counts (C,) from the 1-bits of reports."""
+    """The analyzer's part, second step: returns unbiased counts (C,) from the 1-bits of reports."""
     return np.asarray((sums - flips.mean(reports)) / (1.0 - 2.0 * flips.f))
 
 

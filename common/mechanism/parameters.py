@@ -1,6 +1,6 @@
 """Parameters of a batch: the noise of each trust model, the padding of a report, the guarantee.
 
-Nothing here draws: `shuffle_model`, `local_model` and `central_model` do.
+Nothing is drawn here: `shuffle_model`, `local_model` and `central_model` draw the noise.
 
 **Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle
 Privatizer, paper 000, section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and
@@ -14,9 +14,9 @@ same distribution from its random bits, and no accountant has to trust a roundin
 **Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
 (`common.mechanism.central_model`).
 
-**Padding** fixes the number of messages of a report; otherwise the number of 1-bits would tell
-everyone who sees the upload about the user's data. Data and noise have separate slots. Only noise
-is ever cut off, so a failure never depends on the data.
+**Padding** fixes the number of messages of a report; otherwise their number would tell everyone who
+sees the upload about the user's data. Data and noise have separate slots. Only noise is ever cut
+off, so a failure never depends on the data.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 Trust = Literal["shuffle", "local", "central"]
-"""Trusted are: the shuffler and a share of the users; nobody; the coordinator."""
+"""Parties trusted: the shuffler and a share of the users; nobody; the coordinator."""
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
 MAX_REPORTS = 2**53
 MAX_DRAWS = 1 << 28
-"""Most noise bits of one report, over all counters: seconds of a node's time."""
+"""Most noise bits of one report, over all counters: they take seconds of a node's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Bernoulli noise of one user: `bits` bits a counter, each 1 with p = p_numerator / 2**p_log2.
+    """Bernoulli noise of a user: `bits` bits per counter, each 1 with p = p_numerator / 2**p_log2.
 
     Raises ValueError unless 1 <= bits <= 2**53, 0 < p < 1 and 1 <= p_log2 <= 32.
     """
@@ -68,7 +68,7 @@ class Noise:
         return n * self.bits * self.p
 
     def variance(self, n: int) -> float:
-        """Returns the variance of one counter's noise if all n are honest: n bits p (1 - p)."""
+        """Returns the variance of a counter's noise if all n users are honest: n bits p (1 - p)."""
         return n * self.bits * self.p * (1.0 - self.p)
 
 
@@ -158,13 +158,13 @@ class FairBits:
 
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
-"""Noise of a batch. With V its variance and b its ``term``, a counter's noise exceeds s in size
-with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein), and sums likewise."""
+"""Noise of a batch. If V is its variance and b its ``term``, a counter's centred noise exceeds s in
+size with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein); so do sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Slots of a report: for the most data messages, and for noise. Both are non-negative."""
+    """Slots of a report: `data_slots` for all its data, and `noise_slots`. Neither is negative."""
 
     data_slots: int
     noise_slots: int
@@ -208,7 +208,7 @@ def honest_reports(n: int, dishonest_fraction: float) -> int:
     """Returns the reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
 
     The fraction is taken as the shortest decimal that names the double, and the product is exact:
-    three tenths of 10 are 3 although the double 0.3 is less. So all roles agree on every platform.
+    three tenths of 10 are 3 although the double 0.3 is below 3/10. So all roles agree.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")

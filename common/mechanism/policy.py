@@ -1,4 +1,4 @@
-"""Policies and mixtures, with weights that are the same for every role.
+"""Policies and mixtures, with weights that every role rounds alike.
 
 A deterministic policy is an array (H, X) of actions. A mixture draws one policy for each episode.
 Its weights are integers over 2**32, so a draw compares a 32-bit word with sums of weights, and two
@@ -44,7 +44,7 @@ class Mixture:
 
     @classmethod
     def from_probabilities(cls, policies: npt.ArrayLike, probabilities: npt.ArrayLike) -> "Mixture":
-        """Rounds probabilities to weights by largest remainder, and merges equal policies.
+        """Rounds probabilities to weights by the largest-remainder method; merges equal policies.
 
         Raises ValueError if a probability is negative, or none is positive.
         """

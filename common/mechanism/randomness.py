@@ -1,9 +1,9 @@
-"""Two sources of randomness, of two types that no function can confuse.
+"""Two sources of randomness, with two types that no function can confuse.
 
-`SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people
-(noise bits, reward bits, policy draws, the shuffler's permutation) comes from it.
-`SeededRandomness` is for experiments and for the test entry point. Its key names the purpose of a
-draw (run, batch, slot, purpose), never the order of arrival. A deployed node refuses it.
+`SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
+bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
+for experiments and for the test entry point. Its key is (run, batch, slot, purpose) of a draw,
+never the order of arrival. A deployed node refuses to use it.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ Randomness = SystemRandomness | SeededRandomness
 
 
 def generator_for(seed: int, *key: str | int) -> np.random.Generator:
-    """Returns a generator keyed by the purpose of its draws. Raises ValueError if seed < 0."""
+    """Returns a NumPy generator keyed by its draws' purpose. Raises ValueError if seed < 0."""
     if seed < 0:
         raise ValueError(f"a seed must not be negative, got {seed}")
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_spawn_key(key)))
@@ -66,13 +66,13 @@ def word(randomness: Randomness) -> int:
 
 
 def bernoulli(randomness: Randomness, mean: float) -> int:
-    """Returns 1 with probability ``mean`` in [0, 1], to 2**-53, else 0."""
+    """Returns 1 with probability ``mean`` in [0, 1] (exact to 2**-53), else 0."""
     draw = int.from_bytes(randomness.read(8), "little") >> 11
     return int(draw < mean * (1 << 53))
 
 
 def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> int:
-    """Returns an index drawn by cumulative probabilities (X,), to 2**-53."""
+    """Returns an index drawn by cumulative probabilities (X,), exact to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
     return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
 

@@ -1,6 +1,6 @@
-"""The shuffle mechanism: binary summation over many counters, every role's half.
+"""The shuffle mechanism: binary summation over many counters, with each role's part.
 
-Roles (`000`, section V, corrected where `spec.md` says so):
+Roles (paper 000, section V, with corrections):
 
 - A user encodes an episode as counter indices, draws ``bits`` Bernoulli(p) bits for every counter,
   turns every 1-bit into one message (its counter's index), and pads with dummies to L messages.
@@ -12,7 +12,7 @@ Privacy. Against everyone who sees the permuted multiset of messages, the mechan
 The proof needs:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
-   of the C noisy counts. A message with a number would show who added bit and noise.
+   of the C noisy counts. A message with a sum would show who added both bit and noise.
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
 3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
    ever dropped. The probability of that event depends on noise alone and is charged to beta.
@@ -31,11 +31,11 @@ KEYS_AT_ONCE = 1 << 16
 
 
 def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
-    """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits a counter.
+    """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits per counter.
 
     A bit is 1 if a uniform 32-bit word is below the threshold p 2^32. This is exact, because p is
-    an integer over a power of two. For every bit only the word's first byte is drawn. The other
-    three are drawn where that byte equals the threshold's; elsewhere they decide nothing.
+    an integer over a power of two. For every bit the word's first byte is drawn, and the other
+    three only if that byte equals the threshold's first byte; otherwise they do not matter.
     """
     threshold = noise.p_numerator << (32 - noise.p_log2)
     first, rest = threshold >> 24, threshold & 0xFFFFFF
@@ -48,7 +48,8 @@ def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
         ties = np.flatnonzero(~is_one)
         words = np.frombuffer(randomness.read(4 * ties.size), dtype="<u4") >> 8
         is_one[ties] = words < rest
-        # Bit number start + i belongs to counter (start + i) // bits: `bits` draws a counter.
+        # Bit number start + i belongs to counter (start + i) // bits: each counter has `bits`
+        # draws.
         ones.append((near[is_one] + start) // noise.bits)
     return np.concatenate(ones)
 
@@ -57,8 +58,8 @@ def pad(data: Ints, noise_ones: Ints, padding: Padding, dummy: int, randomness: 
     """Returns exactly L messages: data, noise and dummies. Raises ValueError if data has no room.
 
     Data is never dropped, because it has slots of its own. If noise exceeds its slots, a uniformly
-    random subset of it stays. The accountant charges the whole event to beta, so any choice of the
-    subset is private; a uniform one keeps the counters' biases equal.
+    random subset of the noise stays. The accountant charges that whole event to beta, so any choice
+    of the subset is private; a uniform subset keeps the counters' biases equal.
     """
     if data.size > padding.data_slots:
         raise ValueError(f"{data.size} data messages exceed {padding.data_slots} data slots")
@@ -78,10 +79,10 @@ def encode(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """The user's half: returns the L messages (L,) of one report.
+    """The user's part: returns the L messages (L,) of one report.
 
     ``episode`` is None if the environment failed. The report still carries noise and padding,
-    because the other users' guarantee counts on its noise.
+    because the other users' guarantees rely on its noise.
     """
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     ones = draw_noise(layout.counters, noise, randomness)
@@ -89,11 +90,11 @@ def encode(
 
 
 def permutation(size: int, randomness: ByteSource) -> Ints:
-    """The shuffler's half: returns a uniform permutation (size,), by sorting 128-bit random keys.
+    """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
 
-    Two of 2**24 keys are equal with probability below 2**-81, which bounds the bias by ties. The
-    sort is of 64-bit words: a key's first bits, with its index in place of the last ones. The few
-    keys that are equal in these first bits are then sorted by all 128 bits.
+    Any two of 2**24 keys are equal with probability below 2**-81, which bounds the bias by ties.
+    The sort is of 64-bit words: a key's first bits followed by its index. The few keys that are
+    equal in these first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)
     index = np.uint64((1 << (size - 1).bit_length()) - 1)
@@ -120,9 +121,9 @@ def _random_keys(size: int, randomness: ByteSource) -> npt.NDArray[np.uint64]:
 
 
 def count(layout: CounterLayout, messages: npt.NDArray[np.integer]) -> Ints:
-    """The analyzer's half, first step: returns the messages of each counter (C,), without dummies.
+    """The analyzer's part, first step: counts each counter's messages (C,), without dummies.
 
-    Raises ValueError if a message is neither a counter nor the dummy.
+    Raises ValueError if a message is neither a counter's index nor the dummy.
     """
     if messages.size and (messages.min() < 0 or messages.max() > layout.dummy):
         raise ValueError(f"a message is outside 0..{layout.dummy}")
@@ -130,7 +131,7 @@ def count(layout: CounterLayout, messages: npt.NDArray[np.integer]) -> Ints:
 
 
 def debias(counts: Ints, n: int, noise: Noise) -> npt.NDArray[np.float64]:
-    """The analyzer's half, second step: returns counts (C,) less the noise's mean n * bits * p."""
+    """The analyzer's part, second step: returns counts (C,) minus the noise's mean n * bits * p."""
     return np.asarray(counts - noise.mean(n))
 
 

@@ -1,13 +1,13 @@
-"""The differences between the three workflows of `000`, Fig. 2: what a message is and counts.
+"""The differences between the three workflows of paper 000, Fig. 2: messages and their counting.
 
-- ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index;
-  noise comes from all users together (`common.mechanism.shuffle_model`).
+- ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index
+  each; all users add noise (`common.mechanism.shuffle_model`).
 - ``local`` trusts nobody. A report is one message of C flipped bits
   (`common.mechanism.local_model`).
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central_model`).
 
-Descriptor, leases, seals, permutation, counts and ledger are the same for all three.
+Descriptor, leases, seals, permutation, counts and ledger are the same in all three.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def encode(
     episode: Episode | None,
     randomness: Randomness,
 ) -> Ints:
-    """The user's half: returns the symbols (L * count,) of one report, message by message."""
+    """The user's part: returns the symbols (L * count,) of one report, message by message."""
     match noise:
         case Noise():
             return shuffle_model.encode(layout, noise, padding, episode, randomness)
@@ -69,12 +69,12 @@ def encode(
 def count(
     trust: Trust, layout: CounterLayout, symbols: npt.NDArray[np.integer]
 ) -> tuple[Ints, Ints]:
-    """The analyzer's half, first step: counts symbols of shape (messages, count).
+    """The analyzer's part, first step: counts symbols of shape (messages, count).
 
-    Returns a histogram (C + 1,), and which messages are not counted. The histogram's last entry
-    is the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
+    Returns a histogram (C + 1,), and the indices of messages not counted. The histogram's last
+    entry is the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).
 
-    Raises ValueError if a message of ``shuffle`` names no counter. For strangers' messages use
+    Raises ValueError if a message of ``shuffle`` names no counter. For untrusted messages use
     `common.protocol.hpke.open_histogram`.
     """
     if trust == "local":
@@ -86,7 +86,7 @@ def count(
 
 
 def debias(noise: BatchNoise, n: int, histogram: Ints) -> npt.NDArray[np.float64]:
-    """The analyzer's half, last step: returns unbiased counts (C,) of a batch of n reports."""
+    """The analyzer's part, last step: returns unbiased counts (C,) of a batch of n reports."""
     sums, last = histogram[:-1], int(histogram[-1])
     match noise:
         case Noise():

@@ -1,7 +1,7 @@
-"""Settings of a role: environment variables under its prefix, all checked before it starts.
+"""Settings of a role: environment variables with its prefix, all checked before it starts.
 
-The file that ``..._SETTINGS_FILE`` names may hold them too, one ``NAME=value`` a line (dotenv). The
-environment wins over the file.
+The file named by ``..._SETTINGS_FILE`` may hold settings too, one ``NAME=value`` per line (dotenv).
+The environment takes precedence over the file.
 """
 
 import difflib
@@ -22,14 +22,14 @@ from riffle.common.protocol.errors import LocalError
 Share = Annotated[float, Field(gt=0, le=1)]
 
 MIN_SIMILARITY = 0.85
-"""Similarity from which a name counts as a misspelt setting's name."""
+"""Least similarity at which a name counts as a misspelt setting."""
 
 
 class RoleSettings(BaseSettings):
     """Base of the roles' settings. Build one with `load`, which explains what is wrong."""
 
     loopback_defaults: ClassVar[dict[str, float]] = {}
-    """Defaults where all peers are on this machine: all nodes are one owner's there."""
+    """Defaults if all peers are on this machine, where one owner has all nodes."""
 
     settings_file: Path | None = Field(
         default=None, description="file of lines NAME=value with these variables; they win over it"
@@ -42,7 +42,7 @@ class RoleSettings(BaseSettings):
 
     @classmethod
     def has_loopback_peers(cls, values: Mapping[str, Any]) -> bool:
-        """Returns whether only this machine can take part, by the settings as given."""
+        """Returns whether, by the given settings, only this machine can take part."""
         return is_loopback_service(str(values.get("shuffler_url")))
 
     @classmethod
@@ -59,10 +59,10 @@ class RoleSettings(BaseSettings):
     def load(cls) -> Self:
         """Returns the settings from the environment and from the file that it names.
 
-        Raises LocalError ``invalid-spec``, naming the variable or the file's line that is wrong.
+        Raises LocalError ``invalid-spec``, which names the wrong variable or line of the file.
         """
         prefix = cls.prefix()
-        # Like all names here, this one is not case-sensitive.
+        # Like all names of settings, this one is not case-sensitive.
         environment = {name.upper(): value for name, value in os.environ.items()}
         file = environment.get(f"{prefix}SETTINGS_FILE")
         if file is not None:
@@ -77,7 +77,7 @@ class RoleSettings(BaseSettings):
 
 
 def check_shares(max_owner_share: float, dishonest_fraction: float) -> None:
-    """Raises ValueError, saying what to change, if one silent owner could break the guarantee."""
+    """Raises ValueError if a single owner whose nodes add no noise could break the guarantee."""
     if max_owner_share > dishonest_fraction:
         raise ValueError(
             f"off loopback, max_owner_share {max_owner_share:g} must not be above "
@@ -96,7 +96,7 @@ def file_bytes(variable: str, file: Path) -> bytes:
 
 
 def hex32(variable: str, text: bytes) -> bytes:
-    """Returns a key or a hash, 32 bytes, from hexadecimal text; blanks around it are ignored.
+    """Returns a key or hash (32 bytes) from hexadecimal text; blanks around it are ignored.
 
     Raises LocalError ``invalid-spec``. The message does not quote the text, which may be secret.
     """
@@ -110,12 +110,12 @@ def hex32(variable: str, text: bytes) -> bytes:
 
 
 def hex_file(variable: str, file: Path) -> bytes:
-    """Returns `hex32` of the file that a variable names; raises what `file_bytes` and it raise."""
+    """Returns `hex32` of the file that a variable names; raises as `file_bytes` and `hex32`."""
     return hex32(variable, file_bytes(variable, file))
 
 
 def similar_variable(name: str, known: Iterable[str]) -> str | None:
-    """Returns the variable that a misspelt name resembles, if there is one; ignores case."""
+    """Returns the variable that a misspelt name resembles, if any; ignores case."""
     matches = difflib.get_close_matches(name.upper(), list(known), 1, MIN_SIMILARITY)
     return matches[0] if matches else None
 

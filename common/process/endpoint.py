@@ -1,13 +1,13 @@
-"""Addresses of services: URLs, TLS of clients, token hashes, and failover between replicas.
+"""Addresses of services: URLs, clients' TLS, token hashes, and failover between replicas.
 
-Settings of several roles check these alike. Nodes and the command line import this module, so it
-loads no web framework.
+The settings of several roles share these checks. Nodes and the command line import this module, so
+it loads no web framework.
 
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
-replica does not answer goes to the next; every request of Riffle's may be repeated, so it does not
-matter whether the first one arrived. An address that failed is avoided for a while, for twice as
-long after each further failure, unless all failed. An answer with a 5xx status is returned as it
-is; the next request then goes elsewhere.
+replica does not answer goes to the next. Every request in Riffle may be repeated, so it does not
+matter whether the first attempt arrived. An address that failed is avoided for a while, twice as
+long after each further failure, unless all addresses failed. An answer with a 5xx status is
+returned as it is; the next request then goes elsewhere.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from riffle.common.protocol.errors import LocalError
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""A host that is gone delays each try by seconds (name resolution, connection), a refusal not."""
+"""A missing host delays each try by seconds (name resolution, connecting); a refusal does not."""
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host name or address can only be this machine."""
+    """Returns whether a host name or address can only mean this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -52,7 +52,7 @@ def check_url(name: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port that is not a number or exceeds 65535
+    except ValueError:  # an unclosed bracket; a port that is not a number or exceeds 65535
         complete = False
     if not complete:
         raise ValueError(f"{name} must be http://host:port or https://host:port")
@@ -67,10 +67,10 @@ def split_urls(text: str) -> tuple[str, ...]:
 
 
 def is_loopback_service(text: str) -> bool:
-    """Returns whether all addresses in a setting are this machine."""
+    """Returns whether all addresses in a setting are on this machine."""
     try:
         return all(map(is_loopback_url, split_urls(text)))
-    except ValueError:  # an address that `check_urls` refuses
+    except ValueError:  # `check_urls` refuses such an address
         return False
 
 
@@ -82,7 +82,7 @@ def check_urls(name: str, text: str) -> str:
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Returns httpx's ``verify``: trust in one private CA, or, without a file, in the usual ones.
+    """Returns httpx's ``verify``: trust in a private CA's file, or in the usual CAs without one.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """
@@ -90,16 +90,16 @@ def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
         return True
     try:
         return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # SSLError is an OSError
         raise LocalError("unavailable", f"cannot use CA file {ca_file}: {error}") from error
 
 
 async def receive(
     client: httpx.AsyncClient, request: httpx.Request, most: int
 ) -> tuple[httpx.Response, bytes]:
-    """Returns an answer and its body, which ends past ``most`` bytes if it is longer.
+    """Returns an answer and its body; reading stops just past ``most`` bytes.
 
-    Raises httpx.RequestError, also for a compressed answer, whose size would be no bound.
+    Raises httpx.RequestError. A compressed answer raises it too, as its size bounds nothing.
     """
     request.headers["Accept-Encoding"], body = "identity", bytearray()
     async with aclosing(await client.send(request, stream=True)) as response:
@@ -118,7 +118,7 @@ def check_plain(response: httpx.Response) -> None:
 
 
 def hash_token(token: str) -> str:
-    """Returns a token's SHA-256, hex. Tokens have 256 random bits, so it needs no salt."""
+    """Returns a token's SHA-256, hex. Tokens have 256 random bits, so the hash needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -126,9 +126,9 @@ TransportT = TypeVar("TransportT")
 
 
 class _Replicas(Generic[TransportT]):
-    """The replicas of one service: tried in turn if ``spread``, else the first usable one.
+    """The replicas of one service, used in turn if ``spread``; otherwise the first usable one.
 
-    ``transport`` carries each try.
+    ``transport`` sends each attempt.
     """
 
     def __init__(
@@ -147,20 +147,20 @@ class _Replicas(Generic[TransportT]):
         self._clock = clock
 
     def _order(self) -> list[int]:
-        """Returns all addresses, those to be avoided last."""
+        """Returns all addresses; those to be avoided come last."""
         first = 0 if self._turns is None else next(self._turns)
         turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
         return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())
 
     def _avoid(self, number: int) -> None:
-        """Avoids an address for a while. Requests that fail together count once."""
+        """Avoids an address for a while. Failures at the same time count as one."""
         now = self._clock()
         if self._avoid_until[number] <= now:
             self._avoid_until[number] = now + self._pause[number]
             self._pause[number] = min(2 * self._pause[number], LONGEST_PAUSE_SECONDS)
 
     def _observe(self, number: int, response: httpx.Response) -> httpx.Response:
-        """Returns the response after noting from its status whether to avoid the replica."""
+        """Returns the response; its status decides whether the replica is avoided."""
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._avoid(number)
         else:
@@ -177,7 +177,7 @@ class _Replicas(Generic[TransportT]):
 
 
 class AsyncFailover(_Replicas[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport):
-    """A transport over the replicas of one service."""
+    """An httpx transport over the replicas of one service."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.AsyncBaseTransport`."""

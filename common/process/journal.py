@@ -1,10 +1,10 @@
-"""Logs by allow-list: one JSON object a line, with fields from a list of the role's own.
+"""Logs by allow-list: one JSON object per line, with fields from the role's own list.
 
 A line has ``time`` (UTC), ``level``, ``service``, ``event`` and the event's fields. Each role's
 folder lists the fields that it may log; no other can be logged. Texts of exceptions, values of
 variables and requested paths can name people. So an unexpected error is logged as its type and its
-places in the code, a request as the template of its route, and a library's line as its logger, the
-place that wrote it and the type of its error, without its text.
+places in the code; a request, as the template of its route; and a library's log record, as its
+logger, its place in the code and the type of its error, without its text.
 """
 
 import json
@@ -19,7 +19,7 @@ from riffle.common.protocol.errors import RiffleError, one_line
 
 Value = str | float
 FRAMES = 3
-"""Innermost places in the code that are logged for an error."""
+"""Number of innermost places in the code that are logged for an error."""
 
 _ERROR_FIELDS = frozenset({"error", "where", "method", "route"})
 
@@ -57,7 +57,7 @@ class Journal:
     def problem(
         self, event: str, error: RiffleError, level: int = logging.WARNING, **fields: Value
     ) -> None:
-        """Logs one of Riffle's own errors, if the role may log its sentence."""
+        """Logs one of Riffle's own errors, with its sentence if the role may log that."""
         self.note(event, level, problem=error.slug, detail=one_line(error.detail), **fields)
 
     def exception(self, event: str, error: BaseException, **fields: Value) -> None:
@@ -66,16 +66,16 @@ class Journal:
         self.note(event, logging.ERROR, error=type(error).__name__, where=places, **fields)
 
     def fatal(self, error: RiffleError) -> None:
-        """Logs why the process ends. This error's sentence is in every role's log.
+        """Logs why the process ends. Every role may log this error's sentence.
 
-        It is about the role's own settings, files and credentials, not about a request.
+        That sentence is about the role's own settings, files and credentials, not about a request.
         """
         fields = {"problem": error.slug, "detail": error.detail}
         self._log.error(Event("ended", MappingProxyType(fields)))
 
 
 def _places(trace: TracebackType | None) -> str:
-    """Returns a traceback's innermost places, ``folder/file.py:line``, the innermost last."""
+    """Returns a traceback's last places as ``folder/file.py:line``, the innermost one last."""
     frames = traceback.extract_tb(trace)[-FRAMES:]
     return " ".join(_place(frame.filename, frame.lineno) for frame in frames)
 
@@ -92,7 +92,7 @@ class JsonLines(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line of a record."""
+        """Returns the JSON line for a record."""
         event = record.msg.document() if isinstance(record.msg, Event) else _library_event(record)
         moment = datetime.fromtimestamp(record.created, UTC)
         head = {

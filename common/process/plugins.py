@@ -1,8 +1,8 @@
-"""Code that users bring, by an entry point of their package or from a Python file.
+"""Loads code that users supply, by an entry point of their package or from a Python file.
 
-A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so a
-reference to a file comes from a command line or from a process's own settings, never from a
-request. The names that a request may carry (`coordinator.specs.LearnerName`) cannot spell one.
+A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so
+references to files come from a command line or from a process's own settings, never from a request.
+The names that a request may carry (`coordinator.specs.LearnerName`) cannot be such a reference.
 """
 
 import difflib
@@ -35,7 +35,7 @@ def short_name(reference: str) -> str:
 def load_file(reference: str) -> Constructor:
     """Runs a file and returns the class or function that ``path/to/file.py:name`` names.
 
-    Raises LocalError ``invalid-spec`` if there is no such file or name, or naming a failing line.
+    Raises LocalError ``invalid-spec`` if there is no such file or name, or names a line that fails.
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()
@@ -44,7 +44,7 @@ def load_file(reference: str) -> Constructor:
     if spec is None or spec.loader is None or not file.is_file():
         raise LocalError("invalid-spec", f"{reference}: there is no Python file {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up there
+    sys.modules[module_name] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -60,7 +60,7 @@ def load_file(reference: str) -> Constructor:
 
 
 def load_entry_point(entry: EntryPoint) -> Constructor:
-    """Imports what another package offers; raises LocalError ``invalid-spec`` if that fails."""
+    """Imports another package's entry point; raises LocalError ``invalid-spec`` if that fails."""
     try:
         constructor: Constructor = entry.load()
     except Exception as error:
@@ -75,7 +75,7 @@ def entry_points_of(group: str) -> dict[str, EntryPoint]:
 
 
 def parameter_names(constructor: Constructor) -> list[str]:
-    """Returns the parameters that a class or function takes by name, in order."""
+    """Returns, in order, the parameters that a class or function takes by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in inspect.signature(constructor).parameters.values() if p.kind in kinds]
 
@@ -83,9 +83,9 @@ def parameter_names(constructor: Constructor) -> list[str]:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Returns an error in a user's code in one line: type, text, and the file and line.
 
-    The line is the innermost one of ``file``, the user's own, if the error passed through it: users
+    If the error passed through ``file``, the user's own, the line is the innermost one in it: users
     look for a mistake there, not in a library. Otherwise it is the innermost line of all. Call this
-    in the function that called the user's code: its own frame, the outermost, is left out.
+    in the function that called the user's code: that function's frame, the outermost, is left out.
     """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or called
@@ -96,7 +96,7 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
 
 
 def source_file(code: object) -> str | None:
-    """Returns the file of a class, a function, or an object's class; None for a built-in."""
+    """Returns the source file of a class, a function, or an object's class; None for a built-in."""
     definition = code if inspect.isclass(code) or inspect.isroutine(code) else type(code)
     try:
         return inspect.getfile(definition)

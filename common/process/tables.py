@@ -1,4 +1,4 @@
-"""A run's rows as CSV, one number a column: the page's download and ``riffle up``'s files.
+"""Converts a run's rows to CSV, one number per column, for the page and ``riffle up``.
 
 Nested fields that cannot be a column, such as policies, are left out; the JSON has them.
 """
@@ -12,7 +12,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages"}
-"""Fields that hold numbers by name."""
+"""Fields that hold an object of numbers by name."""
 
 
 def csv_text(rows: Sequence[Row], default_columns: Sequence[str] = ()) -> str:
@@ -27,7 +27,7 @@ def csv_text(rows: Sequence[Row], default_columns: Sequence[str] = ()) -> str:
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Returns all names that occur, in the order of their first occurrence."""
+    """Returns all column names that occur, in the order of their first occurrence."""
     return list(dict.fromkeys(chain(*rows)))
 
 

@@ -2,12 +2,12 @@
 
 Tracing is on when the environment names a collector (``OTEL_EXPORTER_OTLP_ENDPOINT``,
 OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed. The spans are
-request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list, on
-which nothing names a node, a user, a lease, a batch or a run.
+request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list; none
+of them names a node, a user, a lease, a batch or a run.
 
 No trace crosses services: ``traceparent`` is neither sent nor read, since a trace from a node to
-the coordinator would undo the shuffle. A shuffler's traces, like its metrics, have the times of
-single uploads, so they are for its own operator only.
+the coordinator would undo the shuffle. A shuffler's traces, like its metrics, show when single
+uploads arrived, so they are for its own operator only.
 """
 
 import functools
@@ -34,9 +34,9 @@ _tracer: "Tracer | None" = None
 
 @contextmanager
 def export_spans(service: str) -> Iterator[None]:
-    """Sends the spans of ``service`` to the environment's collector, if it names one.
+    """Sends the spans of ``service`` to a collector, if the environment names one.
 
-    Raises LocalError ``invalid-spec`` if it names one and the extra is not installed.
+    Raises LocalError ``invalid-spec`` if there is one but the extra is not installed.
     """
     if not any(os.environ.get(name) for name in VARIABLES):
         yield
@@ -64,7 +64,7 @@ def export_spans(service: str) -> Iterator[None]:
 
 @contextmanager
 def use_provider(provider: "TracerProvider") -> Iterator[None]:
-    """Gives spans to a provider while the context lasts."""
+    """Records spans with a provider while the context lasts."""
     global _tracer  # noqa: PLW0603 -- a process has one, as it has one log
     previous, _tracer = _tracer, provider.get_tracer("riffle")
     try:
@@ -75,7 +75,7 @@ def use_provider(provider: "TracerProvider") -> Iterator[None]:
 
 @contextmanager
 def span(name: str) -> Iterator["Span | None"]:
-    """Opens a span while the context lasts. It records no error that leaves the context."""
+    """Opens a span for the context. The span does not record errors raised in the context."""
     if _tracer is None:
         yield None
         return
@@ -105,7 +105,7 @@ def in_span(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def set_attributes(current: "Span | None", **attributes: str | int) -> None:
-    """Sets attributes of a span, ``__`` for a dot. Raises ValueError for one not on the list."""
+    """Sets a span's attributes (``__`` for a dot). Raises ValueError for one not on the list."""
     named = {name.replace("__", "."): value for name, value in attributes.items()}
     if unknown := sorted(named.keys() - ALLOWED):
         raise ValueError(f"attributes {unknown} may not be traced")

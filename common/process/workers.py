@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def process_pool(workers: int) -> ProcessPoolExecutor:
-    """Returns a pool of worker processes for cryptography, which holds the interpreter's lock."""
+    """Returns a pool of worker processes for cryptography, which holds the GIL."""
     return ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=initialize_worker)
 
 
 def initialize_worker() -> None:
-    """Leaves Ctrl-C to the parent process, and exits when the parent is gone, even if killed."""
+    """Ignores Ctrl-C, which the parent handles, and exits when the parent ends, even if killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -39,14 +39,14 @@ def initialize_worker() -> None:
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs blocking work in a thread; if cancelled, returns only after the work has ended.
+    """Runs blocking work in a thread; if cancelled, it returns only after the work has ended.
 
-    So a driver that is stopped has no transaction under way when another takes its place.
+    So when a driver is stopped and another takes its place, the first has no open transaction.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        task.exception()  # retrieved, so asyncio does not log it; the step is repeated
+        task.exception()  # retrieve it, so asyncio does not log it; the step is repeated
         raise

@@ -3,7 +3,7 @@
 The coordinator writes it, signs its bytes (Ed25519) and deposits it at the shuffler. The shuffler
 checks it, adds a fresh per-batch public key and countersigns. Nodes fetch it from the shuffler. The
 digest is SHA-256 over a protocol label and the descriptor's bytes as received. Every seal of the
-batch is bound to the digest, so a report made under another descriptor does not open.
+batch is bound to the digest, so a report made under another descriptor cannot be opened.
 
 Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes.
 """
@@ -84,11 +84,11 @@ KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
     "local": ("flips",),
     "central": ("laplace", "binomial"),
 }
-"""Kinds of noise that each trust model admits."""
+"""Kinds of noise that each trust model allows."""
 
 
 class NoiseDocument(Document):
-    """Noise in a document: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
+    """Noise as a document: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
 
     For `Flips` and `Laplace`, bits is 1 and p_numerator / 2**32 is f or q.
     """
@@ -112,9 +112,9 @@ class NoiseDocument(Document):
                 return cls(kind="laplace", bits=1, p_numerator=numerator, p_log2=32)
 
     def noise(self) -> BatchNoise:
-        """Returns the noise; raises ValueError if its kind takes other numbers."""
+        """Returns the noise; raises ValueError if the numbers do not suit its kind."""
         noise = self._of_kind()
-        # One noise has one document, so no field is without a meaning.
+        # Each noise has exactly one document, so fields without a meaning have fixed values.
         if NoiseDocument.of(noise) != self:
             raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
         return noise
@@ -132,7 +132,7 @@ class NoiseDocument(Document):
 
 
 class GuaranteeDocument(Document):
-    """`Guarantee` in a document."""
+    """A `Guarantee` as a document."""
 
     epsilon: float = Field(gt=0, le=100)
     beta: float = Field(gt=0, lt=1)
@@ -140,7 +140,7 @@ class GuaranteeDocument(Document):
 
 
 class BatchDescriptor(Document):
-    """A batch. Only the test entry point sets ``test_seed``, which seeds noise and draws."""
+    """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws."""
 
     version: Literal[1] = 1
     run_id: Hex16
@@ -230,7 +230,7 @@ class BatchDescriptor(Document):
 
     @property
     def owner_slots(self) -> int:
-        """Most slots that the nodes of one owner hold together: the share, rounded down."""
+        """Most slots that the nodes of one owner may hold together: the share, rounded down."""
         share = self.owner_share
         return self.n if share == 1.0 else self.n - honest_reports(self.n, share)
 
@@ -250,7 +250,7 @@ class BatchDescriptor(Document):
         return self.padding.messages * self.message_bytes + OVERHEAD
 
     def to_noise(self) -> BatchNoise:
-        """Returns the noise that every user adds, or the coordinator under trust ``central``."""
+        """Returns the noise that every user adds (the coordinator, under trust ``central``)."""
         return self.noise.noise()
 
     def to_guarantee(self) -> Guarantee:
@@ -287,13 +287,13 @@ class Context:
 
 
 def batch_id(run_id: str, deployment: int) -> str:
-    """Returns a deployment's batch id, deterministic so that a retry cannot make a second batch."""
+    """Returns a deployment's batch id. It is deterministic: a retry makes no second batch."""
     data = LABEL_BATCH_ID + bytes.fromhex(run_id) + deployment.to_bytes(8, "big")
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def serialize(descriptor: BatchDescriptor) -> bytes:
-    """Returns the descriptor's bytes, as signed and deposited."""
+    """Returns the descriptor's bytes, which are signed and deposited."""
     return descriptor.model_dump_json().encode()
 
 
@@ -309,7 +309,7 @@ def parse(data: bytes) -> Context:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Returns a pydantic error's first fault in one line: the field and what is wrong with it."""
+    """Returns a pydantic error's first fault in one line: the field and the problem."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "document"
     return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
@@ -339,7 +339,7 @@ def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signa
 def _verify(public_key: bytes, message: bytes, signature: str, role: str) -> None:
     try:
         data = bytes.fromhex(signature)
-        # `bytes.fromhex` takes blanks and capitals too; no signature is empty.
+        # `bytes.fromhex` also accepts blanks and capitals; no signature is empty.
         data = data if data.hex() == signature else b""
         Ed25519PublicKey.from_public_bytes(public_key).verify(data, message)
     except (InvalidSignature, ValueError) as error:

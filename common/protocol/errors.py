@@ -3,7 +3,7 @@
 `LocalError`: this process was configured or used wrongly, or cannot do its work now.
 `RemoteError`: what a peer sent is wrong or not allowed.
 
-Every error has a problem slug, and every slug one title and one status. A problem's type is
+Every error has a problem slug, and every slug has one title and one status. A problem's type is
 ``urn:riffle:problem:<slug>``, whose meaning never changes.
 """
 
@@ -59,14 +59,14 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
 
 
 class RiffleError(Exception):
-    """An error with a stable problem slug and a sentence for the person who reads it.
+    """An error with a stable problem slug and a sentence for human readers.
 
     The sentence may quote what a stranger sent, so it is cut to one line and MAX_DETAIL_LENGTH.
     """
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
         detail = one_line(detail, MAX_DETAIL_LENGTH)
-        super().__init__(slug, detail)  # what pickling passes on, from a worker process
+        super().__init__(slug, detail)  # pickling passes these on from a worker process
         self.slug = slug
         self.detail = detail
         self.retry_after = retry_after
@@ -87,22 +87,22 @@ class RiffleError(Exception):
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Returns a stranger's text as one printable line, so that it cannot forge lines of a log."""
+    """Returns a stranger's text as one printable line, so that it cannot forge log lines."""
     line = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class LocalError(RiffleError):
-    """This process's fault: its configuration, its use, or a store or peer that does not answer."""
+    """An error on this side: configuration, use, or a store or peer that does not answer."""
 
 
 class RemoteError(RiffleError):
-    """The peer's fault: what it sent is malformed, unsigned, late, repeated or not allowed."""
+    """A peer's error: it sent something malformed, unsigned, late, repeated or not allowed."""
 
 
 def is_temporary(status: int) -> bool:
-    """Returns whether the same request may succeed later, by an answer's status."""
+    """Returns whether, by an answer's status, the same request may succeed later."""
     temporary = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
     return status in temporary or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -124,12 +124,12 @@ def parse_retry_after(value: str | None, now: datetime) -> float:
 def read_refusal(
     peer: str, status: int, body: bytes, retry_after: str | None, now: datetime
 ) -> RiffleError:
-    """Returns the error of a peer's answer that is no success; ``peer`` names it in the sentence.
+    """Returns the error for a peer's unsuccessful answer; its sentence names the peer by ``peer``.
 
-    A RemoteError is a refusal that the peer means: a problem document with a slug of Riffle's and
-    that slug's status, unless such a problem passes. Every other answer is a LocalError
-    ``unavailable``, to be asked for again after ``retry_after`` (a header): the page of a proxy, a
-    redirection, half a document, the answer of another service.
+    A RemoteError is a deliberate refusal: a problem document with one of Riffle's slugs and that
+    slug's status, unless it is a temporary one. Every other answer (a proxy's page, a redirection,
+    half a document, another service's answer) becomes a LocalError ``unavailable``; the request may
+    be repeated after ``retry_after`` (a header).
     """
     document = problem_document(body)
     slug = problem_slug(document)
@@ -143,7 +143,7 @@ def read_refusal(
 
 
 def foreign_answer(peer: str, status: int) -> str:
-    """Returns the sentence about an answer that is not one of Riffle's."""
+    """Returns the sentence about an answer that did not come from Riffle."""
     return (
         f"what answers with status {status} is not {peer}: a proxy in between, or another service?"
     )
@@ -159,7 +159,7 @@ def problem_document(body: bytes) -> dict[str, Any]:
 
 
 def problem_slug(document: dict[str, Any]) -> str:
-    """Returns the slug of a peer's problem document; ``internal`` if Riffle has no such slug."""
+    """Returns the slug of a peer's problem document; ``internal`` for a slug not of Riffle's."""
     kind = document.get("type")
     slug = kind.removeprefix(URN) if isinstance(kind, str) else ""
     return slug if slug in PROBLEMS else "internal"

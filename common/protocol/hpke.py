@@ -50,7 +50,7 @@ def seal(public_key: bytes, info: bytes, plaintext: bytes) -> bytes:
 
 
 def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
-    """Opens a ciphertext; raises OpenError if it was changed, or is for another key or info."""
+    """Opens a ciphertext; raises OpenError if it was altered, or sealed for another key or info."""
     try:
         return _SUITE.decrypt(ciphertext, X25519PrivateKey.from_private_bytes(private_key), info)
     except (InvalidTag, ValueError) as error:
@@ -92,8 +92,8 @@ def open_histogram(
 ) -> tuple[npt.NDArray[np.int64], list[int]]:
     """Opens N concatenated messages; raises ValueError if they are not whole.
 
-    Returns the messages of each index (counters + 1,), dummies last, and the positions of those
-    that did not open or named no counter. Together these are N messages.
+    Returns the number of messages of each index (counters + 1,), dummies last, and the positions of
+    messages that did not open or named no counter. Together these make N messages.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

@@ -1,8 +1,8 @@
-"""Checks that each party makes for itself: a batch's guarantee, its trust model, and pinned keys.
+"""Checks that each party makes itself: a batch's guarantee, its trust model, and pinned keys.
 
-The shuffler checks a descriptor when it is deposited, a node before it takes a slot, the analyzer
-when it writes the ledger. Nobody trusts the numbers that a descriptor claims: each party recomputes
-the guarantee from n, noise, padding and counters at its *own* dishonest fraction.
+A descriptor is checked by the shuffler on deposit, by a node before it takes a slot, and by the
+analyzer when it writes the ledger. Nobody trusts the numbers that a descriptor claims: each party
+recomputes the guarantee from n, noise, padding and counters at its *own* dishonest fraction.
 """
 
 import re
@@ -20,8 +20,8 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None:
     """Raises RemoteError ``trust-refused`` unless an owner allows the descriptor's trust model.
 
-    A batch of another model may give the same epsilon, but against other people: a coordinator that
-    asks for ``central`` would read every trajectory.
+    A batch of another model may give the same epsilon, but protect against fewer parties: with
+    ``central``, the coordinator reads every trajectory.
     """
     if descriptor.trust not in allowed:
         raise RemoteError(
@@ -32,7 +32,7 @@ def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None
 
 
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
-    """Returns the batch as the accountant sees it, at a given dishonest fraction."""
+    """Returns the accountant's view of a batch at a given dishonest fraction."""
     return BatchEvent(
         descriptor.to_noise(),
         descriptor.padding,
@@ -46,13 +46,14 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor that gives less than ``required``, or less than it promises itself.
+    """Refuses a descriptor that gives less than ``required``, or less than it promises.
 
-    It may give no owner more than ``max_owner_share`` of the slots.
+    The descriptor must give no owner more than ``max_owner_share`` of the slots.
 
-    Returns the recomputed account at the required beta and dishonest fraction, or at the share of
-    one owner if that is larger: what one owner alone can do must not weaken it. Its upper bound of
-    epsilon is at most the required one. Raises RemoteError ``weak-guarantee``, with both numbers.
+    Returns the account, recomputed at the required beta and dishonest fraction, or at one owner's
+    share if that is larger: a single owner must not be able to weaken the guarantee. Its upper
+    bound of epsilon is at most the required epsilon. Raises RemoteError ``weak-guarantee``, with
+    both numbers.
     """
     if descriptor.owner_share > max_owner_share:
         raise RemoteError(
@@ -82,10 +83,10 @@ def check_guarantee(
 
 
 def read_pins(file: Path | None) -> frozenset[str] | None:
-    """Returns the public keys that an owner pinned in a file, or None without a file: no pins.
+    """Returns the public keys that an owner pinned in a file; None (no pins) without a file.
 
-    The file has one key of 64 hex digits on a line; ``#`` begins a comment. It is read anew at each
-    call. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is no key.
+    The file has one key of 64 hex digits per line; ``#`` begins a comment. It is read at every
+    call. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is not a key.
     """
     if file is None:
         return None

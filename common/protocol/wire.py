@@ -1,7 +1,7 @@
 """Documents and frames that node, shuffler and coordinator exchange: types only, no storage.
 
 Reports and messages are raw bytes of fixed size, which pydantic never sees. An upload is k frames
-of lease id (16 bytes) || sealed report. A batch is handed over as n * L sealed messages end to end.
+of lease id (16 bytes) || sealed report. A batch is handed over as n * L joined messages.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ from riffle.common.protocol.errors import RemoteError
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
 MAX_NAMED = 4_096
-"""Most messages of a batch that the coordinator names as failed: a sample, if more did."""
+"""Most messages of a batch that the coordinator names as failed; if more failed, a sample."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
-"""Header of an upload: the `key_id` of the batch key that its reports are sealed to."""
+"""Header of an upload: the `key_id` of the batch key to which its reports are sealed."""
 DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
 DeclineReason = Literal["no-users", "too-slow"]
-"""Why a node serves an open batch no further: it has no users left, or would be too late."""
+"""Reasons why a node stops serving an open batch: no users are left, or it is too slow."""
 DECLINE_SECONDS = 20
-"""A node repeats its reason after this time, as long as it holds."""
+"""A node repeats its reason at this interval while the reason holds."""
 
 
 class _Item:
-    """Base of items that a document holds by the thousand.
+    """Base of items that occur by the thousand in a document.
 
-    Reading one is as strict as reading a `Document`. Making one is unchecked, and items are not
-    frozen: either would cost more than all the rest of their processing.
+    Parsing one is as strict as parsing a `Document`. Constructing one is unchecked, and items are
+    not frozen: a check or freezing would cost more than all other processing of the item.
     """
 
     __slots__ = ()
@@ -41,14 +41,14 @@ class _Item:
 
 
 class ShufflerIdentity(Document):
-    """Answer of ``GET /v1/identity``. Compare it with a pinned identity; never pin it."""
+    """Answer of ``GET /v1/identity``. Compare it with a pinned identity; never pin this answer."""
 
     shuffler_id: Name
     public_key: Hex32
 
 
 class OpenBatch(Document):
-    """An open batch. ``free_slots`` are rounded up to tenths of n, and to n below n = 100."""
+    """An open batch. ``free_slots`` is rounded up to a tenth of n, or to n if n is below 100."""
 
     batch_id: Hex16
     free_slots: int = Field(ge=0)
@@ -62,7 +62,7 @@ class OpenBatches(Document):
 
 
 class DeclineNotice(Document):
-    """A node's notice that it serves an open batch no further."""
+    """A node's notice that it has stopped serving an open batch."""
 
     reason: DeclineReason
 
@@ -91,14 +91,14 @@ class Lease(_Item):
 
 @dataclass(slots=True)
 class Refusal(_Item):
-    """The reason that a user got no slot: a problem slug."""
+    """The reason why a user got no slot: a problem slug."""
 
     user: Hex16
     problem: str
 
 
 class LeaseReply(Document):
-    """Leases and refusals, together one for each requested user."""
+    """Leases and refusals: one of either for each requested user."""
 
     leases: tuple[Lease, ...]
     refused: tuple[Refusal, ...]
@@ -119,10 +119,10 @@ class UploadReply(Document):
 
 
 class BatchStatus(Document):
-    """State of a batch: all of it for the shuffler's operator, part of it for the coordinator.
+    """State of a batch, complete for the shuffler's operator and partial for the coordinator.
 
-    While the batch is open, the coordinator gets nulls except for ``state`` and ``n``, because a
-    growing number would show when single reports arrive. Later it gets ``episodes`` too.
+    While the batch is open, all fields but ``state`` and ``n`` are null for the coordinator,
+    because a growing number would show when single reports arrive. Later it gets ``episodes`` too.
     """
 
     batch_id: Hex16
@@ -153,10 +153,10 @@ class MessageFlow(Document):
 
 
 class Conservation(Document):
-    """Account of everything sent to a batch, in reports except for `messages`.
+    """Account of everything sent to a batch, counted in reports except for `messages`.
 
-    Of a complete batch the coordinator gets what follows from state, n and L. Of an open or
-    abandoned batch it gets nulls and at most ``fill_tenths``.
+    For a complete batch the coordinator gets the numbers that follow from state, n and L. For an
+    open or abandoned batch it gets nulls and at most ``fill_tenths``.
     """
 
     batch_id: Hex16
@@ -182,8 +182,8 @@ class Conservation(Document):
 class Acknowledgement(Document):
     """The analyzer has durably counted these messages, so the shuffler may erase them.
 
-    ``failed`` names messages that did not open, or named no counter, by their places in the order
-    of the hand-over. It is the coordinator's word, unproven.
+    ``failed`` lists messages that did not open, or named no counter, by their places in the order
+    of the hand-over. This is the coordinator's unproven claim.
     """
 
     messages_sha256: Hex32

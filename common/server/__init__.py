@@ -1,4 +1,4 @@
-"""The parts of both servers: HTTP, limits, metrics, private keys and the database.
+"""Parts that both servers share: HTTP, limits, metrics, private keys and the database.
 
-Nodes never import this package, and no rule of a single service belongs here.
+Nodes never import this package. Rules of a single service do not belong here.
 """

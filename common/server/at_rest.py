@@ -71,7 +71,7 @@ def _cipher(key: bytes, name: str) -> AESGCM:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Writes an owner-only file durably and whole, or raises OSError and leaves the old one."""
+    """Writes a file durably and whole, for its owner only; on OSError the old one stays."""
     new = file.with_name(file.name + ".new")
     _write(new, data)
     new.replace(file)
@@ -79,7 +79,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 
 def create_file(file: Path, data: bytes) -> bool:
-    """Writes a file like `replace_file` unless it exists; returns whether it wrote it."""
+    """Writes a file like `replace_file` unless the file exists; returns whether it was written."""
     # No other replica writes to this name at the same time.
     new = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
     _write(new, data)
@@ -102,7 +102,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes renames and removals in a directory durable."""
+    """Makes earlier renames and removals in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -115,7 +115,7 @@ def erase_file(file: Path) -> None:
 
     Overwriting helps where a file system writes in place; elsewhere the medium should be encrypted.
     """
-    with suppress(FileNotFoundError):  # another replica may remove it first
+    with suppress(FileNotFoundError):  # another replica may have removed it first
         with file.open("r+b") as stream:
             stream.write(os.urandom(file.stat().st_size))
             stream.flush()

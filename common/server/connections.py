@@ -1,10 +1,10 @@
-"""Connections of a server: what callers may hold open before anybody knows who they are.
+"""Connections of a server, with limits on those that unauthenticated callers may hold open.
 
-Anyone can connect, so a request's head has a largest size and a deadline, and connections without a
-request under way have a largest number. Beyond it the one that waits longest is closed: a newcomer
-is always let in, and a caller who sends its request at once is answered, whatever others hold open.
-Nothing depends on addresses, because behind one proxy are many honest callers. Requests under way
-are bounded elsewhere (`limits.ConcurrencyLimit`).
+Anyone can connect, so a request's head has a maximum size and a deadline, and the number of
+connections without a request under way is limited. Beyond that number the one that has waited
+longest is closed. So a newcomer is always let in, and a caller who sends its request immediately is
+answered, whatever others hold open. Nothing depends on addresses, because many honest callers may
+share a proxy. Requests under way are bounded elsewhere (`limits.ConcurrencyLimit`).
 """
 
 import asyncio
@@ -25,26 +25,26 @@ from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.server.settings import ServerSettings
 
 BODY_SECONDS = 60
-"""A body must arrive, and a caller take some of its answer, within this time."""
+"""Time within which a body must arrive, and a caller must take some of its answer."""
 LINGER_SECONDS = 1.0
-"""Time to read a refusal. A connection that is closed at once may lose what was sent last."""
+"""Time to read a refusal. Closing a connection immediately may lose the last bytes sent."""
 FAREWELL_SECONDS = 1.0
-"""Time to answer the end of a TLS session. Idle clients do not, and would delay the drain."""
+"""Time to answer the end of a TLS session. Idle clients never do, and would delay the drain."""
 RETRY_SECONDS = 0.1
 MAX_PIPELINED = 16
 ACCEPTED_AT_ONCE = 64
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounded heads. It exists from the moment a connection is accepted."""
+    """uvicorn's protocol with bounded heads. It exists as soon as a connection is accepted."""
 
     def __init__(self, server: "_Server", accepted: socket.socket) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._server = server
         self._socket = accepted
         self._in_body = False
-        self._in_head = False  # some of it is there
-        self._head_bytes = 0  # of its URL and headers that are parsed
+        self._in_head = False  # part of a head has arrived
+        self._head_bytes = 0  # of the URL and headers parsed so far
         self._pending_bytes = 0  # received since the parser last delivered a head or a body
         self._fault: RemoteError | None = None
         self._stall: TimerHandle | None = None
@@ -63,7 +63,7 @@ class _Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._fault is not None:
-            return  # what follows is of no use; the refusal may still be on its way
+            return  # ignore what follows; the refusal may still be in transit
         self._pending_bytes += len(data)
         super().data_received(data)
         if self._pending_bytes > self._server.settings.max_head_bytes and self._fault is None:
@@ -103,10 +103,10 @@ class _Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Passes on the pieces of a body as the parser delivers them.
+        """Passes on a piece of a body as the parser delivers it.
 
         uvicorn copies each piece into a buffer and out again, a seventh of the time to read 2 MB of
-        reports. Here a buffer is used only if a piece arrives before the last one was taken.
+        reports. This uses a buffer only if a piece arrives before the last one was taken.
         """
         self._pending_bytes = 0
         if self.cycle is not None:
@@ -119,7 +119,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.cycle.response_complete:  # the next request is under way
+        if not self.cycle.response_complete:  # the next request has already begun
             return
         if self._in_head:
             self._await_head()
@@ -135,7 +135,7 @@ class _Protocol(HttpToolsProtocol):
         """Answers with a problem document and closes the connection."""
         self._fault = error
         if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
-            self.drop()  # other answers are on their way
+            self.drop()  # earlier answers are still being sent
             return
         body = json.dumps(error.document()).encode()
         self.transport.write(
@@ -162,10 +162,10 @@ class _Protocol(HttpToolsProtocol):
             self.drop()
 
     def drop(self) -> None:
-        """Closes the connection at once, also during the TLS handshake."""
-        with suppress(OSError):  # the peer left first
+        """Closes the connection immediately, even during the TLS handshake."""
+        with suppress(OSError):  # the peer closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
-        if self in self._server.server_state.connections:  # not during the TLS handshake
+        if self in self._server.server_state.connections:  # not there during the TLS handshake
             self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -184,21 +184,21 @@ def _too_large(most: int) -> RemoteError:
 
 
 def _appendable(body: bytes | bytearray) -> bytes | bytearray:
-    """Returns what to add a piece to. Empty `bytes` plus a piece is the piece itself, uncopied."""
+    """Returns a body to extend with ``+=``. Empty `bytes` plus a piece is that piece, uncopied."""
     if not body:
         return b""
     return body if isinstance(body, bytearray) else bytearray(body)
 
 
 _Waiting: TypeAlias = dict[_Protocol, None]
-"""Connections without a request under way, the one that waits longest first."""
+"""Connections without a request under way; the one that has waited longest comes first."""
 
 
 class _Server(uvicorn.Server):
     """Accepts connections itself, to count them from the first moment, and sleeps until a signal.
 
-    ``on_stop`` is called before it waits for unfinished answers. uvicorn's own loop wakes ten times
-    a second to refresh the date, which is most of an idle service's work; `service.serve` sets the
+    ``on_stop`` is called before the server waits for unfinished answers. uvicorn's own loop wakes
+    ten times a second to refresh the date, most of an idle service's work; `service.serve` sets the
     date instead.
     """
 
@@ -216,7 +216,7 @@ class _Server(uvicorn.Server):
         self._sleeping: asyncio.AbstractEventLoop | None = None
 
     def waiting(self, connection: _Protocol, where: _Waiting | None) -> None:
-        """Moves a connection to the end of a queue, or out of both; drops the first of too many."""
+        """Moves a connection to the end of a queue, or out of both; drops a full queue's first."""
         self.unread.pop(connection, None)
         self.idle.pop(connection, None)
         if where is not None:
@@ -247,7 +247,7 @@ class _Server(uvicorn.Server):
                 accepted, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no file or memory is left for one: a waiting one gives way
+            except OSError:  # out of files or memory: close waiting connections
                 for connection in [*self.unread, *self.idle][:ACCEPTED_AT_ONCE]:
                     connection.drop()
                 loop.remove_reader(listener)
@@ -297,6 +297,6 @@ def make_server(
 ) -> uvicorn.Server:
     """Returns a server with the limits of ``settings``.
 
-    It calls ``on_stop`` before it waits for unfinished answers.
+    The server calls ``on_stop`` before it waits for unfinished answers.
     """
     return _Server(config, settings, on_stop)

@@ -4,20 +4,20 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
 
 - A commit returns only once it is on disk, and nobody is answered before.
 - Writing transactions run one after another. Each takes the store's single writing lock when it
-  begins, so what it checks holds until it commits, on whatever replica it runs, and no two can
+  begins, so facts that it has checked hold until it commits, on any replica, and no two writers can
   deadlock. Group commits (`shuffler.store.committer`) share the cost of lock and disk.
 - A reading transaction sees one state of the store.
 
-A replica that stops in the middle of a write loses its lock, and its transaction, after
+A replica that stalls in the middle of a write loses its lock and its transaction after
 `IDLE_SECONDS`.
 
 A store holds the version of its schema. Opening an empty database creates the tables, under the
-writing lock: of replicas that start together, one creates them and the others find them. A store of
-another version is refused and left alone.
+writing lock: if replicas start together, one creates the tables and the others find them. A store
+of another version is refused and left unchanged.
 
 Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit delivers. A
-notification only wakes waiters; the facts are in the store. A lost notification costs a moment,
-because waiters also check again by themselves. SQLite has one process and no notifications.
+notification only wakes waiters; the facts are in the store. A lost notification costs a short
+delay, because waiters also check periodically. SQLite serves one process and needs none.
 """
 
 import asyncio
@@ -60,13 +60,13 @@ BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
 CLAIM_SECONDS = 600
-"""How long a claim may be held without a word to the server: permuting a large batch takes long."""
+"""Seconds that a claim may be held without a statement; permuting a large batch takes minutes."""
 RECONNECT_SECONDS = 1.0
 
 CHANNEL = "riffle"
 
 AUTHENTICATED = "authenticated"
-"""In a column's ``info``: its values are encrypted with a tag, so no checksum need cover them."""
+"""Set in a column's ``info`` if a tag protects its encrypted values, so no checksum need."""
 
 _WRITES = "riffle_writes"
 _POSTGRES_OPTIONS = {
@@ -80,7 +80,7 @@ _POSTGRES_OPTIONS = {
 }
 _POSTGRES_ARGUMENTS = {
     "isolation_level": "REPEATABLE READ",
-    "pool_pre_ping": True,  # finds a restarted server at once
+    "pool_pre_ping": True,  # notices a restarted server immediately
     "connect_args": {
         "connect_timeout": 5,
         "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRES_OPTIONS.items()),
@@ -90,7 +90,7 @@ _POSTGRES_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of a service's store, and a version that changes whenever one of them does."""
+    """The tables of a service's store, and a version that changes whenever a table changes."""
 
     service: str
     version: int
@@ -99,7 +99,7 @@ class Schema:
     def prepare(self, connection: Connection) -> None:
         """Creates the tables in an empty database; refuses tables of another version.
 
-        Raises LocalError ``unavailable``.
+        Raises LocalError ``unavailable`` if it refuses.
         """
         tables, key = self.metadata.tables, f"{self.service} schema"
         present = tables.keys() & inspect(connection).get_table_names()
@@ -120,7 +120,7 @@ class Schema:
 
 
 def meta_table(metadata: MetaData) -> Table:
-    """Returns the table of named numbers that every store has."""
+    """Returns the table of named numbers, which every store has."""
     return Table(
         "meta",
         metadata,
@@ -130,9 +130,9 @@ def meta_table(metadata: MetaData) -> Table:
 
 
 def writer(engine: Engine) -> Engine:
-    """Returns the engine for writing transactions: each takes its lock when it begins."""
+    """Returns the engine for writing transactions; each of them takes the lock when it begins."""
     if engine.dialect.name == "postgresql":
-        # A read after the wait for the lock must see what the last writer wrote.
+        # A read after the wait for the lock must see the last writer's changes.
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     return engine.execution_options(**{_WRITES: True})
 
@@ -163,7 +163,7 @@ def open_database(url: str, schema: Schema, head: Head | None = None) -> Engine:
 
 
 def try_claim(connection: Connection, name: str) -> bool:
-    """Claims work of this name for this transaction; returns False if another replica has it.
+    """Claims the work ``name`` for this transaction; returns False if another replica has it.
 
     The claim ends with the transaction, or with the connection of a replica that dies.
     """
@@ -177,13 +177,13 @@ def try_claim(connection: Connection, name: str) -> bool:
 
 
 def notify(connection: Connection, message: str) -> None:
-    """Notifies all replicas when this transaction commits, and not if it does not."""
+    """Notifies all replicas when this transaction commits, and only if it does."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_notify(CHANNEL, message)))
 
 
 async def listen(engine: Engine, receive: Callable[[str], None]) -> None:
-    """Calls ``receive`` with every notification, and with "" when some may have been missed."""
+    """Calls ``receive`` with every notification, and with "" if some may have been missed."""
     if engine.dialect.name != "postgresql":
         return
     from psycopg import AsyncConnection, Error  # noqa: PLC0415 -- loaded where it is needed
@@ -217,19 +217,19 @@ def _connectable(url: str) -> Engine:
 
 def _prepare_sqlite(engine: Engine) -> None:
     """Sets SQLite's pragmas and transaction mode on every connection."""
-    opened: list[os.stat_result] = []  # the file, when it was opened first
+    opened: list[os.stat_result] = []  # the file's state when it was first opened
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # `begin` below begins transactions
+        connection.isolation_level = None  # `begin` below begins transactions instead
         connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")  # NORMAL would not sync each commit
-        # 16 MiB of log: a page that many commits change is written to the file only once.
+        # 16 MiB of log: a page that many commits change is written to the database file only once.
         connection.execute("PRAGMA wal_autocheckpoint=4000")
         connection.execute("PRAGMA foreign_keys=ON")
-        # Some builds overwrite deleted data with zeros, page by page, while the log still has it.
-        # What must become unreadable is under a key that is destroyed (`shuffler.store.vault`).
+        # Some builds overwrite deleted data with zeros, page by page, although the log still has
+        # it. Data that must become unreadable is under a destroyed key (`shuffler.store.vault`).
         connection.execute("PRAGMA secure_delete=OFF")
         connection.create_function("row_checksum", -1, _checksum, deterministic=True)
         if not opened and engine.url.database:
@@ -237,10 +237,10 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A writer takes its lock at once: upgrading a read transaction later can fail as busy.
+        # A writer takes its lock on beginning: upgrading a read transaction later can fail as busy.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
-            # SQLite would go on in a file without a name, and all of it be lost.
+            # SQLite would write on to a deleted file, and everything would be lost.
             raise LocalError(
                 "unavailable", "the store's file was removed or replaced; restart the service"
             )
@@ -255,7 +255,7 @@ def _is_in_place(path: str, opened: os.stat_result) -> bool:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Sets WAL mode. If two processes open a new file at once, SQLite refuses one immediately."""
+    """Sets WAL mode. If two processes open a new file together, SQLite refuses one immediately."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -276,7 +276,7 @@ def _prepare_postgres(engine: Engine) -> None:
 
 
 def _checksum(*values: object) -> int:
-    """Returns the CRC-32 of a row: it finds damage, not whoever may write to the file."""
+    """Returns the CRC-32 of a row: it detects damage, but no tampering by those who can write."""
     short = [zlib.crc32(value) if isinstance(value, bytes) else value for value in values]
     return zlib.crc32(repr(short).encode())
 
@@ -296,7 +296,7 @@ def _create_with_checksum(create: CreateTable, compiler: DDLCompiler, **options:
 
 
 def _check_integrity(connection: Connection, metadata: MetaData) -> None:
-    """Checks pages and indices of a SQLite file, then every row. PostgreSQL checks its own pages.
+    """Checks a SQLite file's pages and indices, then every row. PostgreSQL checks its own pages.
 
     Raises LocalError ``unavailable`` if the file is damaged.
     """

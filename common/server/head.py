@@ -1,17 +1,17 @@
-"""The head of a store: a number outside the database that shows when the database is older.
+"""The head of a store: a number outside the database that reveals an outdated database.
 
 A transaction that must not be forgotten raises the number in the database. Once it has committed,
 and before anybody is answered, the number is written into a folder outside the database. So a
-database whose number is below the folder's has forgotten something that somebody relies on: it was
-emptied, or replaced by an older copy. Services refuse it.
+database whose number is below the folder's has lost something that somebody relies on: it was
+emptied, or replaced by an older copy. Services refuse such a database.
 
-The order makes crashes harmless: a process killed between commit and write leaves a database that
-is ahead of the folder, which every start accepts and makes good. The number never stands in the
-folder before it is durable in the database.
+This order makes crashes harmless: a process killed between commit and write leaves a database that
+is ahead of the folder; the next start accepts it and updates the folder. The number never stands in
+the folder before it is durable in the database.
 
-A number in the folder is the name of an empty file, and the highest counts. So replicas may share
-the folder without a lock, or each have one of their own, which then misses at most what the others
-did since its last start or change.
+The folder holds each number as the name of an empty file, and the highest counts. So replicas may
+share the folder without a lock. If each has its own folder, that folder misses at most the changes
+of other replicas since this replica's last start or change.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ KEY = "head"
 
 
 def read_number(connection: Connection, meta: Table, key: str) -> int | None:
-    """Returns a named number of a store, or None if it has none of this name."""
+    """Returns a named number of a store, or None if the store has no number of this name."""
     number: int | None = connection.scalar(select(meta.c.value).where(meta.c.key == key))
     return number
 
@@ -43,8 +43,8 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
 class Head:
     """The head of the store of ``name``, whose table of named numbers is ``meta``.
 
-    ``accepted`` is what the operator's setting ``variable`` says; see `start`. ``trouble`` says why
-    nothing may be written any more.
+    ``accepted`` is the value of the operator's setting ``variable``; see `start`. ``trouble`` says
+    why nothing may be written any more.
     """
 
     folder: Path
@@ -56,26 +56,26 @@ class Head:
     trouble: LocalError | None = field(default=None, init=False)
 
     def written(self) -> int:
-        """Returns the highest number in the folder, 0 at first; raises LocalError."""
+        """Returns the highest number in the folder, 0 if there is none. Raises LocalError."""
         try:
             return max(self._numbers(), default=0)
         except OSError as error:
             raise LocalError("unavailable", f"cannot read the head: {error.strerror}") from error
 
     def write(self, number: int) -> None:
-        """Writes a number, durably; a higher one may stand there. Raises LocalError."""
+        """Writes a number durably, even if the folder has a higher one. Raises LocalError."""
         try:
             self._file(number).touch(mode=0o600)
             sync_directory(self.folder)
             for lower in [each for each in self._numbers() if each < number]:
-                self._file(lower).unlink(missing_ok=True)  # a replica may do so as well
+                self._file(lower).unlink(missing_ok=True)  # another replica may remove it too
         except OSError as error:
             raise LocalError("unavailable", f"cannot write the head: {error.strerror}") from error
 
     def advance(self, connection: Connection) -> int:
-        """Raises the number of the database in this transaction; returns it, to be written next.
+        """Increments the database's number in this transaction; returns it, to be written next.
 
-        Raises LocalError ``unavailable``, from then on, if it is below the folder's.
+        If it is below the folder's, this and all later calls raise LocalError ``unavailable``.
         """
         number = self._read(connection)
         if self.trouble is None and number < self.written():
@@ -89,10 +89,10 @@ class Head:
         return number + 1
 
     def start(self, connection: Connection) -> int:
-        """Returns the number of a database that is opened, to be written next.
+        """Returns the number of a database that is being opened, to be written next.
 
         A number below the folder's is refused (LocalError ``unavailable``) unless the operator's
-        setting names the folder's. It is raised above that then, so the setting accepts it once.
+        setting names the folder's number. Then it is raised above that, so the setting works once.
         """
         number, head = self._read(connection), self.written()
         if number < head:

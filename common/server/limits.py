@@ -1,12 +1,12 @@
-"""Authentication of callers and their limits: token buckets, rate limits, requests at once.
+"""Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
-A request beyond a limit is refused at once with the time to come back. Making it wait here would
-only move the queue. Nothing here does I/O; only the ASGI middleware is asynchronous.
+A request beyond a limit is refused immediately, with the time to come back. Holding it here instead
+would only move the queue. Nothing here does I/O; only the ASGI middleware is asynchronous.
 
 Callers are known by the hash of their token, and each has limits of its own. A token that is not
 valid costs a lookup and could be guessed without end, so all failed attempts share one bucket.
-While it is empty, tokens that were valid before are looked up as usual and all others are refused:
-a guesser cannot keep out a known caller.
+While that bucket is empty, tokens that were valid before are looked up as usual and all others are
+refused, so a guesser cannot keep out a known caller.
 """
 
 import hmac
@@ -27,12 +27,12 @@ from riffle.common.server.service import Token, problem_answer
 BURST_SECONDS = 10.0
 
 FAILURES_PER_SECOND = 100.0
-"""Failed authentications a second, of all callers together; the burst is ten seconds' worth."""
+"""Failed authentications per second, over all callers; the burst is ten seconds' worth."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket: ``rate`` tokens a second, at most ``burst`` saved. Times are of one clock."""
+    """A token bucket: ``rate`` tokens a second, at most ``burst`` saved. It needs one clock."""
 
     rate: float
     burst: float
@@ -64,7 +64,7 @@ def _bucket(rate: float) -> TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The limit of one caller: requests and reports a second, and requests at once."""
+    """The limit of one caller: requests and reports per second, and concurrent requests."""
 
     requests: float
     reports: float
@@ -73,9 +73,9 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """The hash of a caller's token, the caller's limit, and the file with the token in clear.
+    """The hash of a caller's token, the caller's limit, and the file that holds the token in clear.
 
-    ``file`` is relative to the folder that ``riffle network init`` makes. A refusal names it.
+    ``file`` is relative to the folder that ``riffle network init`` makes. A refusal names the file.
     """
 
     token_hash: str
@@ -84,7 +84,7 @@ class Credential:
 
 
 def too_many_requests(reason: str, seconds: float) -> LocalError:
-    """Returns the error for a caller beyond a limit, who may come back after ``seconds``."""
+    """Returns the error for a caller beyond a limit, who may retry after ``seconds``."""
     return LocalError("too-many-requests", reason, retry_after=max(1, math.ceil(seconds)))
 
 
@@ -96,7 +96,7 @@ class _CallerState:
 
 
 class CallerLimits:
-    """Applies one limit to each authenticated caller, by name. There are few of them."""
+    """Applies one limit to each authenticated caller, by name. The number of callers is small."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
@@ -106,7 +106,7 @@ class CallerLimits:
 
     @contextmanager
     def request(self, name: str, now: float) -> Iterator[None]:
-        """Counts a caller's request while it lasts, or raises LocalError ``too-many-requests``."""
+        """Counts a caller's request until it ends, or raises LocalError ``too-many-requests``."""
         caller = self._callers[name]
         if caller.under_way >= self._limit.at_once:
             raise too_many_requests(f"{caller.under_way} requests of this caller are under way", 1)
@@ -119,7 +119,7 @@ class CallerLimits:
             caller.under_way -= 1
 
     def reports(self, name: str, count: int, now: float) -> None:
-        """Counts reports before they are looked at; raises LocalError ``too-many-requests``."""
+        """Counts reports before they are read; raises LocalError ``too-many-requests``."""
         if wait := self._callers[name].reports.take(count, now):
             raise too_many_requests("too many reports a second", wait)
 
@@ -148,7 +148,7 @@ class FailedAttempts:
             yield
         except Exception as error:
             if isinstance(error, RemoteError) and error.slug == "unauthorized":
-                self._known.discard(name)  # a revoked token counts as unknown from now on
+                self._known.discard(name)  # from now on, a revoked token counts as unknown
             elif not known:
                 self._bucket.give_back(1)
             raise
@@ -167,9 +167,9 @@ class Authenticator:
 
     @contextmanager
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
-        """Yields the first of the callers ``names`` that owns the token; the block is its request.
+        """Yields the first of the callers ``names`` that owns the token, during its request.
 
-        Raises RemoteError ``unauthorized`` if it belongs to none, LocalError ``too-many-requests``.
+        Raises RemoteError ``unauthorized`` if none owns it, or LocalError ``too-many-requests``.
         """
         with self._failures.attempt(token):
             name = self._owner(hash_token(token), names)
@@ -188,9 +188,9 @@ class Authenticator:
 
 
 def only(*names: str) -> params.Depends:
-    """Returns a route's dependency: the first of the callers ``names`` that owns the token.
+    """Returns a route's dependency. It yields the first of ``names`` that owns the token.
 
-    It refuses everybody else, like `Authenticator.authenticate`, of ``app.state.authenticator``.
+    It refuses everybody else, as ``app.state.authenticator`` does (`Authenticator.authenticate`).
     """
 
     async def caller(request: Request, token: Token) -> AsyncIterator[str]:
@@ -209,7 +209,7 @@ class ConcurrencyLimit:
         self._free = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or refuses it."""
+        """Passes a request on, or refuses it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,11 +1,11 @@
-"""Both services' reports about themselves: metrics and spans of requests, disk space, clock skew.
+"""Monitoring of both services: metrics and spans of requests, disk space, clock skew.
 
 Metrics are for Prometheus. Their labels come from fixed sets: route templates, statuses and problem
 slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
 each replica reports on itself.
 
-Readiness checks find what stops a service before it fails. Leases and descriptors expire at a time
-of day, so peers must agree on the time; otherwise a descriptor is open for one side and over for
+Readiness checks find a problem before it stops a service. Leases and descriptors expire at a time
+of day, so peers must agree on the time; otherwise a descriptor is open for one side and expired for
 the other. `MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a
 clock that NTP keeps.
 """
@@ -30,20 +30,20 @@ from riffle.common.process.tracing import set_attributes, span
 from riffle.common.protocol.errors import PROBLEMS
 
 PROBLEM_KEY = "riffle.problem"
-"""Key in a request's scope: the slug of the problem that answered it."""
+"""Key in a request's scope for the slug of the problem with which the request was answered."""
 
 LATENCY_BUCKETS = (
     *(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Buckets of every latency, in seconds."""
+"""Histogram buckets of every latency, in seconds."""
 
 LEAST_FREE_BYTES = 64 << 20
 MOST_SKEW_SECONDS = 30.0
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
-    """Exports a metric's labels at once: an alert sees no increase of a series that begins at 8."""
+    """Exports a metric's labels at zero: alerts see no increase in a series that begins at 8."""
     for label in labels:
         metric.labels(label)
 
@@ -74,7 +74,7 @@ class RequestMetrics:
         """Counts a request by its method and route, its status, and the bytes of its body."""
         method, route = matched
         children = self._children.get((method, route, status))
-        if children is None:  # finding them by label costs as much as all the rest
+        if children is None:  # looking them up by label costs as much as all the rest
             children = self._children[method, route, status] = (
                 self.requests.labels(method, route, status),
                 self.seconds.labels(method, route),
@@ -87,9 +87,9 @@ class RequestMetrics:
 
 
 def matched_route(scope: Scope) -> tuple[str, str] | None:
-    """Returns the method and path template of a request's route, which quote no caller's words.
+    """Returns the method and path template of a request's route; neither quotes the caller.
 
-    None if no route has this address, or the route has not this method: both could be any text.
+    None if no route has this path, or the route lacks this method: either could be any text.
     """
     route, method = scope.get("route"), str(scope["method"])
     if route is None or method not in route.methods:
@@ -129,7 +129,7 @@ class MetricsMiddleware:
             except Exception as error:
                 if _is_follower_gone(error):
                     return
-                scope[PROBLEM_KEY] = "internal"  # the handler of these errors answers further out
+                scope[PROBLEM_KEY] = "internal"  # an outer handler answers these errors
                 raise
             finally:
                 route, seconds = matched_route(scope), time.perf_counter() - start
@@ -153,7 +153,7 @@ def metrics_response(registry: CollectorRegistry) -> Response:
 
 
 def disk_trouble(folder: Path) -> str | None:
-    """Returns what is wrong with the space for a service's data; None if there is enough."""
+    """Returns the reason why a service's disk space is too small; None if there is enough."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -164,9 +164,9 @@ def disk_trouble(folder: Path) -> str | None:
 
 
 def clock_skew(date: str | None, now: datetime) -> float | None:
-    """Returns the seconds by which a peer's clock is ahead of ``now`` (aware), to a second.
+    """Returns whole seconds by which a peer's clock is ahead of ``now`` (timezone-aware).
 
-    ``date`` is the peer's ``Date`` header. None if the header is missing or malformed.
+    ``date`` is the peer's ``Date`` header. Returns None if the header is missing or malformed.
     """
     if date is None:
         return None
@@ -177,7 +177,7 @@ def clock_skew(date: str | None, now: datetime) -> float | None:
 
 
 def clock_trouble(skew: float | None) -> str | None:
-    """Returns what is wrong if the shuffler's clock is ``skew`` seconds ahead; None if little."""
+    """Returns the trouble if the shuffler's clock is ``skew`` seconds ahead; None if small."""
     if skew is None or abs(skew) <= MOST_SKEW_SECONDS:
         return None
     which = "ahead of" if skew > 0 else "behind"
@@ -200,9 +200,9 @@ class VersionedCache(Generic[T]):
         self._cached: tuple[object, T] | None = None
 
     async def get(self) -> T:
-        """Returns the value of the present version."""
+        """Returns the value for the current version."""
         async with self._lock:
-            # Taken before reading, so a change during the read makes the value stale.
+            # Get the version before reading, so a change during the read makes the value stale.
             version = self._version()
             if self._cached is None or self._cached[0] != version:
                 self._cached = (version, await self._read())

@@ -1,4 +1,4 @@
-"""HTTP as both services speak it: the app, problem documents, bounded bodies, tokens, serving."""
+"""HTTP for both services: the app, problem documents, bounded bodies, tokens, serving."""
 
 import asyncio
 import gc
@@ -44,15 +44,15 @@ from riffle.common.server.monitoring import (
 from riffle.common.server.settings import ServerSettings, Tls
 
 _FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Turns off the web framework's own telemetry. With a global provider, which
-``FASTAPI_OTEL_AUTO_CONFIGURE`` makes, it would export paths with ids, callers' addresses and
-exceptions' texts, and continue a caller's trace."""
+"""Turns off FastAPI's own telemetry. With a global provider (``FASTAPI_OTEL_AUTO_CONFIGURE`` makes
+one) that telemetry would export paths with ids, callers' addresses and exceptions' texts, and
+continue a caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 KEEP_ALIVE_SECONDS = 30
-"""A server keeps an idle connection longer than Riffle's clients do (5 s): if both sides close it
-at once, a request that is just being sent breaks."""
+"""A server keeps an idle connection longer than Riffle's clients do (5 s): if the server closed it
+first, a request that is just being sent would break."""
 
 _PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -138,7 +138,7 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
         assert isinstance(error, HTTPException)  # noqa: S101
         slug = _STATUS_SLUGS.get(error.status_code, "malformed")
         response = problem_answer(request.scope, RemoteError(slug, str(error.detail)))
-        response.headers.update(error.headers or {})  # such as Allow, of a 405
+        response.headers.update(error.headers or {})  # such as Allow with a 405
         return response
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
@@ -153,16 +153,16 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Returns the OpenAPI of a JSON body that a route reads itself, to bound its size."""
+    """Returns the OpenAPI of a JSON body that the route reads itself, to bound the body's size."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Returns the whole body.
+    """Reads and returns the whole body.
 
     Raises RemoteError ``too-large`` as soon as the body exceeds ``limit`` bytes, ``too-slow`` after
-    BODY_SECONDS, in which case the caller should try again, and ``malformed`` if it hangs up.
+    BODY_SECONDS (the caller should try again), and ``malformed`` if the caller hangs up.
     """
     chunks: list[bytes] = []
     free = limit
@@ -183,7 +183,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 _BEARER = Security(HTTPBearer(auto_error=False))
-"""Tells OpenAPI that a token is needed. `require_token` demands it."""
+"""Declares in OpenAPI that a token is needed. `require_token` enforces it."""
 
 
 def bearer_token(request: Request) -> str:
@@ -200,7 +200,7 @@ async def require_token(
     """Returns `bearer_token`, as a dependency of a route.
 
     It is a coroutine although it awaits nothing, because FastAPI runs plain functions in a thread,
-    which costs more than the function.
+    which would cost more than the function itself.
     """
     return bearer_token(request)
 
@@ -219,7 +219,7 @@ def serve(
 
     ``service`` is its name in traces. ``on_start`` is called when the port is bound. ``on_stop`` is
     called in the event loop when the drain begins: it must end requests that wait for changes (long
-    polls, streams). The others have GRACE_SECONDS to finish.
+    polls, streams). Other requests have GRACE_SECONDS to finish.
 
     Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if the address is not
     loopback and there is no TLS, or if the TLS files cannot be used; the app's error at its start.
@@ -234,13 +234,13 @@ def serve(
             signal.signal(number, server.handle_exit)
         _raise_file_limit()
         on_start()
-        # What is loaded by now stays until the end. Without freezing, every full collection would
-        # visit all of it, at the cost of the request that triggers it.
+        # Objects loaded by now stay until the end. Without freezing, every full collection would
+        # visit them all, and delay the request that triggers it.
         gc.collect()
         gc.freeze()
         try:
             server.run(sockets=[listener])
-        except SystemExit:  # uvicorn exits so if the app did not start
+        except SystemExit:  # uvicorn exits like this if the app did not start
             if outermost.startup_error is None:
                 raise
     if outermost.startup_error is not None:
@@ -248,11 +248,11 @@ def serve(
 
 
 class _Outermost:
-    """ASGI middleware around an app that dates answers, and keeps the error of a failed start.
+    """ASGI middleware that sets the ``Date`` of answers and keeps the error of a failed start.
 
-    The date is the time at which an answer began. uvicorn's own is that of the request: after a
-    long poll, a peer would take its waiting time for a wrong clock. And of an app that cannot
-    start, uvicorn only logs the error's text.
+    The date is the time at which an answer began. uvicorn's own date is that of the request, so
+    after a long poll a peer would take the waiting time for clock skew. The error is kept because
+    uvicorn only logs the text of a failed start.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -283,18 +283,18 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
         app,
         ws="none",
         log_config=None,  # would replace the handlers of the whole process
-        log_level="error",  # it warns of every stranger's malformed request
-        access_log=False,  # would reveal who sent when
+        log_level="error",  # uvicorn warns of every stranger's malformed request
+        access_log=False,  # would reveal who sent a request when
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
-        proxy_headers=False,  # nothing uses a request's origin
+        proxy_headers=False,  # nothing uses the address of a request's sender
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
     )
     try:
         config.load()
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # SSLError is an OSError
         if tls is None:
             raise
         files = f"{tls.certificate} and {tls.key}"
@@ -310,7 +310,7 @@ def _raise_file_limit() -> None:
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:
-    """Returns a listening socket. Listening at once makes a second process fail here."""
+    """Returns a listening socket. It listens immediately, so a second process fails here."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -70,8 +70,8 @@ class ServerSettings(RoleSettings):
     def tls(self) -> Tls | None:
         """Returns the TLS files; None on loopback without TLS.
 
-        Raises LocalError ``invalid-spec`` if one file is missing, or if both are and other machines
-        could connect.
+        Raises LocalError ``invalid-spec`` if one file is missing, or if both are missing and other
+        machines could connect.
         """
         certificate, key, variable = (
             self.tls_cert_file,
@@ -90,8 +90,8 @@ class ServerSettings(RoleSettings):
     def storage_cipher(self) -> StorageCipher:
         """Returns the cipher of the private keys on this service's disk.
 
-        Raises LocalError ``invalid-spec`` if the storage key is given twice or malformed, or if
-        there is none off loopback: only a demonstration may keep private keys in clear.
+        Raises LocalError ``invalid-spec`` if the storage key is given twice or malformed, or if it
+        is missing off loopback: only a demonstration may keep private keys in clear.
         """
         variable = f"{self.prefix()}STORAGE_KEY"
         if self.storage_key is not None and self.storage_key_file is not None:
@@ -114,7 +114,7 @@ class ServerSettings(RoleSettings):
         return hex32(variable, self.storage_cipher().open(data, "signing key"))
 
     def head(self, name: str, meta: Table) -> Head:
-        """Returns the head of this service's store."""
+        """Returns the head of this service's store (see `common.server.head`)."""
         folder, variable = self.head_dir or self.signing_key_file.parent, "ACCEPT_OLDER_STORE"
         return Head(folder, name, meta, f"{self.prefix()}{variable}", self.accept_older_store)
 
@@ -125,7 +125,7 @@ class ServerSettings(RoleSettings):
         return None if file is None else hex_file(variable, file).hex()
 
     def check_tokens(self, *hashes: str | None) -> None:
-        """Raises LocalError if two of the callers' tokens are one, by their hashes."""
+        """Raises LocalError if two callers have the same token, judged by its hash."""
         given = [each for each in hashes if each is not None]
         if len(set(given)) < len(given):
             raise LocalError(

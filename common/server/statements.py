@@ -1,10 +1,10 @@
 """Statements for many rows at a time, at little more cost than the database's own.
 
-SQLAlchemy compiles a statement once if the statement is one object, so keep frequent statements as
-constants. This module avoids two things that SQLAlchemy repeats each time: `is_one_of` passes all
-names as one parameter, where ``in_`` makes one of each; `execute_rows` hands tuples to the driver,
-where ``executemany`` visits every value of every row. tests/shuffler/test_plans.py checks that no
-statement of a request reads a whole table or batch.
+SQLAlchemy compiles a statement object only once, so keep frequent statements as constants. This
+module avoids two costs that SQLAlchemy has at each execution: `is_one_of` passes all names as one
+parameter, whereas ``in_`` makes each of them a parameter; `execute_rows` hands tuples to the
+driver, whereas ``executemany`` visits every value of every row. tests/shuffler/test_plans.py checks
+that no statement of a request reads a whole table or batch.
 """
 
 import json
@@ -46,8 +46,8 @@ class _Names(TypeDecorator[Sequence[str]]):
 
 
 class _IsOneOf(FunctionElement[Any]):
-    # Not Boolean: for a database without booleans SQLAlchemy would add ``= 1``, which no index
-    # serves, so the database would read every row of the table.
+    # Not Boolean: for a database without booleans SQLAlchemy would add ``= 1``. No index serves
+    # that condition, so the database would read every row of the table.
     type = NullType()
     inherit_cache = True
 
@@ -68,7 +68,7 @@ def is_one_of(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]
 def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
-    SQLite keeps no statistics here. It would prefer an index of this column to that of the names,
+    SQLite has no statistics here. It would prefer an index on this column to the one on the names,
     and read all rows of a batch.
     """
     return column.concat(literal_column("''"))
@@ -82,7 +82,7 @@ def execute_rows(
 ) -> None:
     """Executes a constant statement for each row, whose values are the parameters ``names``.
 
-    Values go to the driver as they are, so they need types that it accepts itself. An insert gets
+    Values go to the driver as they are, so they need types that the driver accepts. An insert gets
     only the database's own defaults. Rows in the order of the statement's parameters (for an insert
     the table's columns) are passed on without a copy.
     """
@@ -101,7 +101,7 @@ def execute_rows(
 def _compiled(
     statement: Insert | Update | Delete, names: tuple[str, ...], dialect: Dialect
 ) -> tuple[str, tuple[int, ...] | None]:
-    """Returns the statement's text, and the values' order if the driver goes by position."""
+    """Returns the statement's text, and the values' order if the driver takes positions."""
     keys = list(names) if isinstance(statement, Insert) else None
     compiled = statement.compile(dialect=dialect, column_keys=keys)
     assert isinstance(compiled, SQLCompiler)  # noqa: S101 -- narrows what compile returns
