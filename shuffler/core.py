@@ -35,7 +35,14 @@ from riffle.common.server.limits import CallerLimits
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.caching import Admission
 from riffle.shuffler.lifecycle import BatchLifecycle
-from riffle.shuffler.metrics import CoarseRecords, ShufflerMetrics, conservation, note
+from riffle.shuffler.metrics import (
+    MAX_RECORDS,
+    REFRESH_SECONDS,
+    ShufflerMetrics,
+    conservation,
+    for_coordinator,
+    note,
+)
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store import batch_rows, slots, users
@@ -69,7 +76,7 @@ class Shuffler:
         self.batches = BatchLifecycle(
             self._store, self._vault, settings, lambda: self.now, self.changes, self.metrics
         )
-        self._coarse = CoarseRecords(show_fill=settings.show_fill)
+        self._shown: dict[tuple[str, str, int], Conservation] = {}
         self._open = VersionedCache(
             lambda: self.batches.tidied(batch_rows.open_batches, self.now),
             lambda: (self._store.writes, self.now),
@@ -207,7 +214,13 @@ class Shuffler:
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
         """Returns a batch's conservation record: ``whole``, or as the coordinator may see it."""
         record = await self.batches.tidied(conservation, batch_id)
-        return record if whole else self._coarse.coarsen(record, self.now)
+        if whole:
+            return record
+        if len(self._shown) >= MAX_RECORDS:
+            self._shown.clear()
+        key = (batch_id, record.state, self.now // REFRESH_SECONDS)
+        coarse = for_coordinator(record, show_fill=self.settings.show_fill)
+        return self._shown.setdefault(key, coarse)
 
     async def ready(self) -> None:
         """Raises LocalError ``unavailable``, with the reason, unless store and vault work."""

@@ -293,7 +293,7 @@ class BatchLifecycle:
         for start in range(0, batch.next_slot, SLOTS_A_DELETE):
             slots = range(start, start + SLOTS_A_DELETE)
             await self._store.write(batch_rows.delete_reports, batch_id, slots)
-        await self._store.write(batch_rows.mark_clean, batch_id, self._clock())
+        await self._store.write(batch_rows.mark_clean, batch_id)
         note("erased", batch_id=batch_id)
 
 

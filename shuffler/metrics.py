@@ -85,7 +85,7 @@ class ShufflerMetrics:
         start_at_zero(self.frames, outcomes)
         start_at_zero(self._refused, outcomes - {"accepted"})
         decisions = {"granted", *get_args(Closed), *get_args(Decision)}
-        start_at_zero(self.leases, decisions - {"grant", "keep"})
+        start_at_zero(self.leases, decisions - {"grant"})
         self.inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
         self.waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
         self.free = gauge(
@@ -133,7 +133,7 @@ SHORT = ("open", "abandoned")
 """States of batches whose counts do not follow from n."""
 
 REFRESH_SECONDS = 10
-MAX_BATCHES = 1_024
+MAX_RECORDS = 1_024
 
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
@@ -177,22 +177,3 @@ def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
         fill_tenths=record.fill_tenths if show_fill and record.n >= SMALLEST_SHOWN else None,
         balanced=record.balanced,
     )
-
-
-class CoarseRecords:
-    """The conservation records that the coordinator sees."""
-
-    def __init__(self, *, show_fill: bool) -> None:
-        self._show_fill = show_fill
-        self._shown: dict[str, tuple[object, Conservation]] = {}
-
-    def coarsen(self, record: Conservation, now: int) -> Conservation:
-        """Returns one answer for `REFRESH_SECONDS`, unless the state changed, which may show."""
-        key = (record.state, now // REFRESH_SECONDS)
-        shown = self._shown.pop(record.batch_id, None)
-        if shown is None or shown[0] != key:
-            shown = (key, for_coordinator(record, show_fill=self._show_fill))
-        if len(self._shown) >= MAX_BATCHES:
-            self._shown.pop(next(iter(self._shown)))
-        self._shown[record.batch_id] = shown
-        return shown[1]

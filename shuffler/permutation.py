@@ -95,11 +95,9 @@ def permute_messages(
 def blank_copies(messages: Messages) -> int:
     """Zeroes every message that has occurred before, and returns how many these are.
 
-    A message begins with an ephemeral public key, so those of honest reports differ in 8 bytes but
-    for one batch in 1e5, at 1 GiB. Somebody who copies messages, their own or those of a user whom
-    they want to see in the counts, has them counted once; each copy does not open, so it counts
-    toward the dishonest reports. Done here and not at the upload, this holds over replicas and
-    restarts. The same reports give the same bytes again.
+    A message begins with an ephemeral public key, so honest ones differ in 8 bytes but for one
+    batch of 1 GiB in 1e5. Copies of a user's messages would multiply the user in the counts; blank
+    ones do not open and count as dishonest. Done here, it holds over replicas and restarts.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

@@ -19,7 +19,7 @@ owner together hold at most the descriptor's share of a batch. While a batch is 
 coordinator learns that it is open, and nothing that grows with single reports (`for_coordinator`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -35,7 +35,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.verification import check_guarantee, check_trust
-from riffle.common.protocol.wire import BatchState, BatchStatus, Lease
+from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
 """Smallest n of a batch of which the coordinator is told tenths, and nodes tenths of free slots."""
@@ -45,14 +45,7 @@ REPORTS_A_LAPSE = 10
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
-Decision = Literal[
-    "grant",
-    "keep",
-    "user-unavailable",
-    "quota-exceeded",
-    "share-exceeded",
-    "batch-full",
-]
+Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
 """A lease may report, has reported, or may not report any more (expired or superseded)."""
 
@@ -71,23 +64,6 @@ class Demands:
     max_batch_seconds: int = 31 * 86_400
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UserView:
-    """A user for whom a node asks for a slot, as the store knows it.
-
-    ``here`` is its live lease in this batch at this node. ``barred``: it has reported, or has a
-    live lease elsewhere and so may be running its episode now.
-    """
-
-    new: bool = False
-    here: Lease | None = None
-    barred: bool = False
-
-
-NEW_USER = UserView(new=True)
-"""A user whom no node of its owner has named yet."""
 
 
 @dataclass(slots=True)
@@ -195,32 +171,17 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What an owner's nodes have of a batch: live leases, reports, and leases that lapsed.
-
-    A lease lapses when it expires without a report. ``first_lapse`` and ``last_lapse`` are times,
-    0 if none has lapsed.
-    """
-
-    leased: int
-    reports: int
-    lapsed: int
-    first_lapse: int
-    last_lapse: int
-
-
-def waits_until(holding: Holding, lease_seconds: int) -> int:
+def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns when an owner may lease slots of a batch again; 0: at once.
 
-    An owner who lets more than one lease lapse for every `REPORTS_A_LAPSE` reports loses these
-    slots, which others take while it waits: a lease's life, and as long again as it has let leases
-    lapse so far. So the waits double, and an owner who never reports holds slots for a shrinking
-    part of a batch's life. A loss for good would let one crash end a batch of few owners.
+    ``lapses``: how many leases expired without a report, the first and the last time of it. An
+    owner with more than one for every `REPORTS_A_LAPSE` reports loses these slots, which others
+    take while it waits: a lease's life, and as long again as it has let leases lapse. So waits
+    double, and an owner who never reports holds slots for less and less of a batch's life. A loss
+    for good would let one crash end a batch of few owners.
     """
-    if holding.lapsed * REPORTS_A_LAPSE <= holding.reports:
-        return 0
-    return 2 * holding.last_lapse - holding.first_lapse + lease_seconds
+    lapsed, first, last = lapses
+    return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:
@@ -230,21 +191,20 @@ def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | Non
     return None if state == "open" else "batch-full"
 
 
-def decide_lease(view: UserView, room: Room) -> Decision:
-    """Returns what a node gets for one user of an open batch: a slot, or a problem slug.
+def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
+    """Returns what a node gets for a user of an open batch who has no live lease of it there.
 
-    One refusal stands for all that a user may have done, and a node without room learns not even
-    that. So to ask about users costs slots, and tells of no more than that they are not free.
+    ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
+    live lease elsewhere and so may be running an episode. One refusal stands for both, and a node
+    without room learns not even that: to ask about users costs slots.
     """
-    if view.here is not None:
-        return "keep"
     if room.free_slots < 1:
         return "batch-full"
     if room.share < 1:
         return "share-exceeded"
-    if view.new and room.quota < 1:
+    if new and room.quota < 1:
         return "quota-exceeded"
-    return "user-unavailable" if view.barred else "grant"
+    return "user-unavailable" if barred else "grant"
 
 
 def coarse_slots(free: int, n: int) -> int:

@@ -217,7 +217,7 @@ class NodeSummary(Document):
     users: int = Field(description="distinct users that it was enrolled for")
     users_left: int = Field(description="distinct users that it may still name")
     reports: int = Field(description="reports accepted, over all batches")
-    lapsed: int = Field(description="leases that expired without a report")
+    lapsed: int = Field(description="leases that ended without a report")
     failed_messages: int = Field(description="those a coordinator said did not open, unproven")
     failed_batches: int = Field(description="batches in which there were some")
 

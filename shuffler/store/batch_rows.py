@@ -308,7 +308,7 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
     connection.execute(delete(reports).where(reports.c.batch_id == batch_id, of_slots))
 
 
-def mark_clean(connection: Connection, batch_id: str, now: int) -> None:
+def mark_clean(connection: Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
     Leases without a report go too (`shuffler.store.leases.forget_unused`).
@@ -318,7 +318,7 @@ def mark_clean(connection: Connection, batch_id: str, now: int) -> None:
         transition(connection, batch, "erase")
     unclean = update(batches).where(batches.c.batch_id == batch_id, batches.c.clean.is_(False))
     if connection.execute(unclean.values(clean=True)).rowcount:
-        forget_unused(connection, batch_id, now)
+        forget_unused(connection, batch_id)
         connection.execute(delete(declined).where(declined.c.batch_id == batch_id))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, case, delete, func, literal_column, select, update
 
 from riffle.common.server.statements import execute_rows, is_one_of, unindexed
-from riffle.shuffler.rules import Holding, Standing
+from riffle.shuffler.rules import Standing
 from riffle.shuffler.states import LeaseState, lease_after
 from riffle.shuffler.store.schema import batches, lease_groups, nodes
 
@@ -62,20 +62,14 @@ _OVER = lease_groups.c.expires_at <= bindparam("now")
 _LAPSED = case((_OVER, lease_groups.c.leases - lease_groups.c.reports), else_=0)
 _LAPSE = case((_LAPSED > 0, lease_groups.c.expires_at))
 _HOLDING = select(
-    func.coalesce(func.sum(case((_OVER, 0), else_=lease_groups.c.pending)), 0),
-    func.coalesce(func.sum(lease_groups.c.reports), 0),
-    func.coalesce(func.sum(_LAPSED), 0),
-    func.coalesce(func.min(_LAPSE), 0),
-    func.coalesce(func.max(_LAPSE), 0),
+    func.sum(case((_OVER, 0), else_=lease_groups.c.pending)),
+    func.sum(lease_groups.c.reports),
+    func.sum(_LAPSED),
+    func.min(_LAPSE),
+    func.max(_LAPSE),
 ).where(
     _OF_BATCH,
     lease_groups.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.owner == bindparam("owner"))),
-)
-_OF_NODE = select(func.sum(_LAPSED)).where(_OF_BATCH, lease_groups.c.node_id == nodes.c.node_id)
-_KEEP_LAPSED = (
-    update(nodes)
-    .where(nodes.c.node_id.in_(select(lease_groups.c.node_id).where(_OF_BATCH, _LAPSED > 0)))
-    .values(lapsed=nodes.c.lapsed + _OF_NODE.scalar_subquery())
 )
 
 _EXPIRED = (
@@ -278,19 +272,21 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
     return int(connection.scalar(_LEASED, {"batch": batch_id, "now": now}) or 0)
 
 
-def holding(connection: Connection, batch_id: str, owner: str, now: int) -> Holding:
-    """Returns what an owner's nodes hold of a batch, and the leases that they let lapse."""
+def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list[int]:
+    """Returns what an owner's nodes have of a batch: live leases, reports, and lapsed leases.
+
+    Then the first and the last time of a lapse.
+    """
     values = {"batch": batch_id, "owner": owner, "now": now}
-    return Holding(*map(int, connection.execute(_HOLDING, values).one()))
+    return [int(value or 0) for value in connection.execute(_HOLDING, values).one()]
 
 
-def forget_unused(connection: Connection, batch_id: str, now: int) -> None:
-    """Adds the leases that lapsed to their nodes' counts, then forgets those without a report.
+def forget_unused(connection: Connection, batch_id: str) -> None:
+    """Forgets the leases of a batch that never reported.
 
     Leases with a report stay: they tell a late repetition from a second report, and they say that
     their users have reported.
     """
-    connection.execute(_KEEP_LAPSED, {"batch": batch_id, "now": now})
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})
     groups = [LeaseGroup.from_row(row) for row in rows]

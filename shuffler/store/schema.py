@@ -40,8 +40,7 @@ nodes = Table(
     Column("token_hash", String(64), nullable=False, unique=True),
     Column("quota", BigInteger, nullable=False),
     Column("users", BigInteger, nullable=False, default=0),
-    # Leases that lapsed, in batches that are over; those of other batches are counted there.
-    Column("lapsed", BigInteger, nullable=False, default=0),
+    Column("leases", BigInteger, nullable=False, default=0),
     # What coordinators said, unproven: its messages that failed, and batches that had some.
     Column("failed_messages", BigInteger, nullable=False, default=0),
     Column("failed_batches", BigInteger, nullable=False, default=0),

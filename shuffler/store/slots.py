@@ -28,11 +28,9 @@ from riffle.common.protocol.wire import (
     UploadResult,
 )
 from riffle.shuffler.rules import (
-    NEW_USER,
     Frame,
     Outcome,
     Room,
-    UserView,
     closed_problem,
     decide_lease,
     judge_frame,
@@ -88,13 +86,21 @@ def lease_slots(
     granted: list[str] = []
     refused: list[Refusal] = []
     for key, user in people.items():
-        view = _view(user, existing.get(key), batch_id, node_id, now)
-        decision = decide_lease(view, room)
-        if view.here is not None:
-            kept.append(view.here)
-        elif decision == "grant":
+        record = existing.get(key)
+        live = None if record is None else record.live(now)
+        if (
+            live
+            and record
+            and record.lease
+            and (live.batch_id, live.node_id) == (batch_id, node_id)
+        ):
+            kept.append(Lease(user, leases.slot_of(record.lease), record.lease, live.expires_at))
+            continue
+        barred = record is not None and (record.reported or live is not None)
+        decision = decide_lease(room, new=record is None, barred=barred)
+        if decision == "grant":
             granted.append(key)
-            room.take(new_user=view.new)
+            room.take(new_user=record is None)
         else:
             refused.append(Refusal(user, decision))
     new = _grant(connection, batch, node_id, granted, existing, now, life) if granted else []
@@ -109,21 +115,10 @@ def _room(
     leased = leases.count_leased(connection, batch.batch_id, now)
     share = batch.owner_slots
     if share < batch.n:
-        holding = leases.holding(connection, batch.batch_id, owner, now)
-        waits = now < waits_until(holding, life)
-        share = 0 if waits else share - holding.leased - holding.reports
+        held, reports, *lapses = leases.holding(connection, batch.batch_id, owner, now)
+        waits = now < waits_until(reports, lapses, life)
+        share = 0 if waits else share - held - reports
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
-
-
-def _view(user: str, record: UserRecord | None, batch_id: str, node_id: str, now: int) -> UserView:
-    if record is None:
-        return NEW_USER
-    live, lease = record.live(now), record.lease
-    if live is None or lease is None:
-        return UserView(barred=record.reported)
-    if (live.batch_id, live.node_id) != (batch_id, node_id):
-        return UserView(barred=True)
-    return UserView(here=Lease(user, leases.slot_of(lease), lease, live.expires_at))
 
 
 def _grant(

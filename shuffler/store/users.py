@@ -22,7 +22,7 @@ from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeS
 from riffle.common.server.database import notify
 from riffle.common.server.statements import execute_rows, is_one_of
 from riffle.shuffler.store.leases import LeaseGroup, group_of, groups_of_leases
-from riffle.shuffler.store.schema import batches, lease_groups, nodes, users
+from riffle.shuffler.store.schema import lease_groups, nodes, users
 
 _USERS = (
     select(users.c.user, users.c.lease).where(is_one_of(users.c.user, "wanted")).with_for_update()
@@ -36,7 +36,7 @@ _SET_LEASE = (
 _GROW_NODE = (
     update(nodes)
     .where(nodes.c.node_id == bindparam("node"))
-    .values(users=nodes.c.users + bindparam("more"))
+    .values(users=nodes.c.users + bindparam("new"), leases=nodes.c.leases + bindparam("more"))
 )
 _BLAME = (
     update(nodes)
@@ -49,18 +49,18 @@ _BLAME = (
 _BY_TOKEN = select(nodes.c.node_id).where(
     nodes.c.token_hash == bindparam("hash"), nodes.c.revoked_at.is_(None)
 )
-_OVER = (lease_groups.c.expires_at <= bindparam("now")) & batches.c.clean.is_(False)
-_LAPSED = case((_OVER, lease_groups.c.leases - lease_groups.c.reports), else_=0)
+_LIVE = case((lease_groups.c.expires_at > bindparam("now"), lease_groups.c.pending), else_=0)
+_REPORTS = func.coalesce(func.sum(lease_groups.c.reports), 0)
 _LIST = (
     select(
         *(nodes.c[name] for name in ("node_id", "name", "owner", "enrolled_at", "revoked_at")),
         *(nodes.c[name] for name in ("failed_messages", "failed_batches")),
         nodes.c.quota.label("users"),
         (nodes.c.quota - nodes.c.users).label("users_left"),
-        func.coalesce(func.sum(lease_groups.c.reports), 0).label("reports"),
-        (nodes.c.lapsed + func.coalesce(func.sum(_LAPSED), 0)).label("lapsed"),
+        _REPORTS.label("reports"),
+        (nodes.c.leases - _REPORTS - func.coalesce(func.sum(_LIVE), 0)).label("lapsed"),
     )
-    .select_from(nodes.outerjoin(lease_groups.join(batches)))
+    .select_from(nodes.outerjoin(lease_groups))
     .group_by(nodes.c.node_id)
     .order_by(nodes.c.enrolled_at, nodes.c.node_id)
 )
@@ -123,8 +123,7 @@ def set_newest_leases(
     new = [(user, node_id, lease) for user, lease in leases if user not in existing]
     execute_rows(connection, _SET_LEASE, ("newest_lease", "of_user"), known)
     execute_rows(connection, _INSERT, ("user", "node_id", "lease"), new)
-    if new:
-        connection.execute(_GROW_NODE, {"node": node_id, "more": len(new)})
+    connection.execute(_GROW_NODE, {"node": node_id, "new": len(new), "more": len(leases)})
 
 
 def enrol(connection: Connection, request: EnrolRequest, now: int) -> Enrolment:

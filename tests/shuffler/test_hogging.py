@@ -2,7 +2,7 @@
 
 import pytest
 
-from riffle.shuffler.rules import Holding, waits_until
+from riffle.shuffler.rules import waits_until
 from tests.shuffler.conftest import Api, both_engines
 from tests.shuffler.test_reports import refusals
 from tests.shuffler.world import Batch, user
@@ -65,8 +65,7 @@ def test_an_owner_whose_leases_lapse_seldom_need_not_wait(api: Api) -> None:
 
 
 def test_a_wait_doubles_and_ends() -> None:
-    never = Holding(leased=0, reports=0, lapsed=0, first_lapse=0, last_lapse=0)
-    assert waits_until(never, 60) == 0
-    assert waits_until(Holding(9, 9, 1, 100, 100), 60) == 160
-    assert waits_until(Holding(9, 10, 1, 100, 100), 60) == 0
-    assert waits_until(Holding(0, 0, 2, 100, 220), 60) == 400
+    assert waits_until(0, (0, 0, 0), 60) == 0
+    assert waits_until(9, (1, 100, 100), 60) == 160
+    assert waits_until(10, (1, 100, 100), 60) == 0
+    assert waits_until(0, (2, 100, 220), 60) == 400

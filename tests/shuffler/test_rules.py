@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import sign_deposit
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.wire import Lease
 from riffle.shuffler.rules import (
-    NEW_USER,
     Demands,
     Room,
     Standing,
-    UserView,
     accept_deposit,
     closed_problem,
     coarse_slots,
@@ -124,33 +121,29 @@ def test_a_third_of_the_vectors_must_fail() -> None:
     assert 3 * len(negative) >= len(VECTORS)
 
 
-HERE = UserView(here=Lease("aa" * 16, 3, "bb" * 16, NOW + 10))
-KNOWN, BARRED = UserView(), UserView(barred=True)
-
-
 @pytest.mark.parametrize(
-    ("view", "room", "decision"),
+    ("new", "barred", "room", "decision"),
     [
-        (HERE, Room(quota=0, free_slots=0, share=0), "keep"),
-        (NEW_USER, Room(quota=1, free_slots=1, share=1), "grant"),
-        (KNOWN, Room(quota=0, free_slots=1, share=1), "grant"),
-        (NEW_USER, Room(quota=0, free_slots=1, share=1), "quota-exceeded"),
-        (BARRED, Room(quota=0, free_slots=1, share=1), "user-unavailable"),
+        (True, False, Room(quota=1, free_slots=1, share=1), "grant"),
+        (False, False, Room(quota=0, free_slots=1, share=1), "grant"),
+        (True, False, Room(quota=0, free_slots=1, share=1), "quota-exceeded"),
+        (False, True, Room(quota=0, free_slots=1, share=1), "user-unavailable"),
     ],
 )
-def test_lease_decisions(view: UserView, room: Room, decision: str) -> None:
-    assert decide_lease(view, room) == decision
+def test_lease_decisions(new: bool, barred: bool, room: Room, decision: str) -> None:
+    assert decide_lease(room, new=new, barred=barred) == decision
 
 
-@pytest.mark.parametrize("view", [NEW_USER, KNOWN, BARRED])
+@pytest.mark.parametrize(("new", "barred"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize(
     ("free", "share", "decision"),
     [(0, 0, "batch-full"), (0, 1, "batch-full"), (1, 0, "share-exceeded")],
 )
 def test_without_room_all_users_are_alike(
-    view: UserView, free: int, share: int, decision: str
+    new: bool, barred: bool, free: int, share: int, decision: str
 ) -> None:
-    assert decide_lease(view, Room(quota=0, free_slots=free, share=share)) == decision
+    room = Room(quota=0, free_slots=free, share=share)
+    assert decide_lease(room, new=new, barred=barred) == decision
 
 
 @given(st.integers(1, 10_000), st.data())
