@@ -1,7 +1,7 @@
 """The shuffler's REST interface, and the process that serves it.
 
-Routes only translate; `callers` says who may call which. Every body is bounded before it is read.
-Uploads and messages are raw bytes that pydantic never sees.
+Routes only translate; `callers` decides who may call which. Every body is bounded before it is
+read. Uploads and messages are raw bytes that pydantic never sees.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192
-"""Of all callers together. At most half of these are long polls."""
+"""Most requests of all callers together. At most half of them are long polls."""
 
 D = TypeVar("D", bound=Document)
 
@@ -85,19 +85,19 @@ router = APIRouter()
 
 
 class LongPoll(BaseModel):
-    """Query of a long poll."""
+    """The query of a long poll."""
 
     wait: float = Field(default=0, ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")
 
 
 class BatchListQuery(LongPoll):
-    """Query of the list of batches."""
+    """The query of the list of batches."""
 
     accepting: bool = False
 
 
 class StatusQuery(LongPoll):
-    """Query of a batch's status."""
+    """The query of a batch's status."""
 
     state: BatchState | None = None
 
@@ -130,7 +130,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 
 
 def release_polls(app: FastAPI) -> None:
-    """Answers all long polls at once, because the service is about to stop."""
+    """Answers all long polls immediately, because the service is about to stop."""
     cast("Shuffler", app.state.shuffler).changes.close()
 
 
@@ -180,7 +180,7 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
 
 @router.post("/v1/batches/{batch_id}/declined", openapi_extra=json_body(DeclineNotice))
 async def decline(batch_id: Hex16, request: Request, token: Token, core: Core) -> DeclineNotice:
-    """Notes why a node serves an open batch no further; the batch's status shows it for a while."""
+    """Records why a node stops serving an open batch; the batch's status shows this for a while."""
     async with node_of(request, token):
         notice = await _document(request, DeclineNotice)
         await core.decline(batch_id, notice.reason)
@@ -196,7 +196,7 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
     with core.callers.request(node, began), core.inflight.meter(node) as meter:
         request, limit = metered(request, meter), core.upload_limit(batch)
-        # No variable holds the body here, so that its memory is freed once the reports are opened.
+        # No variable here holds the body, so that its memory is freed once the reports are opened.
         reply = await core.upload(batch, node, await read_body(request, limit), began)
         return _as_json(reply)
 
@@ -223,7 +223,7 @@ async def deposits(core: Core) -> Deposits:
 
 @router.get("/v1/batches/{batch_id}/conservation")
 async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> Conservation:
-    """Says what became of everything sent to a batch: accepted = held + forwarded + dropped."""
+    """Accounts for everything sent to a batch: accepted = held + forwarded + dropped."""
     return await core.conservation(batch_id, whole=caller == "operator")
 
 
@@ -282,7 +282,7 @@ async def revoke(node_id: Hex16, core: Core) -> None:
 
 @router.get("/v1/identity")
 async def identity(core: Core) -> ShufflerIdentity:
-    """Returns the shuffler's id and public key, to compare with what was pinned."""
+    """Returns the shuffler's id and public key, to compare with the pinned ones."""
     return core.identity
 
 
@@ -308,18 +308,18 @@ async def readyz(core: Core) -> dict[str, str]:
 async def show_metrics(core: Core) -> Response:
     """Returns metrics for Prometheus, to the operator's or the metrics token.
 
-    They grow with single uploads, so the coordinator must not read them.
+    Metrics grow with single uploads, so the coordinator must not read them.
     """
     await core.measure()
     return metrics_response(core.metrics.registry)
 
 
 FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
-"""Routes that every batch or every node takes: they skip FastAPI's routing and injection."""
+"""Routes that nodes call for every batch; they skip FastAPI's routing and injection."""
 
 
 async def _chunks(release: Release) -> AsyncIterator[memoryview]:
-    """Yields the chunks, which are in memory; Starlette would step a plain iterator in a thread."""
+    """Yields chunks that are in memory; Starlette would advance a plain iterator in a thread."""
     for chunk in release.chunks():
         yield chunk
 

@@ -1,11 +1,11 @@
-"""A cache of nodes and batches, so that most requests read nothing before they write.
+"""A cache of nodes and batches, so that most requests need no read before they write.
 
-`Admission` remembers for a moment which node a token belongs to and what a batch looks like. The
-cache decides only whether a body is read, and who is shown the list of open batches and a
-descriptor: every write checks again, in its own transaction. The cache is dropped whenever this
-process changes a batch or revokes a node, or is notified that another replica has; so a revoked
-node is refused from then on. If a notification is lost, the other replicas serve a revoked node for
-at most `CACHE_SECONDS` more, and take no lease and no report of it meanwhile.
+`Admission` briefly remembers the node of each token and the state of each batch. The cache only
+decides whether a body is read, and who may see the list of open batches and a descriptor: every
+write checks again in its own transaction. The cache is dropped whenever this process changes a
+batch or revokes a node, or is notified that another replica has done so; a revoked node is then
+refused immediately. If a notification is lost, other replicas serve a revoked node for at most
+`CACHE_SECONDS` longer, but grant it no lease and accept no report from it.
 """
 
 import time
@@ -36,8 +36,8 @@ class AnswerCache(Generic[T]):
         self._entries: dict[str, tuple[T, int, float]] = {}
 
     async def get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Returns the cached answer if it still holds, else what ``read`` returns."""
-        version, now = self._version(), self._clock()  # taken before reading: a change counts
+        """Returns the cached answer if it is still valid, else the result of ``read``."""
+        version, now = self._version(), self._clock()  # before reading, so a change counts
         if (entry := self._entries.get(key)) is not None:
             answer, version_read, time_read = entry
             if version == version_read and now < time_read + CACHE_SECONDS:
@@ -50,7 +50,7 @@ class AnswerCache(Generic[T]):
 
 
 class Admission:
-    """Nodes by token and batches by id, cached until ``changes`` says that one changed."""
+    """Nodes by token and batches by id, cached until ``changes`` reports a change."""
 
     def __init__(
         self, store: Store, changes: ChangeSignal, clock: Callable[[], float] = time.monotonic
@@ -67,8 +67,8 @@ class Admission:
     async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, batch_rows.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
 
-        The batch's counts may be some uploads old; its keys and sizes never change. Raises
-        RemoteError ``unauthorized``, ``unknown-batch``.
+        The batch's counts may be a few uploads old; its keys and sizes never change. Raises
+        RemoteError ``unauthorized`` or ``unknown-batch``.
         """
         node = await self.node(token)
         read = partial(self._store.read, batch_rows.find, batch_id)

@@ -1,4 +1,4 @@
-"""The callers of the shuffler, told apart by their tokens: who may call which route, and how often.
+"""The shuffler's callers, told apart by token: who may call which route, and how often.
 
 Nodes are known by their credential in the store. The coordinator, the operator and a reader of the
 metrics are known by the hash of their token in the settings.
@@ -18,7 +18,7 @@ from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
 
 COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
-"""All coordinator replicas together; each run waits for its batch in a long poll."""
+"""Limit of all coordinator replicas together; each run waits for its batch in a long poll."""
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def shuffler_of(request: Request) -> Shuffler:
 
 
 def failed_attempts_of(request: Request) -> FailedAttempts:
-    """Returns the limit of failed authentications of an app."""
+    """Returns an app's limit of failed authentications."""
     return _state(request, "failed_attempts", FailedAttempts)
 
 
@@ -57,7 +57,7 @@ def _state(request: Request, name: str, kind: type[T]) -> T:
 async def node_of(request: Request, token: str) -> AsyncIterator[str]:
     """Yields the caller's node id, within its limits while the request lasts.
 
-    Raises RemoteError ``unauthorized`` and LocalError ``too-many-requests``.
+    Raises RemoteError ``unauthorized`` or LocalError ``too-many-requests``.
     """
     core = shuffler_of(request)
     with failed_attempts_of(request).attempt(token):
@@ -68,17 +68,17 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 @contextmanager
 def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
-    """Yields the first of the named callers that it is; refuses everyone else like `node_of`."""
+    """Yields the first of the named callers whose token it is; refuses others like `node_of`."""
     with _state(request, "authenticator", Authenticator).authenticate(token, *names) as name:
         yield name
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
-"""A caller with the coordinator's token gets the coordinator's view, whatever else it may be."""
+"""The order matters: a caller with the coordinator's token gets only the coordinator's view."""
 
 
 def visible_status(status: BatchStatus, caller: str) -> BatchStatus:
-    """Returns what a caller may see of a batch's status."""
+    """Returns the part of a batch's status that a caller may see."""
     return status if caller == "operator" else for_coordinator(status)
 
 

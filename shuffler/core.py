@@ -1,4 +1,4 @@
-"""One shuffler: its parts, joined, and what nodes and the operator ask of them.
+"""One shuffler: its parts, and the operations that nodes and the operator request.
 
 Writes go to the committer and are awaited. Reads and elliptic-curve work run in threads, so that
 the event loop stays free.
@@ -86,33 +86,33 @@ class Shuffler:
 
     @property
     def now(self) -> int:
-        """Seconds since 1970 by the clock this service was given."""
+        """Seconds since 1970 by the clock that this service was given."""
         return int(self._clock())
 
     async def start(self) -> None:
-        """Takes up where the last process stopped, however it stopped.
+        """Resumes where the last process stopped, however it stopped.
 
-        A batch whose secret is lost is given up, so that it does not stop the others.
+        A batch whose secret is lost is given up, so that it does not block the others.
         """
         self._listening = asyncio.create_task(listen(self._store.engine, self._on_notification))
         await self.batches.tidy()
         note("started", batches=await self.batches.give_up_lost())
 
     def close(self) -> None:
-        """Finishes waiting writes and closes the store."""
+        """Finishes the queued writes and closes the store."""
         if self._listening is not None:
             self._listening.cancel()
         self._store.close()
 
     def _on_notification(self, _: str) -> None:
-        """Notes that a replica, perhaps this one, has changed a batch or revoked a node."""
+        """Records that a replica, perhaps this one, has changed a batch or revoked a node."""
         self._store.writes += 1
         self.changes.notify()
 
     # Nodes
 
     async def open_batches(self, *, wait: float, accepting: bool) -> list[OpenBatch]:
-        """Returns open batches; with ``accepting`` those with a free slot, once there is one."""
+        """Returns open batches; with ``accepting``, waits and returns those with a free slot."""
         if not accepting:
             return (await self._open.get()).batches
         listing = await self.changes.poll(
@@ -135,7 +135,7 @@ class Shuffler:
         return reply
 
     async def decline(self, batch_id: str, reason: DeclineReason) -> None:
-        """Notes why a node serves an open batch no further."""
+        """Records the reason why a node stops serving an open batch."""
         await self._store.write(batch_rows.decline, batch_id, reason, self.now)
 
     def upload_limit(self, batch: batch_rows.Batch) -> int:
@@ -146,10 +146,10 @@ class Shuffler:
     async def upload(
         self, batch: batch_rows.Batch, node_id: str, body: bytes, began: float
     ) -> UploadReply:
-        """Stores reports; those answered ``accepted`` are durable.
+        """Stores reports; those with the outcome ``accepted`` are durable.
 
         ``began`` is the time of the request by the event loop's clock. Raises RemoteError
-        ``wrong-size`` when the body is not whole frames, and LocalError ``too-many-requests``.
+        ``wrong-size`` if the body is not whole frames, and LocalError ``too-many-requests``.
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:
@@ -160,7 +160,7 @@ class Shuffler:
             raise
         self.callers.reports(node_id, len(leases), clock())
         opened, cipher = await self._open_reports(batch, leases, sealed)
-        del body, sealed  # 2 MB; the opened reports take as much
+        del body, sealed  # 2 MB; the opened reports take as much again
         summary = await self._store.write(
             slots.store_reports, batch_id, node_id, opened, cipher, self.now
         )
@@ -173,9 +173,9 @@ class Shuffler:
     async def _open_reports(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
-        """Opens every outer seal, so that no batch is sealed with a report that does not open.
+        """Opens every outer seal, so that no sealed batch has a report that cannot be opened.
 
-        No report opens, and there is no cipher, once the batch is over or its secret is lost.
+        Once the batch is over or its secret is lost, no report opens and there is no cipher.
         """
         if batch.state == "open":
             try:
@@ -198,11 +198,11 @@ class Shuffler:
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
         enrolment = await self._store.write_for_good(users.enrol, request, self.now)
-        note("node-enrolled")  # which one: the list of nodes has the times
+        note("node-enrolled")  # does not name the node; the list of nodes has the times
         return enrolment
 
     async def revoke(self, node_id: str) -> None:
-        """Refuses a node from now on."""
+        """Revokes a node, which is refused from now on."""
         await self._store.write_for_good(users.revoke, node_id, self.now)
         self.changes.notify()
         note("node-revoked")
@@ -212,7 +212,7 @@ class Shuffler:
         return await self._store.read(users.list_nodes, self.now)
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
-        """Returns a batch's conservation record: ``whole``, or as the coordinator may see it."""
+        """Returns a batch's conservation record: the ``whole`` one, or the coordinator's."""
         record = await self.batches.tidied(conservation, batch_id)
         if whole:
             return record

@@ -1,6 +1,6 @@
 """The life of a batch: deposit, hand-over, end, erasure.
 
-What must survive a crash happens in this order:
+To survive a crash, steps happen in this order:
 
 - deposit: the secret's file is synced, the row is committed, then the countersigned key is shown;
 - hand-over: the digest of the permuted bytes is committed, then the first byte is sent;
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class BatchLifecycle:
-    """The batches of one store and vault. ``clock`` returns seconds since 1970."""
+    """Manages the batches of one store and vault. ``clock`` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class BatchLifecycle:
     async def deposit(
         self, batch_id: str, data: bytes, signature: str | None
     ) -> tuple[SignedDescriptor, bool]:
-        """Checks and countersigns a descriptor; the flag says whether the batch is new.
+        """Checks and countersigns a descriptor; the returned flag tells whether the batch is new.
 
         Raises RemoteError as `accept_deposit`, or ``descriptor-conflict`` for a second descriptor.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
-        if present is not None:  # its first answer may have failed before the head was written
+        if present is not None:  # the first answer may have failed before the head was written
             return await self._store.write_for_good(lambda _: _same(present, data)), False
         pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
         if pins != self._demands.analyzer_keys:
@@ -113,7 +113,7 @@ class BatchLifecycle:
         return signed, True
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
-        """Returns a descriptor as nodes get it, or raises RemoteError ``unknown-batch``."""
+        """Returns a descriptor in the form for nodes, or raises RemoteError ``unknown-batch``."""
         signed = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
@@ -122,7 +122,7 @@ class BatchLifecycle:
     async def status(
         self, batch_id: str, *, wait: float = 0, wanted: BatchState | None = None
     ) -> BatchStatus:
-        """Returns the status once ``wanted`` is reached, after ``wait`` seconds at the latest."""
+        """Returns the status once the batch is ``wanted``, or after ``wait`` seconds."""
         return await self._changes.poll(
             wait,
             lambda: self.tidied(batch_rows.status, batch_id, self._clock()),
@@ -136,9 +136,9 @@ class BatchLifecycle:
     # Hand-over
 
     async def release(self, batch_id: str) -> Release:
-        """Returns the permuted messages of a sealed batch, the same bytes until acknowledged.
+        """Returns the permuted messages of a sealed batch: the same bytes until acknowledged.
 
-        Raises RemoteError ``unknown-batch``, ``batch-not-ready``, ``late``.
+        Raises RemoteError ``unknown-batch``, ``batch-not-ready`` or ``late``.
         """
         async with self._releasing:
             batch = await self._store.read(batch_rows.find, batch_id)
@@ -167,7 +167,7 @@ class BatchLifecycle:
         secret = self._vault.get(batch.batch_id)
         with self._store.engine.connect() as connection:
             if not try_claim(connection, f"shuffle {batch.batch_id}"):
-                # Both replicas would make the same bytes; one saves the other's work and memory.
+                # Two replicas would make the same bytes, so only one spends the work and memory.
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)
             cipher = ReportCipher(batch.batch_id, secret)
@@ -190,18 +190,19 @@ class BatchLifecycle:
     # End and erasure
 
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> BatchStatus:
-        """Counts failed messages against their nodes, and erases a batch that the analyzer has.
+        """Erases a batch that the analyzer has received; counts failed messages against nodes.
 
-        ``failed`` has places in the order of the hand-over, of messages that the coordinator says
-        did not open. Nothing proves that, so a coordinator may name whichever it likes:
+        ``failed`` has the places, in the order of the hand-over, of messages that did not open
+        according to the coordinator. Nothing proves that, so a coordinator may name any messages:
 
-        - It learns nothing. Neither the answer, nor what is checked, nor any status, record or
-          time depends on whose messages these are, and its token opens no list of nodes.
-        - It can tell the operator something, as a party that colludes could anyway: how many of
-          some messages of its choice each node sent. So the operator sees sums over batches by
-          node, never a batch, slot or user, and a batch adds at most `MAX_NAMED`.
-        - It can blame nodes, but at random, or by what they report. So nothing follows by itself.
-          A revocation can be seen by the coordinator: the operator should wait for several batches.
+        - It learns nothing. No answer, check, status, record or time depends on whose messages
+          these are, and its token cannot read the list of nodes.
+        - It can tell the operator how many of some messages of its choice each node sent, which a
+          colluding coordinator could do anyway. So the operator sees sums over batches by node,
+          never a batch, slot or user, and a batch adds at most `MAX_NAMED`.
+        - It can blame nodes, but only at random or by the content of messages. So nothing follows
+          automatically. The coordinator can notice a revocation: the operator should wait for
+          several batches.
 
         Raises RemoteError ``malformed`` if these are not places of messages, in ascending order.
         """
@@ -218,12 +219,12 @@ class BatchLifecycle:
     def _senders(self, batch: batch_rows.Batch, places: Sequence[int]) -> list[int]:
         try:
             key = self._vault.get(batch.batch_id).permutation
-        except SecretLostError:  # nobody can tell whose they were any more
+        except SecretLostError:  # nobody can tell any more whose messages they were
             return []
         return senders(places, key, n=batch.n, L=batch.L)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
-        """Gives a short batch up; its users stay marked."""
+        """Abandons a batch with fewer than n reports; its users may still not report again."""
         await self._store.write(batch_rows.abandon, batch_id)
         return await self._end(batch_id, "abandoned")
 
@@ -237,13 +238,13 @@ class BatchLifecycle:
     async def give_up(self, batch_id: str) -> None:
         """Gives up a batch whose secret is lost, unless its messages have left."""
         state = await self._store.write(batch_rows.give_up, batch_id)
-        if state in batch_rows.NEED_SECRET:  # else it ended meanwhile, and its secret with it
+        if state in batch_rows.NEED_SECRET:  # else it has ended, and its secret is destroyed
             note("secret-lost", batch_id=batch_id, state=state)
         await self.tidy()
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up every batch whose secret is lost; returns how many have theirs.
+        """Gives up every batch whose secret is lost; returns how many still have their secret.
 
         Raises LocalError ``unavailable`` if a secret is there and cannot be read.
         """
@@ -259,7 +260,7 @@ class BatchLifecycle:
     async def tidied(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns the result of a query after `tidy`: in one read where nothing is due."""
+        """Returns the result of a query after `tidy`; takes a single read if nothing is due."""
 
         def read(connection: Connection) -> tuple[T] | None:
             return None if self._due(connection) else (query(connection, *args, **kwargs),)
@@ -271,14 +272,14 @@ class BatchLifecycle:
         return await self._store.read(query, *args, **kwargs)
 
     async def tidy(self) -> None:
-        """Ends the batches that are due, then erases those that are over. Repeats harmlessly."""
+        """Ends the batches that are due, then erases those that are over. Safe to repeat."""
         now, retention = self._clock(), self._retention
         async with self._tidying:
             if not await self._store.read(self._due):
                 return
             for batch_id, event in await self._store.write(batch_rows.end_due, now, retention):
                 note(f"{event}d", batch_id=batch_id)
-            # Read after the write returned: a secret goes only once its batch's end is durable.
+            # Read after the write has returned: a secret goes only once its batch's end is durable.
             for batch_id in await self._store.read(batch_rows.to_clean):
                 await self._clean(batch_id)
         self._changes.notify()
@@ -298,7 +299,7 @@ class BatchLifecycle:
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
-    """Refuses a second descriptor for one batch id: two would let nodes be told apart."""
+    """Refuses a second descriptor for a batch id: two would make nodes distinguishable."""
     if present.descriptor.encode() != data:
         raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
     return present

@@ -1,22 +1,23 @@
-"""Counts what the shuffler does, and decides who may see it: metrics, records, the log.
+"""Counts the shuffler's work and decides who may see the counts: metrics, records, the log.
 
 **Metrics** for Prometheus are for the operator alone, since they show single uploads. Counters and
-histograms are this process's. Gauges that are read from the store are the same at every
-replica: take their maximum, not their sum. No label is a node, a user or a batch.
+histograms count this process alone. Gauges that are read from the store are the same at every
+replica: take their maximum, not their sum. No label names a node, a user or a batch.
 
-**Conservation records** say what became of everything sent to a batch: accepted = held + forwarded
-+ dropped. Each term is counted where it arises: accepted when a report is stored, held by counting
+**Conservation records** account for everything sent to a batch: accepted = held + forwarded +
+dropped. Each term is counted where it arises: accepted when a report is stored, held by counting
 what the store holds now, forwarded from the bytes that were handed over, dropped by counting what
 the store held in the transaction that ended the batch. So the equation can fail, and then shows a
 fault.
 
-The coordinator sees every message, so it must not learn who was slow, late or refused: that is
-outside the accountant. Of a complete batch its record (`for_coordinator`) follows from state, n and
-L. Of an open or abandoned one it learns at most how many tenths are full, a tenth being ten reports
-or more, and a new value once in `REFRESH_SECONDS`. Refusals are for the operator alone.
+The coordinator sees every message, so it must not learn who was slow, late or refused, which the
+accountant does not cover. Its record of a complete batch (`for_coordinator`) follows from state, n
+and L. For an open or abandoned batch it learns at most how many tenths are full, a tenth being ten
+reports or more, a new value every `REFRESH_SECONDS` at most. Refusals are for the operator
+alone.
 
-**The log** (`common.process.journal`) may never name a node, user, lease or slot: a log that says
-who sent when would undo the shuffle for its reader.
+**The log** (`common.process.journal`) may never name a node, user, lease or slot: a log that shows
+who sent something when would undo the shuffle for its reader.
 """
 
 from collections import Counter
@@ -94,7 +95,7 @@ class ShufflerMetrics:
         )
 
     def count_leases(self, reply: LeaseReply) -> None:
-        """Counts the answer to a lease request."""
+        """Counts the leases and refusals in the answer to a lease request."""
         self.leases.labels("granted").inc(len(reply.leases))
         for problem, count in Counter(refusal.problem for refusal in reply.refused).items():
             self.leases.labels(problem).inc(count)
@@ -106,7 +107,7 @@ class ShufflerMetrics:
         self.uploading.observe(seconds)
 
     def measure_store(self, connection: Connection) -> None:
-        """Sets the gauges of what the store holds."""
+        """Sets the gauges that describe the store."""
         c, d = batches.c, dropped.c
         states = select(c.state, func.count()).group_by(c.state)
         ended = select(c.ended_by, func.sum(c.discarded)).where(c.ended_by.is_not(None))
@@ -130,7 +131,7 @@ class ShufflerMetrics:
 
 
 SHORT = ("open", "abandoned")
-"""States of batches whose counts do not follow from n."""
+"""States in which a batch's counts do not follow from n."""
 
 REFRESH_SECONDS = 10
 MAX_RECORDS = 1_024
@@ -166,7 +167,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
 
 
 def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
-    """Returns what the coordinator may know of a record; see the module's text."""
+    """Returns the part of a record that the coordinator may know; see the module's docstring."""
     if record.state not in SHORT:
         return record.model_copy(update={"rejected": None})
     return Conservation(

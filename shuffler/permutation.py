@@ -1,10 +1,10 @@
-"""The shuffle: one permutation over all messages of all reports.
+"""The shuffle: one permutation of all messages of all reports.
 
 The permutation sorts 128-bit keys from an AES-256-CTR keystream, whose 32-byte key came from the
-system's CSPRNG at the batch's deposit. So it is uniform up to the advantage against the cipher and
-the probability of a tie (`common.mechanism.shuffle_model.permutation`). Reports enter in the order
-of their slots, so the same secret and the same reports give the same bytes after a crash, and
-permuted bytes need never be stored. The order in which reports arrived does not enter anywhere.
+system's CSPRNG at the batch's deposit. So it is uniform up to an adversary's advantage against the
+cipher and the probability of a tie (`common.mechanism.shuffle_model.permutation`). Reports enter in
+the order of their slots, so the same secret and reports give the same bytes after a crash, and
+permuted bytes need never be stored. The reports' order of arrival is not used anywhere.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ class Keystream:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What the analyzer gets: sealed messages (n * L, message bytes) and their SHA-256 in hex."""
+    """The analyzer's input: sealed messages (n * L, message bytes) and their SHA-256 in hex."""
 
     messages: Messages = field(repr=False)
     sha256: str
 
     @classmethod
     def of(cls, permuted: Messages) -> "Release":
-        """Returns the release of permuted messages, in which copies are blanked in place."""
+        """Returns the release of permuted messages, after blanking copies in place."""
         blank_copies(permuted)
         return cls(permuted, hashlib.sha256(permuted.data).hexdigest())
 
@@ -55,7 +55,7 @@ class Release:
 
 
 def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:
-    """Returns the slots of the reports whose messages were handed over at these places."""
+    """Returns the slots of the reports whose messages are at these places of the hand-over."""
     order = permutation(n * L, Keystream(key))
     return [int(slot) for slot in order[np.array(places)] // L]
 
@@ -71,11 +71,11 @@ def permute_messages(
 ) -> Messages:
     """Permutes the n * L messages of n reports; returns them, (n * L, message bytes).
 
-    Each of ``uploads`` is k slots and the k reports on them, end to end, in any order. ``key`` is
-    the permutation's key of 32 bytes. Raises LocalError if the reports are not one for each of n
-    slots. Only a damaged store can cause that for a sealed batch; nothing is released then.
+    Each of ``uploads`` has k slots and their k reports, concatenated; their order does not matter.
+    ``key`` has 32 bytes. Raises LocalError unless there is one report for each of n slots. Only a
+    damaged store can cause that for a sealed batch; nothing is released then.
     """
-    places = np.empty((n, L), dtype=np.int64)  # of each message: the inverse of the permutation
+    places = np.empty((n, L), dtype=np.int64)  # each message's place: the inverse permutation
     places.reshape(-1)[permutation(n * L, Keystream(key))] = np.arange(n * L)
     permuted = np.empty(n * L, dtype=f"V{message_bytes}")
     missing = np.ones(n, dtype=np.bool_)
@@ -93,11 +93,11 @@ def permute_messages(
 
 
 def blank_copies(messages: Messages) -> int:
-    """Zeroes every message that has occurred before, and returns how many these are.
+    """Zeroes every message that is a copy of an earlier one, and returns the number of copies.
 
-    A message begins with an ephemeral public key, so honest ones differ in 8 bytes but for one
-    batch of 1 GiB in 1e5. Copies of a user's messages would multiply the user in the counts; blank
-    ones do not open and count as dishonest. Done here, it holds over replicas and restarts.
+    A message begins with an ephemeral public key, so honest messages differ in their first 8 bytes,
+    except in one batch of 1e5 at 1 GiB. Copies of a user's messages would multiply the user in the
+    counts; blank ones do not open and count as dishonest. Here this works across replicas.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

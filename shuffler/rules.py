@@ -3,20 +3,20 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly and has few blanks, and its id is that of the path and of run and deployment;
-- it names this shuffler, has not expired and will in time, and names a pinned analyzer key if any
-  key is pinned;
+- it parses strictly and has few blanks, and its id is the path's and run and deployment give it;
+- it names this shuffler, has not expired and will soon enough, and names a pinned analyzer key if
+  any key is pinned;
 - the operator allows its trust model;
 - n is at least the operator's smallest batch, and its n * L messages fit the largest;
-- it asks for seeded noise only where the test entry point is open;
-- one owner's nodes may hold no more of it than the operator allows, and the guarantee, recomputed
-  at the operator's beta and dishonest fraction, is not weaker than the operator's, and not weaker
-  than what the descriptor itself promises.
+- it asks for seeded noise only if the test entry point is open;
+- it lets one owner's nodes hold no more slots than the operator allows, and its guarantee,
+  recomputed at the operator's beta and dishonest fraction, is neither weaker than the operator
+  demands nor weaker than the descriptor promises.
 
 `decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
 over all batches and runs; parallel composition over batches rests on that rule. The nodes of one
 owner together hold at most the descriptor's share of a batch. While a batch is open, the
-coordinator learns that it is open, and nothing that grows with single reports (`for_coordinator`).
+coordinator learns that, and no number that grows with single reports (`for_coordinator`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,16 +38,16 @@ from riffle.common.protocol.verification import check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
-"""Smallest n of a batch of which the coordinator is told tenths, and nodes tenths of free slots."""
+"""Smallest n at which the coordinator sees the fill, and nodes see free slots, in tenths."""
 
 REPORTS_A_LAPSE = 10
-"""Reports for each lapsed lease that an owner is not made to wait for."""
+"""Reports that an owner needs for each lapsed lease in order not to wait."""
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
-"""A lease may report, has reported, or may not report any more (expired or superseded)."""
+"""Whether a lease may report, has reported, or may not report any more (expired or superseded)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Demands:
 
 @dataclass(slots=True)
 class Room:
-    """What is left: users in the node's quota, free slots of the batch and of its owner's share."""
+    """Room left: users in the node's quota, free slots of the batch and of the owner's share."""
 
     quota: int
     free_slots: int
@@ -82,14 +82,14 @@ class Room:
 
 
 Frame = tuple[str, bytes, bytes | None]
-"""One frame of an upload: its lease, the SHA-256 of its sealed report, and the report out of its
+"""One frame of an upload: its lease, the SHA-256 of its sealed report, and the report without its
 outer seal, or None if the seal does not open under the batch's key."""
 
 
 def accept_deposit(
     data: bytes, signature: str | None, path_id: str, demands: Demands, now: int
 ) -> Context:
-    """Returns the descriptor's context; raises RemoteError at the first rule that does not hold."""
+    """Returns the descriptor's context; raises RemoteError for the first broken rule."""
     if not signature:
         raise RemoteError("bad-signature", "the deposit carries no signature of the coordinator")
     verify_deposit(demands.coordinator_key, data, signature)
@@ -102,10 +102,10 @@ def accept_deposit(
 
 
 def check_batch_key(batch_key: str, used: str | None) -> None:
-    """Raises RemoteError ``outdated-key`` if a node seals reports to another key of the batch.
+    """Raises RemoteError ``outdated-key`` if a node seals reports to a former key of the batch.
 
-    A shuffler whose store was made anew has given the batch another key than nodes remember.
-    ``used`` is `key_id` of the node's key, if the node sent it.
+    A shuffler with a new store has given the batch another key than nodes remember. ``used`` is the
+    `key_id` of the node's key, if the node sent it.
     """
     if used not in (None, key_id(bytes.fromhex(batch_key))):
         raise RemoteError("outdated-key", "the batch has another key now: fetch its descriptor")
@@ -156,11 +156,11 @@ def _check_promise(context: Context, demands: Demands) -> None:
 
 
 def for_coordinator(status: BatchStatus) -> BatchStatus:
-    """Returns what the coordinator may know: no number that grows with single reports.
+    """Returns the status for the coordinator, without numbers that grow with single reports.
 
     The coordinator also sees every message. If it saw when the count of reports changes, it would
-    learn at which times people report, which the shuffle is there to hide. ``declined`` may show:
-    it says that some node declines, never which or how many, and no report changes it alone.
+    learn when people report, which the shuffle must hide. ``declined`` may be shown: it tells that
+    some node declines, never which or how many, and no single report changes it.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -172,31 +172,31 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 
 
 def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
-    """Returns when an owner may lease slots of a batch again; 0: at once.
+    """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
-    ``lapses``: how many leases expired without a report, the first and the last time of it. An
-    owner with more than one for every `REPORTS_A_LAPSE` reports loses these slots, which others
-    take while it waits: a lease's life, and as long again as it has let leases lapse. So waits
-    double, and an owner who never reports holds slots for less and less of a batch's life. A loss
-    for good would let one crash end a batch of few owners.
+    ``lapses``: how many leases expired without a report, and the first and last time of this. An
+    owner with more than one for every `REPORTS_A_LAPSE` reports loses these slots to others while
+    it waits: for a lease's life plus the time from its first lapse to its last. So waits double,
+    and an owner who never reports holds slots for less and less of a batch's life. A permanent loss
+    would let one crash end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:
-    """Returns why a batch gives out no slot at all; None while it fills."""
+    """Returns the reason why a batch grants no slots at all; None while it fills."""
     if state == "abandoned" or (state == "open" and expires_at <= now):
         return "late"
     return None if state == "open" else "batch-full"
 
 
 def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
-    """Returns what a node gets for a user of an open batch who has no live lease of it there.
+    """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
-    live lease elsewhere and so may be running an episode. One refusal stands for both, and a node
-    without room learns not even that: to ask about users costs slots.
+    live lease elsewhere and so may be running an episode. One refusal covers both, and a node
+    without room does not even learn that, so probing users costs slots.
     """
     if room.free_slots < 1:
         return "batch-full"
@@ -208,16 +208,16 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 
 
 def coarse_slots(free: int, n: int) -> int:
-    """Returns the free slots of a batch as nodes are told: in tenths of n, rounded up.
+    """Returns the free slots of a batch as shown to nodes: in tenths of n, rounded up.
 
-    Exact ones would be a clock of single leases. Batches below `SMALLEST_SHOWN` have one step.
+    Exact numbers would show when single leases change. Below `SMALLEST_SHOWN` there is one step.
     """
     step = n if n < SMALLEST_SHOWN else ceil(n / 10)
     return min(n, step * ceil(free / step))
 
 
 def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:
-    """Returns the ``count`` lowest free slots: those of expired leases, then never used ones."""
+    """Returns the ``count`` lowest free slots: first those of expired leases, then unused ones."""
     slots = sorted(returned)[:count]
     fresh = range(next_slot, min(n, next_slot + count - len(slots)))
     return slots + list(fresh)
@@ -228,14 +228,14 @@ def judge_frame(
 ) -> Outcome:
     """Returns the outcome of one frame.
 
-    ``standing`` is that of its lease, or None if this node has no such lease in this batch.
-    ``same``: the lease has reported these very bytes. ``opens``: the report opens under the batch's
-    key. ``reported``: its user has reported with another lease, in any batch. ``accepting``: the
+    ``standing`` is its lease's, or None if this node has no such lease in this batch. ``same``: the
+    lease has reported exactly these bytes. ``opens``: the report opens under the batch's key.
+    ``reported``: the lease's user has reported with another lease, in any batch. ``accepting``: the
     batch is open and has not expired.
 
-    A repetition is recognised first, whatever became of the batch since, so that a node whose
-    answer was lost always learns that its report is stored. A batch that is over has forgotten the
-    leases that never reported, so an unknown lease is late there.
+    A repetition is recognised first, whatever has become of the batch, so that a node whose answer
+    was lost always learns that its report is stored. A batch that is over has forgotten the leases
+    that never reported, so an unknown lease counts as late then.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"

@@ -27,7 +27,7 @@ PREFIX = "RIFFLE_SHUFFLER_"
 
 
 class Settings(ServerSettings):
-    """The settings of an operator. Build them with `load`, which explains what is wrong."""
+    """The settings of a shuffler's operator. Build them with `load`, which explains errors."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
     loopback_defaults: ClassVar[dict[str, float]] = {
@@ -136,7 +136,7 @@ class Settings(ServerSettings):
 
     @property
     def inflight_of_one(self) -> int:
-        """Bytes of uploads that one node may have under way: a quarter, or one whole upload."""
+        """Bytes of uploads that one node may have under way: a quarter of all, or one upload."""
         return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
 
     def public_key(self) -> bytes:
@@ -157,7 +157,7 @@ class Settings(ServerSettings):
         return RateLimit(self.node_requests, self.node_reports, self.node_requests_at_once)
 
     def demands(self) -> Demands:
-        """Returns the demands on a batch; raises LocalError without a key, or by the test entry."""
+        """Returns the demands. Raises LocalError without a key or with an open test entry."""
         self.check_test_entry()
         return Demands(
             shuffler_id=self.shuffler_id,
@@ -172,7 +172,7 @@ class Settings(ServerSettings):
         )
 
     def _bytes(self, name: str) -> bytes:
-        """Returns the 32 bytes of a setting, given as hexadecimal text or as a file of it."""
+        """Returns the 32 bytes of a setting: hexadecimal text, or a file that holds such text."""
         text, file = getattr(self, name), getattr(self, f"{name}_file")
         variable = f"{PREFIX}{name.upper()}"
         if text is not None:

@@ -6,25 +6,25 @@ Batches:
     open --abandon, expire--> abandoned        open, sealed --lost--> abandoned
     sealed --retire--> abandoned               forwarded --retire--> acknowledged
 
-``fill`` happens in the transaction that stores the n-th distinct report. A short batch has no way
-to ``forwarded``: from ``open`` only ``fill`` leads on, and every other event ends in ``abandoned``.
-Only a short batch is abandoned by choice: a complete one has cost n people the one report they
-have. A complete batch is given up when its secret is lost (``lost``), since nobody can open it any
-more, and when nobody takes it in time (``retire``). Once messages have left (``forwarded``) a batch
-is never abandoned, since what was handed over counts as used; when retired, it is erased as if the
-analyzer had acknowledged it.
+``fill`` happens in the transaction that stores the n-th distinct report. A batch with fewer than n
+reports never reaches ``forwarded``: from ``open`` only ``fill`` leads on, and every other event
+ends in ``abandoned``. Only such a short batch is abandoned by choice: a complete one has cost n
+people the one report that each of them has. A complete batch is given up if its secret is lost
+(``lost``), since nobody can open it any more, or if nobody takes it in time (``retire``). Once its
+messages have left (``forwarded``) a batch is never abandoned, since they count as used; when
+retired, it is erased as if the analyzer had acknowledged it.
 
 Leases:
 
     held --report--> reported                  held --supersede--> superseded
     held, superseded --reassign--> lost        held, superseded, lost --forget--> forgotten
 
-A held lease may report until it expires. It is superseded when its user gets a newer lease: then
-it keeps its slot but may not report, so a user reports once. It is lost when its expired slot goes
-to another user, and forgotten when its batch ends without its report. Nothing follows ``reported``,
-so no event takes back a user's one report.
+A held lease may report until it expires. It is superseded when its user gets a newer lease; it then
+keeps its slot but may not report, so a user reports once. It is lost when it has expired and its
+slot goes to another user, and forgotten when its batch ends without its report. Nothing follows
+``reported``, so no event takes back a user's one report.
 
-An event whose target is the present state is a repetition (a lost answer, a retry) and changes
+An event that leads to the current state is a repetition (a lost answer, a retry) and changes
 nothing.
 """
 
@@ -78,8 +78,8 @@ LEASE_TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 def after(state: BatchState, event: Event) -> BatchState:
     """Returns the state of a batch after ``event``.
 
-    Without such a transition, raises RemoteError: ``batch-not-ready`` while the batch fills,
-    ``late`` for handing over a batch that is over, ``wrong-state`` otherwise.
+    If there is no such transition, raises RemoteError: ``batch-not-ready`` while the batch fills,
+    ``late`` for a hand-over after the batch's end, ``wrong-state`` otherwise.
     """
     target = TRANSITIONS.get((state, event))
     if target is not None:
@@ -92,9 +92,9 @@ def after(state: BatchState, event: Event) -> BatchState:
 
 
 def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
-    """Returns the state of a lease after ``event``; raises LocalError without such a transition.
+    """Returns a lease's state after ``event``; raises LocalError if there is no such transition.
 
-    The shuffler's own code causes these events, so nothing a node sends leads to the error.
+    The shuffler's own code causes these events, so no request of a node can lead to the error.
     """
     target = LEASE_TRANSITIONS.get((state, event))
     if target is None:
@@ -103,7 +103,7 @@ def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
 
 
 def reached(state: BatchState, wanted: BatchState) -> bool:
-    """Returns whether waiting for ``wanted`` is over: the batch reached it, or never will."""
+    """Returns whether the batch has reached the state ``wanted``, or never will."""
     if state == "abandoned":
         return True
     if wanted == "abandoned":

@@ -1,6 +1,6 @@
-"""Bounds on what waits in memory: long polls, and the bytes of uploads that are being received.
+"""Bounds the long polls that wait in memory, and the bytes of uploads being received.
 
-Long polls wait on a `ChangeSignal`; a `Budget` bounds how many wait.
+Long polls wait on a `ChangeSignal`; a `Budget` limits their number.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from riffle.common.protocol.errors import LocalError
 T = TypeVar("T")
 
 RECHECK_SECONDS = 1.0
-"""Seconds until a waiter checks again where its answer may change without a signal: leases expire
-silently, and notifications of other replicas may be lost."""
+"""Seconds until a waiter checks again if its answer may change without a signal: leases expire
+without one, and notifications of other replicas may be lost."""
 
 IDLE_RECHECK_SECONDS = 5.0
-"""Seconds until a waiter checks again elsewhere: the next check ends a short batch that expired."""
+"""Seconds until a waiter checks again otherwise; the check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
-"""Of all waiters together: the more wait, the less often each checks, to bound processor time."""
+"""Checks of all waiters together: the more wait, the less often each checks."""
 
 
 class Budget:
-    """A bound on something that many requests hold at once, of ``what``.
+    """A bound on a resource, named ``what``, that many requests hold at the same time.
 
-    ``each`` bounds what one holder has of it, so that none leaves nothing to the others.
+    ``each`` bounds the share of one holder, so that nobody can take everything.
     """
 
     def __init__(self, limit: int, what: str, each: int | None = None) -> None:
@@ -41,15 +41,15 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """How much all holders have now."""
+        """The amount that all holders have now."""
         return self._taken
 
     @contextmanager
     def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
         """Yields a function that takes more at each call; all is returned when the context ends.
 
-        At the limit the function takes nothing and raises LocalError ``too-many-requests`` at once,
-        since waiting would only move the queue.
+        At the limit the function takes nothing and immediately raises LocalError
+        ``too-many-requests``, since waiting would only move the queue.
         """
         held = 0
 
@@ -74,7 +74,7 @@ class Budget:
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:
-    """Returns the request with its body charged as it arrives: a declared length costs nothing."""
+    """Returns the request, whose body is metered as it arrives; a declared length costs nothing."""
 
     async def receive() -> Message:
         message = await request.receive()
@@ -85,10 +85,10 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 
 
 class ChangeSignal:
-    """Wakes long polls when a change that they may wait for was committed.
+    """Wakes long polls when a change has been committed for which they may wait.
 
-    ``version`` grows with every change: an answer read before may be out of date. ``shared``: other
-    replicas change the same store, and their notifications may be lost.
+    ``version`` grows with every change; an answer read before a change may be outdated. ``shared``:
+    other replicas change the same store, and their notifications may be lost.
     """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
@@ -99,7 +99,7 @@ class ChangeSignal:
         self.version = 0
 
     def pause(self, *, silent: bool) -> float:
-        """Returns the seconds until a waiter checks again; ``silent``: no signal may tell it."""
+        """Returns the seconds until a waiter checks again; ``silent``: a change may not signal."""
         seconds = RECHECK_SECONDS if silent or self._shared else IDLE_RECHECK_SECONDS
         return max(seconds, self._waiters.taken / CHECKS_A_SECOND)
 
@@ -121,17 +121,17 @@ class ChangeSignal:
         is_enough: Callable[[T], bool],
         may_change_silently: Callable[[T], bool] = lambda _: False,
     ) -> T:
-        """Returns what ``read`` returns once it is enough, after ``seconds``, or at `close`.
+        """Returns the answer of ``read`` once it is enough, after ``seconds``, or at `close`.
 
-        ``may_change_silently`` says whether an answer may change without a call of `notify`. Raises
-        LocalError ``too-many-requests`` if too many polls wait already.
+        ``may_change_silently`` tells whether an answer may change without a call of `notify`.
+        Raises LocalError ``too-many-requests`` if too many polls wait already.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         with self._waiters.meter() as take:
             take(1)
             while True:
-                event = self._event  # taken before reading: a change meanwhile sets this one
+                event = self._event  # taken before reading, so a change during the read sets it
                 answer = await read()
                 remaining = deadline - clock()
                 if is_enough(answer) or remaining <= 0 or self._closed:

@@ -1,1 +1,1 @@
-"""The shuffler's durable state and its transactions; no HTTP, no clock, no decision of a rule."""
+"""The shuffler's durable state and its transactions, without HTTP, clock or decisions."""

@@ -1,7 +1,7 @@
 """Batches in the store: deposit, state, status, hand-over, erasure.
 
 Every function takes a connection inside a transaction; the caller commits. A function checks
-everything before it changes anything, and repeats harmlessly: a retry after a lost answer finds the
+everything before it changes anything, and is safe to repeat: a retry after a lost answer finds the
 work done.
 """
 
@@ -57,7 +57,7 @@ NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch's row without its descriptor. ``report_bytes``: size of an uploaded report."""
+    """A batch's row without its descriptor. ``report_bytes`` is the size of an uploaded report."""
 
     batch_id: str
     digest: bytes
@@ -87,8 +87,8 @@ class Batch:
 class OpenBatches:
     """The batches that are open at ``now``, oldest first.
 
-    ``next_expiry`` is when the first of them or of their live leases expires, which changes the
-    list without a notification.
+    ``next_expiry`` is the first expiry of a batch or a live lease; an expiry changes the list
+    without a notification.
     """
 
     batches: list[OpenBatch]
@@ -96,10 +96,10 @@ class OpenBatches:
     next_expiry: int | None
 
     def changes_within(self, seconds: float, lease_seconds: int) -> bool:
-        """Returns whether one may expire within ``seconds``, or a lease granted now may."""
+        """Returns whether a batch or a lease, even one granted now, may expire in ``seconds``."""
         if self.next_expiry is None:
             return False
-        # The clock shows whole seconds.
+        # The clock counts whole seconds.
         return min(self.next_expiry - self.now, lease_seconds) <= seconds + 1
 
 
@@ -181,7 +181,7 @@ def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor
 def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
     """Returns a batch, or raises RemoteError ``unknown-batch``.
 
-    ``lock`` keeps other writers from it until the transaction ends.
+    ``lock`` keeps other writers from the batch until the transaction ends.
     """
     query = _FIND_LOCKED if lock else _FIND
     row = connection.execute(query, {"batch": batch_id}).one_or_none()
@@ -191,7 +191,7 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 
 
 def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
-    """Moves a locked batch to the state `after` the event, which it returns; raises as `after`.
+    """Moves a locked batch to the state `after` the event; returns that state. Raises as `after`.
 
     ``changes`` are stored with the new state.
     """
@@ -199,7 +199,7 @@ def transition(connection: Connection, batch: Batch, event: Event, **changes: ob
     if target != batch.state:
         notify(connection, batch.batch_id)
         changes["state"] = target
-        if target == "abandoned":  # an end before the hand-over drops what the store has now
+        if target == "abandoned":  # an end before the hand-over drops all reports in the store
             changes |= {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
         _update(connection, batch.batch_id, **changes)
     return target
@@ -229,14 +229,14 @@ def stored_slots(connection: Connection, batch_id: str) -> list[int]:
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
-    """Gives a short batch up; raises RemoteError ``wrong-state`` once it is complete."""
+    """Abandons a batch with less than n reports; raises RemoteError ``wrong-state`` at n."""
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
 def give_up(connection: Connection, batch_id: str) -> BatchState:
     """Gives up a batch whose secret is lost, unless its messages have left or it is over.
 
-    Returns the state before.
+    Returns the previous state.
     """
     batch = find(connection, batch_id, lock=True)
     if (batch.state, "lost") in TRANSITIONS:
@@ -245,9 +245,9 @@ def give_up(connection: Connection, batch_id: str) -> BatchState:
 
 
 def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str, Event]]:
-    """Expires every batch that is still short, retires every one that nobody took in time.
+    """Expires overdue batches with fewer than n reports; retires those that nobody took in time.
 
-    Returns the batches and what ended them.
+    Returns these batches and the events that ended them.
     """
     times = {"now": now, "retire_before": now - retention}
     ended: list[tuple[str, Event]] = []
@@ -259,10 +259,10 @@ def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str,
 
 
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
-    """Records, before a byte leaves, which bytes are handed over; they never change after.
+    """Records, before a byte leaves, which bytes are handed over; they never change afterwards.
 
     Raises RemoteError if the batch is not sealed, or is over; LocalError if the recomputed bytes
-    are not those handed over before.
+    differ from those handed over before.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 not in (None, sha256):
@@ -276,12 +276,12 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages:
 def acknowledge(
     connection: Connection, batch_id: str, sha256: str, failed: Sequence[int] = ()
 ) -> None:
-    """Records that the analyzer has the messages; from here on the batch will be erased.
+    """Records that the analyzer has the messages, so that the batch will be erased.
 
-    ``failed`` has the slot of each message that did not open. Its node is told apart here, in the
-    transaction that ends the batch, so that a repetition or another replica counts nothing twice.
+    ``failed`` has the slot of each message that did not open. Messages are counted to their nodes
+    in this transaction, which ends the batch, so a repetition or another replica counts none twice.
 
-    Raises RemoteError ``wrong-state`` if the digest is of other bytes, or by the table.
+    Raises RemoteError ``wrong-state`` if the digest is of other bytes, or in a wrong state.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -323,13 +323,13 @@ def mark_clean(connection: Connection, batch_id: str) -> None:
 
 
 def holding_secrets(connection: Connection) -> set[str]:
-    """Returns the batches that are not over: each needs its secret."""
+    """Returns the batches that are not over; each of them needs its secret."""
     query = select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
     return set(connection.scalars(query))
 
 
 def stored_reports(connection: Connection, batch_id: str) -> Generator[tuple[list[int], bytes]]:
-    """Yields the slots and the stored reports of one upload after the other, in any order."""
+    """Yields the slots and stored reports of each upload, in any order."""
     query = select(reports.c.slots, reports.c.sealed).where(reports.c.batch_id == batch_id)
     with connection.execution_options(yield_per=1).execute(query) as rows:
         for slots, sealed in rows:
@@ -355,7 +355,7 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
 
 
 def decline(connection: Connection, batch_id: str, reason: str, now: int) -> None:
-    """Notes that some node declines an open batch, and nothing about the node."""
+    """Records that some node declines an open batch, without recording which."""
     if find(connection, batch_id, lock=True).state == "open":
         row = (declined.c.batch_id == batch_id) & (declined.c.reason == reason)
         if connection.execute(update(declined).where(row).values(at=now)).rowcount == 0:
@@ -371,12 +371,12 @@ def open_batches(connection: Connection, now: int) -> OpenBatches:
 
 
 def anything_due(connection: Connection, now: int, retention: int) -> bool:
-    """Returns whether a batch has to be ended or erased."""
+    """Returns whether any batch has to be ended or erased."""
     return connection.scalar(_DUE, {"now": now, "retire_before": now - retention}) is not None
 
 
 def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, int]) -> None:
-    """Adds to a batch's counts of frames that were not accepted, by problem."""
+    """Adds to a batch's counts, by problem, of frames that were not accepted."""
     for problem, amount in frames.items():
         row = (dropped.c.batch_id == batch_id) & (dropped.c.problem == problem)
         grown = update(dropped).where(row).values(frames=dropped.c.frames + amount)
@@ -387,7 +387,7 @@ def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, in
 def bind_to_vault(connection: Connection, identity: int) -> None:
     """Records which vault has this store's secrets, or raises LocalError ``unavailable``.
 
-    Under another vault every batch would seem to have lost its secret, and would be given up.
+    With another vault, every batch would seem to have lost its secret and would be given up.
     """
     bound = read_number(connection, meta, "vault")
     if bound is None:

@@ -1,12 +1,12 @@
-"""How the event loop uses the store: reads run in threads, writes in the committer's one thread.
+"""The event loop's access to the store: reads run in threads, writes in the committer's thread.
 
 The committer groups waiting writes into one transaction and answers them after the sync. A sync
 costs the same for one write as for fifty, so under load the groups grow and share the cost of
 durability. No answer leaves before the commit has returned.
 
-A job that fails undoes itself alone: the committer rolls the whole group back and runs it again
-with a savepoint around each job. So a job may run twice, and one run counts. Savepoints from the
-start would cost two statements a job, and jobs hardly ever fail.
+A job that fails is undone alone: the committer rolls the whole group back and runs it again with a
+savepoint around each job. So a job may run twice, but only one run counts. Savepoints from the
+start would cost two statements per job, and jobs hardly ever fail.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ class Job(Generic[T]):
     _answer: Callable[[], None] | None = None
 
     def run(self, connection: Connection) -> None:
-        """Does the work inside the group's transaction; the answer waits for `answer`."""
+        """Does the work inside the group's transaction; `answer` hands over the result later."""
         result = self.write(connection)
         self._answer = lambda: self.future.set_result(result)
 
     def run_apart(self, connection: Connection) -> None:
-        """Runs the job in a savepoint; a failure is this job's answer alone."""
+        """Runs the job in a savepoint, so that a failure affects this job alone."""
         try:
             with connection.begin_nested():
                 self.run(connection)
@@ -58,10 +58,10 @@ class Job(Generic[T]):
             self._answer = lambda: self.future.set_exception(failure)
 
     def answer(self) -> None:
-        """Hands over the result, after the group's commit only.
+        """Hands over the result; call it only after the group's commit.
 
-        Drops the callback, because it and this job refer to each other: with them, megabytes of an
-        upload would stay until a full garbage collection.
+        Drops the callback, because the callback and this job refer to each other, and would keep
+        megabytes of an upload until a full garbage collection.
         """
         answer, self._answer = self._answer, None
         if answer is not None:
@@ -69,14 +69,14 @@ class Job(Generic[T]):
 
 
 def _fails_group(error: Exception) -> bool:
-    """Returns whether the transaction is in doubt: disk full, lock not granted, connection lost."""
+    """Returns whether an error leaves the transaction in doubt: disk, lock or connection."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
 
 
 class Committer:
-    """The writing thread. Any thread may call ``submit``; ``close`` finishes waiting writes."""
+    """The writing thread. Any thread may call ``submit``; ``close`` finishes queued writes."""
 
     def __init__(self, engine: Engine, *, max_waiting: int = 1024) -> None:
         self._engine = writer(engine)
@@ -100,11 +100,11 @@ class Committer:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting writes."""
+        """Number of queued writes."""
         return self._jobs.qsize()
 
     def close(self) -> None:
-        """Finishes the waiting writes, then ends the thread."""
+        """Finishes the queued writes, then ends the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -114,10 +114,10 @@ class Committer:
             group, open_for_more = self._next_group()
             if group:
                 self._commit(group)
-            del group  # else it would stay in memory until the next group comes
+            del group  # otherwise it would stay in memory until the next group
 
     def _next_group(self) -> tuple[list[Job[object]], bool]:
-        """Waits for a job, then takes all that wait; False when the thread shall end."""
+        """Waits for a job, then takes all queued ones; returns False if the thread shall end."""
         group: list[Job[object]] = []
         job = self._jobs.get()
         while job is not None:
@@ -145,7 +145,7 @@ class Committer:
             job.answer()
 
     def _commit_together(self, group: Sequence[Job[object]]) -> bool:
-        """Commits all jobs; returns False, with nothing done, if one failed."""
+        """Commits all jobs; if one fails, undoes all of them and returns False."""
         with self._engine.begin() as connection:
             for job in group:
                 try:
@@ -159,7 +159,7 @@ class Committer:
 
 
 class Store:
-    """An open store. ``writes`` changes when a write begins and when it ends.
+    """An open store. ``writes`` changes when a write begins and when one ends.
 
     ``shared``: other processes may write to the store.
     """
@@ -194,7 +194,7 @@ class Store:
     async def write(
         self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns a write's result once it is durable; raises LocalError as `read` and `submit`."""
+        """Returns a write's result once this is durable. Raises LocalError as `read`, `submit`."""
 
         @wraps(write)
         def job(connection: Connection) -> T:
@@ -211,7 +211,7 @@ class Store:
     async def write_for_good(
         self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Does a `write` that no older copy of the store may undo unnoticed: it moves the head."""
+        """Does a `write` and moves the head, so that an older copy of the store is noticed."""
 
         def advance_and_write(connection: Connection) -> tuple[int, T]:
             return self.head.advance(connection), write(connection, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Leases in the store, one row for all leases that one request was given.
+"""Leases in the store, with one row for all leases of a request.
 
-The leases of one request share batch, node and expiry, so they share a row, a *lease group*, and an
-upload changes that row alone. With a row or an index entry for each lease, every commit would write
-a page for each.
+The leases of one request share batch, node and expiry, so they share a row, the *lease group*, and
+an upload changes that row alone. With a row or an index entry for each lease, every commit would
+write a page for each lease.
 
 A lease's id is its slot, then the id of its group. A node knows its own slots, and nobody else is
 told a lease's id, so the id gives nothing away.
@@ -29,7 +29,7 @@ LETTERS: dict[LeaseState, str] = {
     "lost": "l",
     "forgotten": "f",
 }
-"""The stored form of a lease's state: one letter a lease, joined to one text a group."""
+"""The stored form of a lease's state: one letter per lease, joined to one text per group."""
 _STATES = {letter: state for state, letter in LETTERS.items()}
 
 USER_BYTES, DIGEST_BYTES, ID_BYTES = 16, 32, 8
@@ -53,7 +53,7 @@ _WITH_BATCH_STATE = (
     .where(is_one_of(lease_groups.c.group_id, "groups"))
 )
 PENDING = lease_groups.c.pending > literal_column("0")
-"""A literal 0, as in the index of pending leases: with a parameter the index would not be used."""
+"""A literal 0, as in the index of pending leases; a parameter would not match the index."""
 
 LIVE = PENDING & (lease_groups.c.expires_at > bindparam("now"))
 _OF_BATCH = lease_groups.c.batch_id == bindparam("batch")
@@ -115,7 +115,7 @@ class LeaseGroup:
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "LeaseGroup":
-        """Returns the group of a row that has the values of `_COLUMNS`."""
+        """Returns the group in a row, which has the values of `_COLUMNS`."""
         group_id, batch_id, node_id, expires_at, slots, letters, users, digests = row
         states, packed = [_STATES[c] for c in letters], (bytearray(users), bytearray(digests))
         return cls(group_id, batch_id, node_id, expires_at, read_slots(slots), states, *packed)
@@ -130,7 +130,7 @@ class LeaseGroup:
         users: Sequence[str],
         slots: Sequence[int],
     ) -> "LeaseGroup":
-        """Returns held leases of ``users`` on ``slots``."""
+        """Returns a group of new leases, all held, of ``users`` on ``slots``."""
         states: list[LeaseState] = ["held"] * len(slots)
         packed, digests = bytearray.fromhex("".join(users)), bytearray(DIGEST_BYTES * len(slots))
         return cls(group_id, batch_id, node_id, expires_at, list(slots), states, packed, digests)
@@ -152,7 +152,7 @@ class LeaseGroup:
         }
 
     def lease_id(self, slot: int) -> str:
-        """Returns the id of the lease of a slot."""
+        """Returns the id of the lease on a slot."""
         return f"{slot:016x}{self.group_id}"
 
     def user(self, index: int) -> str:
@@ -164,12 +164,12 @@ class LeaseGroup:
         return bytes(self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
 
     def index(self, lease: str) -> int | None:
-        """Returns the index of a lease, or None if the group has none of this id (any more)."""
+        """Returns the index of a lease, or None if the group does not have it (any more)."""
         index = self._indices.get(slot_of(lease))
         return None if index is None or self.states[index] == "forgotten" else index
 
     def standing(self, index: int, now: int) -> Standing:
-        """Returns whether a lease has reported, may report at ``now``, or may not any more."""
+        """Returns whether a lease has reported, may report at ``now``, or may no longer report."""
         state = self.states[index]
         if state == "held" and now < self.expires_at:
             return "live"
@@ -185,22 +185,22 @@ class LeaseGroup:
         self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = digest
 
     def supersede(self, index: int) -> None:
-        """Bars a lease from reporting, whatever the time, since its user gets another lease.
+        """Bars a lease from reporting, whatever its expiry, because its user gets another lease.
 
         A user reports once. If only expiry barred a lease, two leases of one user could both be
-        live for two replicas whose clocks differ.
+        live at replicas whose clocks differ.
         """
         self.states[index] = lease_after(self.states[index], "supersede")
 
     def reassign(self, limit: int) -> list[int]:
-        """Takes at most ``limit`` slots from leases without a report; returns these slots."""
+        """Takes at most ``limit`` slots from leases without a report; returns the slots."""
         holders = [i for i, state in enumerate(self.states) if state in ("held", "superseded")]
         for index in holders[:limit]:
             self.states[index] = lease_after(self.states[index], "reassign")
         return [self.slots[index] for index in holders[:limit]]
 
     def forget_unused(self) -> None:
-        """Forgets who held the leases without a report."""
+        """Deletes the users of leases without a report."""
         for index, state in enumerate(self.states):
             if state != "reported":
                 self.states[index] = lease_after(state, "forget")
@@ -230,7 +230,7 @@ def read_slots(stored: bytes) -> list[int]:
 def groups_of_upload(
     connection: Connection, batch_id: str, node_id: str, leases: Iterable[str]
 ) -> dict[str, LeaseGroup]:
-    """Returns the groups of these leases by id, if they belong to this batch and node."""
+    """Returns these leases' groups by id, but only groups of this batch and node."""
     groups = list({group_of(lease) for lease in leases})
     rows = connection.execute(_OF_UPLOAD, {"groups": groups, "batch": batch_id, "node": node_id})
     return {row[0]: LeaseGroup.from_row(row) for row in rows}
@@ -239,7 +239,7 @@ def groups_of_upload(
 def groups_of_leases(
     connection: Connection, leases: Iterable[str]
 ) -> dict[str, tuple[LeaseGroup, bool]]:
-    """Returns the groups of these leases by id, each with whether its batch is open."""
+    """Returns these leases' groups by id, each with a flag: whether its batch is open."""
     groups = list({group_of(lease) for lease in leases})
     if not groups:
         return {}
@@ -254,7 +254,7 @@ def save(connection: Connection, groups: Iterable[LeaseGroup]) -> None:
 
 
 def take_expired_slots(connection: Connection, batch_id: str, now: int, count: int) -> list[int]:
-    """Takes at most ``count`` slots from expired leases, the oldest first, and returns them."""
+    """Takes at most ``count`` slots from expired leases, oldest first, and returns the slots."""
     slots: list[int] = []
     while len(slots) < count:
         rows = connection.execute(_EXPIRED, {"batch": batch_id, "now": now})
@@ -282,9 +282,9 @@ def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list
 
 
 def forget_unused(connection: Connection, batch_id: str) -> None:
-    """Forgets the leases of a batch that never reported.
+    """Deletes the leases of a batch that never reported.
 
-    Leases with a report stay: they tell a late repetition from a second report, and they say that
+    Leases with a report stay: they tell a late repetition from a second report, and they show that
     their users have reported.
     """
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
@@ -296,7 +296,7 @@ def forget_unused(connection: Connection, batch_id: str) -> None:
 
 
 def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -> Counter[str]:
-    """Returns how many of these slots' reports each node sent; a slot may be there repeatedly."""
+    """Returns, by node, how many of these slots' reports it sent; slots may be repeated."""
     wanted, nodes = Counter(slots), Counter[str]()
     for node_id, _, slot in _reports(connection, batch_id):
         nodes[node_id] += wanted[slot]
@@ -304,7 +304,7 @@ def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -
 
 
 def reporters(connection: Connection, batch_id: str) -> tuple[set[bytes], list[int]]:
-    """Returns the distinct users who have reported to a batch, and the slots of their reports."""
+    """Returns the distinct users with a report in a batch, and the slots of their reports."""
     found = list(_reports(connection, batch_id))
     return {user for _, user, _ in found}, [slot for _, _, slot in found]
 

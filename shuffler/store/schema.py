@@ -1,7 +1,7 @@
 """The tables of the shuffler's store, which `common.server.database` opens.
 
-A user's row outlives its batch: it makes a second report impossible over batches and runs. A change
-of a table raises the version of the schema.
+A user's row outlives its batch: it prevents a second report, over all batches and runs. A change of
+a table raises the version of the schema.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ nodes = Table(
     Column("quota", BigInteger, nullable=False),
     Column("users", BigInteger, nullable=False, default=0),
     Column("leases", BigInteger, nullable=False, default=0),
-    # What coordinators said, unproven: its messages that failed, and batches that had some.
+    # Unproven claims of coordinators: the node's failed messages, and batches that had some.
     Column("failed_messages", BigInteger, nullable=False, default=0),
     Column("failed_batches", BigInteger, nullable=False, default=0),
     Column("enrolled_at", BigInteger, nullable=False),
@@ -53,8 +53,8 @@ users = Table(
     metadata,
     Column("user", String(32), primary_key=True),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
-    # The newest lease, which may be over or gone. No other lease of the user can be live, and none
-    # has reported.
+    # The newest lease, which may be over or deleted. No other lease of the user can be live or has
+    # reported.
     Column("lease", String(32)),
 )
 
@@ -78,15 +78,15 @@ batches = Table(
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # Where accepted reports went: messages handed over, reports dropped, the event that did it.
+    # The fate of accepted reports: messages handed over, reports dropped, the event that ended it.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),
-    # Whether the secret is destroyed and the reports are deleted, after the batch's end.
+    # Whether, after the batch's end, the secret is destroyed and the reports are deleted.
     Column("clean", Boolean, nullable=False, default=False),
 )
 
-# A row for the leases of one request: `shuffler.store.leases`. The long columns stand last, so that
+# A row for the leases of one request: `shuffler.store.leases`. The long columns come last, so that
 # the database reads the others without them.
 lease_groups = Table(
     "lease_groups",
@@ -118,7 +118,7 @@ Index(
 )
 
 # A row for the reports of one upload, encrypted by `shuffler.store.vault.ReportCipher`: ``slots``
-# has all their slots, ``slot`` the first.
+# has all their slots, ``slot`` only the first.
 reports = Table(
     "reports",
     metadata,
@@ -137,7 +137,7 @@ dropped = Table(
     Column("frames", BigInteger, nullable=False),
 )
 
-# Why nodes decline an open batch, and when one last said so: no node, no count.
+# Reasons why nodes decline an open batch, and the last time of each; no node, no count.
 declined = Table(
     "declined",
     metadata,
@@ -160,7 +160,7 @@ def sqlite_url(directory: Path) -> str:
 def not_usable(what: str, error: Exception) -> LocalError:
     """Returns the error of a store that could not be read or written; the caller may try again.
 
-    The database's own text may quote the values of a statement, so the error only names its class.
+    The database's own text may quote a statement's values, so the error names only its class.
     """
     if isinstance(error, LocalError):
         return error

@@ -1,13 +1,13 @@
-"""The two transactions of nodes: a lease request takes slots, an upload fills them.
+"""The two transactions of nodes: a lease request takes slots, and an upload fills them.
 
-A slot is one of the n places of a batch. A lease gives it to one user until the lease expires. Then
-the slot may go to another user; the first lease stays, without a slot, so that a report under it is
-answered as late. Only the newest lease of a user may report.
+A slot is one of the n places of a batch. A lease gives a slot to one user until the lease expires.
+Then the slot may go to another user; the first lease stays, without a slot, so that a report under
+it is refused as late. Only the newest lease of a user may report.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
 reports, marks their leases and, with the n-th distinct report, seals the batch. A lease is marked
-in the transaction that stores its report, so no crash comes between the two. Only a user's newest
-lease can be marked, so a marked lease marks its user.
+as reported in the transaction that stores its report, so no crash can separate the two. Only a
+user's newest lease can be marked, so a marked lease shows that its user has reported.
 """
 
 import secrets
@@ -69,10 +69,10 @@ class UploadSummary:
 def lease_slots(
     connection: Connection, batch_id: str, node_id: str, wanted: Sequence[str], now: int, life: int
 ) -> LeaseReply:
-    """Gives each distinct user of ``wanted`` a slot, or the reason why the user gets none.
+    """Returns for each distinct user of ``wanted`` a slot, or the reason why the user gets none.
 
-    A lease lives for ``life`` seconds. A batch that is over is refused before anybody is looked up.
-    Raises RemoteError ``unauthorized`` for a revoked node, ``unknown-batch``.
+    A lease lasts ``life`` seconds. A request for a batch that is over is refused before any user is
+    looked up. Raises RemoteError ``unauthorized`` for a revoked node, or ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
@@ -161,8 +161,8 @@ def build_frames(
 ) -> list[Frame]:
     """Returns the frames of an upload.
 
-    ``sealed`` are the reports as they came; ``opened`` are the same out of their outer seals, with
-    None for each that does not open. Without ``opened`` no report opens.
+    ``sealed`` are the reports as uploaded; ``opened`` are the same without their outer seals, with
+    None for each that does not open. Without ``opened``, no report opens.
     """
     digests = [sha256(report).digest() for report in sealed]
     return list(zip(lease_ids, digests, opened or repeat(None, len(lease_ids)), strict=True))
@@ -176,7 +176,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Stores accepted reports, encrypted by ``cipher``; counts others; raises as `lease_slots`."""
+    """Stores accepted reports, encrypted by ``cipher``; counts others. Raises as `lease_slots`."""
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
@@ -215,9 +215,9 @@ def _reported_elsewhere(
     *,
     accepting: bool,
 ) -> set[str]:
-    """Returns the leases that may not report any more and whose users have, with another lease.
+    """Returns the leases that may not report any more because their users did, with another lease.
 
-    A live lease is its user's newest, so where all leases are live nothing has to be looked up.
+    A live lease is its user's newest, so if all leases are live, nothing has to be looked up.
     """
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:
@@ -255,9 +255,9 @@ def _write(
 
 
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
-    """Seals the batch if it holds n reports of n distinct users, counted here and now.
+    """Seals the batch if a fresh count finds n reports of n distinct users.
 
-    The running count only says when to count. This count over stored rows is what releases a batch:
+    The running count only decides when to count. This count over stored rows decides the release:
     noise was calibrated for n people, and fewer people behind n reports would get less noise.
     """
     if not added or batch.reports + added < batch.n:

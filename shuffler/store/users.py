@@ -1,12 +1,12 @@
 """Users and nodes in the store.
 
-A user belongs to the owner of the node that named it, and reports once there, over all batches and
-runs. The store knows users by `user_key`, so the same id at another owner is another user: nobody
-finds or locks out users of others. A user's newest lease says whether it has reported, and is never
-replaced once it has. So a user's row and that lease outlive their batch.
+A user belongs to the owner of the node that named them, and reports once for this owner, over all
+batches and runs. The store knows users by `user_key`, so the same id at another owner is another
+user: owners cannot find or lock out others' users. A user's newest lease shows whether the user has
+reported, and is never replaced after that. So a user's row and that lease outlive their batch.
 
-The shuffler's operator enrols nodes, never the coordinator. A node's token has 256 random bits, of
-which only the SHA-256 is kept. A revoked node stays in the store, so that its users stay marked.
+The shuffler's operator enrols nodes, never the coordinator. A node's token has 256 random bits, and
+only its SHA-256 is kept. A revoked node stays in the store: its users still cannot report twice.
 """
 
 import secrets
@@ -69,7 +69,7 @@ _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_upd
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A user's newest lease, at ``index`` of ``group``; both are None once it is forgotten.
+    """A user's newest lease, at ``index`` of ``group``; both are None once the lease is forgotten.
 
     ``open``: the lease's batch is open.
     """
@@ -98,7 +98,7 @@ def user_key(owner: str, user: str) -> str:
 
 
 def find_users(connection: Connection, wanted: Sequence[str]) -> dict[str, UserRecord]:
-    """Returns those of the users that the store has, and locks their rows."""
+    """Returns the users that the store already has, and locks their rows."""
     rows = connection.execute(_USERS, {"wanted": wanted}).all()
     groups = groups_of_leases(connection, (row.lease for row in rows if row.lease is not None))
     records: dict[str, UserRecord] = {}
@@ -145,7 +145,7 @@ def enrol(connection: Connection, request: EnrolRequest, now: int) -> Enrolment:
 
 
 def revoke(connection: Connection, node_id: str, now: int) -> None:
-    """Refuses a node from now on, harmlessly if twice; raises RemoteError ``not-found``."""
+    """Revokes a node: refuses it from now on. Repeatable. Raises RemoteError ``not-found``."""
     at = func.coalesce(nodes.c.revoked_at, now)
     revoked = update(nodes).where(nodes.c.node_id == node_id).values(revoked_at=at)
     if connection.execute(revoked).rowcount == 0:
@@ -154,8 +154,8 @@ def revoke(connection: Connection, node_id: str, now: int) -> None:
 
 
 def add_failures(connection: Connection, messages: Mapping[str, int]) -> None:
-    """Adds the messages of one batch that failed to the counts of the nodes that sent them."""
-    for node_id in sorted(messages):  # in one order, so that two batches never wait for each other
+    """Adds one batch's failed messages to the counts of the nodes that sent them."""
+    for node_id in sorted(messages):  # in a fixed order, so that two batches never deadlock
         connection.execute(_BLAME, {"node": node_id, "more": messages[node_id]})
 
 
@@ -168,7 +168,7 @@ def list_nodes(connection: Connection, now: int) -> NodeList:
 def authenticate(connection: Connection, token: str) -> str:
     """Returns a token's node id; raises RemoteError ``unauthorized`` if unknown or revoked.
 
-    The token is looked up by its hash, so timing tells at most something about hashes.
+    The token is looked up by its hash, so timing reveals at most something about hashes.
     """
     node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:
@@ -177,9 +177,9 @@ def authenticate(connection: Connection, token: str) -> str:
 
 
 def lock_node(connection: Connection, node_id: str) -> tuple[str, int]:
-    """Locks a node's row; returns its owner, and how many more distinct users it may name.
+    """Locks a node's row; returns its owner, and how many more distinct users the node may name.
 
-    The lock makes every later write see an earlier revocation, and raise ``unauthorized``.
+    Because of the lock, a write after a revocation sees it and raises ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked_at is not None:

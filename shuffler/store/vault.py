@@ -2,16 +2,16 @@
 
 A batch's secret is the private half of its outer key pair and the key of its permutation: one small
 file outside the database. The pages and logs of a database keep deleted data. Once this file is
-gone, the reports in them are ciphertext without a key, and the permutation that was used cannot be
-recomputed.
+gone, the reports left there are ciphertext without a key, and the permutation that was used cannot
+be recomputed.
 
-Overwriting before unlinking helps where a file system writes in place. Where it does not (copy on
-write, flash), the medium itself should be encrypted; the documentation says so to the operator.
+Overwriting before unlinking helps where a file system writes in place. Elsewhere (copy on write,
+flash) the medium itself should be encrypted, as the documentation tells the operator.
 
 The shuffler opens a report's outer seal once, on arrival, so that it stores no report that does not
 open. It then encrypts the reports of an upload together (AES-256-GCM), under a key derived from the
-batch's secret. So destroying the secret leaves them as unreadable in a database's pages and logs as
-the outer seals would, and the hand-over needs no elliptic-curve work.
+batch's secret. So after the secret is destroyed, reports left in a database's pages and logs are as
+unreadable as under their outer seals, and the hand-over needs no elliptic-curve work.
 """
 
 import os
@@ -51,7 +51,7 @@ class BatchSecret:
 
 
 class SecretLostError(LocalError):
-    """The secret of a batch is gone for good: damaged, or missing from a vault that exists."""
+    """Raised if a batch's secret is gone for good: damaged, or missing from an existing vault."""
 
     def __init__(self, batch_id: str, what: str) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class SecretLostError(LocalError):
 class Vault:
     """The directory of batch secrets, which all replicas share.
 
-    Writes are synced, file and directory, before they return.
+    Writes sync the file and the directory before they return.
     """
 
     def __init__(self, directory: Path, cipher: StorageCipher) -> None:
@@ -76,9 +76,9 @@ class Vault:
     def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
         """Stores a secret unless the batch has one already; returns the stored one.
 
-        So a replica that comes late and whose transaction fails cannot replace a secret in use. A
-        secret that a crash left, before anyone knew of its batch, is used by the next deposit.
-        Raises as `get`, and LocalError ``unavailable`` if the secret cannot be written.
+        So a late replica, whose transaction fails, cannot replace a secret in use. If a crash left
+        a secret before anyone knew of its batch, the next deposit uses it. Raises as `get`, and
+        LocalError ``unavailable`` if the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
@@ -90,7 +90,7 @@ class Vault:
         return secret if added else self.get(batch_id)
 
     def identity(self) -> int:
-        """Returns the vault's number, drawn at first; raises LocalError if it is not accessible."""
+        """Returns the vault's number, drawn once; raises LocalError if the vault is unusable."""
         path = self._directory.with_suffix(".id")
         try:
             if not path.exists():
@@ -102,8 +102,8 @@ class Vault:
     def get(self, batch_id: str) -> BatchSecret:
         """Returns the secret of a batch; raises SecretLostError if it is missing or damaged.
 
-        Raises LocalError ``unavailable`` if it cannot be read now, or does not open with this
-        storage key; a later try may succeed.
+        Raises LocalError ``unavailable`` if the secret cannot be read now, or does not open with
+        this storage key; a later attempt may succeed.
         """
         try:
             data = self._path(batch_id).read_bytes()
@@ -118,7 +118,7 @@ class Vault:
         try:
             data = self._cipher.open(data, _name(batch_id))
         except LocalError as error:
-            # The storage key may be wrong, which an operator can mend: it must not cost the batch.
+            # A wrong storage key, which the operator can correct, must not cost the batch.
             raise LocalError("unavailable", error.detail) from error
         keys = data.removeprefix(MAGIC)
         if not data.startswith(MAGIC) or len(data) != SECRET_BYTES:
@@ -126,7 +126,7 @@ class Vault:
         return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
 
     def destroy(self, batch_id: str) -> None:
-        """Overwrites and removes a secret; a retry after a crash may find it gone."""
+        """Overwrites and removes a secret, if it still exists (after a crash it may not)."""
         for file in self._directory.glob(f"{batch_id}.*"):
             erase_file(file)
         sync_directory(self._directory)
@@ -150,8 +150,8 @@ LABEL_STORED = b"riffle v1 stored reports\x00"
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch.
 
-    Its key is HKDF-SHA256 of the whole secret under a label of its own, so that it says nothing
-    about the keys that open outer seals and draw the permutation, nor they about it.
+    Its key is HKDF-SHA256 of the whole secret under a label of its own. So this key and the keys
+    that open outer seals and draw the permutation reveal nothing about each other.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
@@ -160,13 +160,13 @@ class ReportCipher:
         self._batch_id = batch_id
 
     def encrypt(self, slots: Sequence[int], reports: bytes) -> bytes:
-        """Returns the stored form of the reports on these slots, given end to end."""
+        """Returns the stored form of these slots' reports, which are given end to end."""
         return self._cipher.seal(reports, self._name(slots))
 
     def decrypt(self, slots: Sequence[int], stored: bytes) -> bytes:
         """Returns the reports on these slots, end to end.
 
-        Raises LocalError if they are damaged, or not of these slots.
+        Raises LocalError if the stored form is damaged, or not of these slots.
         """
         try:
             return self._cipher.open(stored, self._name(slots))
