@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import PROBLEMS
-from riffle.common.protocol.wire import DeclineReason
 from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics, start_at_zero
 from riffle.coordinator.states import DeploymentState, RunState
 
@@ -27,23 +26,19 @@ from riffle.coordinator.states import DeploymentState, RunState
 class Census:
     """Numbers of runs and batches by state, of messages, and the largest epsilon spent.
 
-    ``waiting``: runs that cannot go on at the moment, by what they wait for.
+    ``waiting``: runs that cannot go on at the moment.
     ``seeded``: batches of the test entry, whose epsilon is unbounded. ``suspicious``: batches whose
     counts honest reports hardly give (`coordinator.batches.counts`).
     """
 
     runs: Mapping[str, int]
-    waiting: Mapping[str, int]
+    waiting: int
     batches: Mapping[str, int]
     opened: int
     failed: int
     epsilon: float
     seeded: int
     suspicious: int
-
-
-WAITS_FOR = ("unavailable", "stalled", *get_args(DeclineReason))
-"""What a run can wait for; see `coordinator.runs.driver`."""
 
 
 class CoordinatorMetrics:
@@ -67,12 +62,7 @@ class CoordinatorMetrics:
         )
         start_at_zero(self.trouble, PROBLEMS)
         self._runs = _gauge(registry, "runs", "runs in the store", "state")
-        self._waiting = _gauge(
-            registry,
-            "runs_waiting",
-            "running runs that cannot go on now, by what they wait for",
-            "reason",
-        )
+        self._waiting = _gauge(registry, "runs_waiting", "runs that cannot go on at the moment")
         self._batches = _gauge(registry, "batches", "batches in the store", "state")
         self._opened = _gauge(registry, "messages_opened", "messages opened, all batches")
         self._failed = _gauge(registry, "messages_failed", "messages that did not open")
@@ -96,8 +86,7 @@ class CoordinatorMetrics:
         """Sets the gauges."""
         for run_state in get_args(RunState):
             self._runs.labels(run_state).set(census.runs.get(run_state, 0))
-        for reason in WAITS_FOR:
-            self._waiting.labels(reason).set(census.waiting.get(reason, 0))
+        self._waiting.set(census.waiting)
         for state in get_args(DeploymentState):
             self._batches.labels(state).set(census.batches.get(state, 0))
         self._opened.set(census.opened)

@@ -118,7 +118,6 @@ def follow(
 
     with bar("{task.completed:.0f}/{task.total:.0f} episodes", eta=not by_hand) as shown:
         task = shown.add_task("run", total=episodes)
-        operator.on_wait = lambda error: explain(error.detail)
         for event in operator.events(run_id, on_run=lambda run: explain(run["trouble"])):
             kind, data = event["kind"], event["data"]
             if watch is not None:

@@ -17,9 +17,8 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 
@@ -27,17 +26,20 @@ from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
 from riffle.deploy.network.secrets import (
-    RETRY_SECONDS,
     TOKEN_FILE,
     URL_FILE,
-    Service,
+    ask,
     operator_client,
     operator_token,
     read_nothing,
+    refusal,
 )
 from riffle.deploy.output import RunError
 
 COORDINATOR_URL = "http://127.0.0.1:8400"
+RETRY_SECONDS = 0.5
+FOREIGN_SECONDS = 2.0
+"""Time for which an answer that is not the coordinator's is asked for again."""
 SILENT_SECONDS = 10.0
 """A stream that says nothing for so long is opened again, after a look at the run."""
 EVENT_STREAM = "text/event-stream"
@@ -47,11 +49,12 @@ FINISHED = "run_finished"
 LAST_EVENTS = {FINISHED, "run_failed", "run_stopped"}
 
 NOT_MODIFIED = 304
-COORDINATOR = Service(
-    "the coordinator",
+COORDINATOR = "the coordinator"
+ADVICE = (
     "; has its network ended, or is it starting? The network of 'riffle up' answers once it says "
-    "so, and ends with its run unless --keep is given",
+    "so, and ends with its run unless --keep is given"
 )
+T = TypeVar("T")
 
 Answer = dict[str, Any]
 Table = Literal["stages", "ledger", "deployments", "conservation"]
@@ -60,15 +63,13 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 class Operator:
     """Creates runs, follows them and deploys policies. A context manager.
 
-    Once it follows a run, it waits ``patience`` seconds for a coordinator that does not answer, and
-    calls ``on_wait`` with the reason.
+    Once it follows a run, it waits ``patience`` seconds for a coordinator that does not answer.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
         self._client = client
         self._patience = patience
-        self._service = replace(COORDINATOR, patience=min(COORDINATOR.patience, patience))
-        self.on_wait: Callable[[LocalError], None] = COORDINATOR.on_wait
+        self._following = False
 
     @classmethod
     def of(cls, network: Path, url: str | None = None) -> Self:
@@ -131,11 +132,9 @@ class Operator:
         """
         if not isinstance(deployment, dict):
             deployment = deployment.model_dump(mode="json", exclude_none=True)
-        once = replace(self._service, patience=0.0, away=0.0)
-        service = once if deployment.get("step") is None else self._service
         path, body = f"/v1/runs/{run_id}/deployments", json.dumps(deployment)
-        request = self._client.build_request("POST", path, content=body)
-        return service.ask(self._client, request, lambda answer: _object(answer, "batch_id"))
+        once = deployment.get("step") is None
+        return self._ask("POST", path, _with("batch_id"), once=once, content=body)
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
         """Waits until a deployment's batch is counted, or given up and not issued again."""
@@ -160,12 +159,11 @@ class Operator:
         """
         headers = {} if known is None else {"If-None-Match": f'"{known}"'}
         path = f"/v1/runs/{run_id}/deployment"
-        request = self._client.build_request("GET", path, params={"wait": wait}, headers=headers)
 
         def read(answer: httpx.Response) -> Answer | None:
-            return None if answer.status_code == NOT_MODIFIED else _object(answer, "batch_id")
+            return None if answer.status_code == NOT_MODIFIED else _with("batch_id")(answer)
 
-        return self._service.ask(self._client, request, read)
+        return self._ask("GET", path, read, params={"wait": wait}, headers=headers)
 
     def deployment(self, run_id: str, index: int) -> Answer:
         """Returns a deployment with its private counts and its mixture's estimated value."""
@@ -189,15 +187,13 @@ class Operator:
 
     def csv(self, run_id: str, table: Table) -> str:
         """Returns a table of a run as CSV, a row for each stage, spend, deployment or batch."""
-        request = self._client.build_request("GET", f"/v1/runs/{run_id}/{table}.csv")
-        return self._service.ask(self._client, request, _csv)
+        return self._ask("GET", f"/v1/runs/{run_id}/{table}.csv", _csv)
 
     def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:
         """Supplies true values of deployments, which are known if the environment is simulated."""
         content = values.model_dump_json()
         path = f"/v1/runs/{run_id}/truth"
-        request = self._client.build_request("POST", path, content=content)
-        self._service.ask(self._client, request, read_nothing)
+        self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
         """Returns exact regret and values where they were supplied, with bands over equal runs."""
@@ -252,10 +248,7 @@ class Operator:
 
     def _followed(self, run_id: str) -> Answer:
         """Returns a run that was there before; waits for the coordinator, which may be starting."""
-        patience = self._patience
-        self._service = replace(
-            self._service, patience=patience, away=patience, on_wait=self.on_wait
-        )
+        self._following = True
         try:
             return self.run(run_id)
         except RemoteError as error:
@@ -273,9 +266,9 @@ class Operator:
         ) as answer:
             if answer.is_error:
                 answer.read()
-                raise self._service.refusal(answer)
+                raise refusal(f"{COORDINATOR} at {self._client.base_url}", answer)
             if not answer.headers.get("Content-Type", "").startswith(EVENT_STREAM):
-                raise self._service.foreign(answer)
+                return  # not the coordinator's: the run's document is asked for next
             fields: dict[str, str] = {}
             for line in answer.iter_lines():
                 name, _, value = line.partition(":")
@@ -287,18 +280,41 @@ class Operator:
 
     def _call(self, method: str, path: str, key: str, content: str | None = None) -> Answer:
         """Returns a document of the coordinator's, which has ``key``."""
-        request = self._client.build_request(method, path, content=content)
-        return self._service.ask(self._client, request, lambda answer: _object(answer, key))
+        return self._ask(method, path, _with(key), content=content)
 
     def _list(self, path: str, name: str, params: Mapping[str, int] | None = None) -> list[Answer]:
         def read(answer: httpx.Response) -> list[Answer]:
-            rows = _object(answer, name)[name]
+            rows = _with(name)(answer)[name]
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError(f"no list of {name}")
             return rows
 
-        request = self._client.build_request("GET", path, params=params)
-        return self._service.ask(self._client, request, read)
+        return self._ask("GET", path, read, params=params)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[httpx.Response], T],
+        *,
+        once: bool = False,
+        **details: Any,  # noqa: ANN401  (httpx's content, params and headers)
+    ) -> T:
+        """Sends a request, again where another answers, or, following a run, where nobody does."""
+        request = self._client.build_request(method, path, **details)
+        patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return ask(self._client, COORDINATOR, request, read)
+            except LocalError as error:
+                away = isinstance(error.__cause__, httpx.HTTPError)
+                late = time.monotonic() + RETRY_SECONDS > deadline
+                if away and (late or not self._following):
+                    raise LocalError(error.slug, error.detail + ADVICE) from error
+                if once or late:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
 
 def _event(fields: dict[str, str]) -> Answer:
@@ -318,11 +334,16 @@ def _csv(answer: httpx.Response) -> str:
     return answer.text
 
 
-def _object(answer: httpx.Response, key: str) -> Answer:
-    document = _parse(answer.content)
-    if key not in document:
-        raise ValueError(f"a document without {key}")
-    return document
+def _with(key: str) -> Callable[[httpx.Response], Answer]:
+    """Returns a function that reads a document, and raises ValueError if it lacks the key."""
+
+    def read(answer: httpx.Response) -> Answer:
+        document = _parse(answer.content)
+        if key not in document:
+            raise ValueError(f"a document without {key}")
+        return document
+
+    return read
 
 
 def _parse(text: bytes) -> Answer:

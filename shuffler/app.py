@@ -73,6 +73,7 @@ from riffle.shuffler.metrics import JOURNAL, ShufflerMetrics
 from riffle.shuffler.permutation import Release
 from riffle.shuffler.rules import check_batch_key, for_coordinator
 from riffle.shuffler.settings import Settings
+from riffle.shuffler.store import batch_rows
 from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
@@ -218,7 +219,7 @@ async def deposits(core: Core) -> Deposits:
 
     It learns no more than from each batch's status, which it may read.
     """
-    return Deposits(open=await core.batches.open_ids())
+    return Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids)))
 
 
 @router.get("/v1/batches/{batch_id}/conservation")

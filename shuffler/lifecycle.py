@@ -129,10 +129,6 @@ class BatchLifecycle:
             lambda status: wanted is None or reached(status.state, wanted),
         )
 
-    async def open_ids(self) -> tuple[str, ...]:
-        """Returns the ids of all open batches, sorted."""
-        return tuple(await self.tidied(batch_rows.open_ids))
-
     # Hand-over
 
     async def release(self, batch_id: str) -> Release:

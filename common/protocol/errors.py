@@ -133,8 +133,10 @@ def read_refusal(
     """
     document = problem_document(body)
     slug = problem_slug(document)
-    meant = PROBLEMS[slug][0] == status
     detail = one_line(str(document.get("detail", PROBLEMS[slug][1])))
+    # Words of the framework's own: a Riffle service, but another one, or an older one.
+    unrouted = detail in {HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase}
+    meant = PROBLEMS[slug][0] == status and not unrouted
     if meant and not is_temporary(status):
         return RemoteError(slug, f"{peer} refused: {detail}")
     seconds = parse_retry_after(retry_after, now)

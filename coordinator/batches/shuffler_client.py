@@ -49,8 +49,6 @@ MAY_PASS = {
     "unauthorized": "the coordinator's token; see SHUFFLER_TOKEN",
     "forbidden": "the coordinator's token; see SHUFFLER_TOKEN",
     "outdated-key": "pin the analyzer's new key at the shuffler",
-    "not-found": "is it another service, or an older one?",
-    "method-not-allowed": "is it another service, or an older one?",
 }
 """Refusals that people mend while the run waits, with what to do."""
 

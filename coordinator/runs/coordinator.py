@@ -241,8 +241,6 @@ class Coordinator:
             await in_thread(self.store.stop, run_id, self.clock())
         except LocalError as error:
             raise RemoteError(error.slug, "the run ended meanwhile") from error
-        else:
-            JOURNAL.note("run-stopped", run_id=run_id)
         finally:
             if lease is not None:
                 self.drivers.drive(lease)

@@ -61,9 +61,7 @@ DECLINED: dict[DeclineReason, str] = {
 }
 
 P = ParamSpec("P")
-Trouble = tuple[str, str]
-"""What a run waits for, as a word (`coordinator.metrics.WAITS_FOR`) and as a sentence."""
-Step = Callable[[RunRecord, DeploymentRecord], Awaitable[Trouble | None]]
+Step = Callable[[RunRecord, DeploymentRecord], Awaitable[str | None]]
 
 
 @dataclass
@@ -86,7 +84,6 @@ class Driver:
     stall_seconds: float
     running: bool = field(default=True, init=False)
     trouble: str | None = field(default=None, init=False)
-    _waits_for: str | None = field(default=None, init=False)
     _progress: tuple[object, float] = field(default=(None, 0.0), init=False)
     _failures: int = field(default=0, init=False)
     _storing_seconds: float | None = field(default=None, init=False)
@@ -111,6 +108,8 @@ class Driver:
         elif self.running:
             await wait(signal, POLL_SECONDS)  # manual mode: no deployment is under way
         else:
+            level = logging.WARNING if run.state == "failed" else logging.INFO
+            JOURNAL.note(f"run-{run.state}", level, run_id=run.id, detail=run.message)
             return False
         return True
 
@@ -146,7 +145,7 @@ class Driver:
             await self._recover(run, _reported(run, error))
         else:
             self._failures = 0
-            await self._explain(run, *(trouble or ("", "")))
+            await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
         """Waits before the step is tried again if the error may pass; fails the run otherwise."""
@@ -157,7 +156,6 @@ class Driver:
         if error.slug == "unavailable" or run.state != "running":
             await self._pause(run, error)
             return
-        JOURNAL.problem("run-failed", error, run_id=self.lease.run_id)
         try:
             await in_thread(self.store.fail, self.lease, error.detail, self.clock())
         except SQLAlchemyError as second:
@@ -170,26 +168,24 @@ class Driver:
 
     async def _pause(self, run: RunRecord | None, error: RiffleError) -> None:
         """Waits, longer after every failure in a row."""
-        self.trouble = error.detail
-        if run is not None:
-            await self._explain(run, "unavailable", error.detail)
+        if run is None:
+            self.trouble = error.detail
+        else:
+            await self._explain(run, error.detail)
         self._failures += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE_SECONDS)
         await asyncio.sleep(max(pause, error.retry_after or 0))
 
-    async def _explain(self, run: RunRecord, waits_for: str, trouble: str) -> None:
+    async def _explain(self, run: RunRecord, trouble: str) -> None:
         """Shows what keeps the run from going on, or that nothing does; logs and stores changes."""
-        self.trouble = trouble or None
-        before = run.waits_for if self._waits_for is None else self._waits_for
-        if waits_for == before or run.state != "running":
+        before = run.trouble if self.trouble is None else self.trouble
+        self.trouble = trouble
+        if trouble == before or run.state != "running":
             return
-        self._waits_for = waits_for
-        event, level = (
-            ("run-waits", logging.WARNING) if waits_for else ("run-goes-on", logging.INFO)
-        )
-        JOURNAL.note(event, level, run_id=run.id, problem=waits_for, detail=trouble)
+        event, level = ("run-waits", logging.WARNING) if trouble else ("run-goes-on", logging.INFO)
+        JOURNAL.note(event, level, run_id=run.id, detail=trouble)
         with contextlib.suppress(SQLAlchemyError):  # then this replica alone shows it
-            await in_thread(self.store.record_trouble, self.lease, waits_for, trouble)
+            await in_thread(self.store.record_trouble, self.lease, trouble)
 
     # -- issued, open ----------------------------------------------------------------------------
 
@@ -198,17 +194,17 @@ class Driver:
         await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
         log("deposited", row, n=row.n)
 
-    async def _wait(self, _: RunRecord, row: DeploymentRecord) -> Trouble | None:
+    async def _wait(self, _: RunRecord, row: DeploymentRecord) -> str | None:
         status = await self.exchange.wait_until_full(row)
         if status.state in FULL:
             await self._seal(row, status)
             return None
         if status.declined:
             reasons = "; ".join(DECLINED[reason] for reason in status.declined)
-            return status.declined[0], f"batch {row.index} waits for reports: {reasons}"
+            return f"batch {row.index} waits for reports: {reasons}"
         return await self._stalled(row)
 
-    async def _stalled(self, row: DeploymentRecord) -> Trouble | None:
+    async def _stalled(self, row: DeploymentRecord) -> str | None:
         """Returns the trouble of an open batch that has not grown for a while, as far as is shown.
 
         The shuffler shows the coordinator tenths at most, of large batches only.
@@ -219,7 +215,7 @@ class Driver:
         if self.clock() - self._progress[1] < self.stall_seconds:
             return None
         seen = "with no report to be seen" if fill is None else f"at {fill} tenths"
-        return "stalled", (
+        return (
             f"batch {row.index} has been waiting for {self.stall_seconds:g} s or longer {seen}: do "
             "enough nodes run, enrolled and not revoked, with users who have not reported yet?"
         )
@@ -260,7 +256,6 @@ class Driver:
         level = logging.INFO if spend.within_promise else logging.WARNING
         counts = {"messages": opened.opened + opened.failed, "failed": opened.failed}
         log(event, row, level, **counts)
-        self._log_end(settlement.next)
 
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
         """Returns the batch's counts with their noise.
@@ -294,15 +289,6 @@ class Driver:
         abandon, now = self.store.abandon, self.clock()
         await self._commit(self._end_batch, abandon, self.lease, row.index, episodes, step, now)
         log("abandoned", row, logging.WARNING, detail=reason)
-        self._log_end(step)
-
-    def _log_end(self, step: NextStep) -> None:
-        """Logs the end of the run, if the step is its last."""
-        if step.failure is not None:
-            failed = LocalError("wrong-state", step.failure)
-            JOURNAL.problem("run-failed", failed, run_id=self.lease.run_id)
-        elif step.finished:
-            JOURNAL.note("run-finished", run_id=self.lease.run_id)
 
     # -- commits ---------------------------------------------------------------------------------
 

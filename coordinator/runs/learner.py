@@ -20,12 +20,6 @@ from riffle.coordinator.states import UNSETTLED
 from riffle.coordinator.store.records import DeploymentRecord, NextStep, RunRecord, Settlement
 from riffle.coordinator.store.transactions import Store
 
-STARVED = "check that enough nodes serve users who have not reported yet"
-SUSPECT = (
-    "the shuffler's operator can see whose messages failed, and revoke those nodes; or start a run "
-    "with a larger dishonest fraction"
-)
-
 
 @dataclass
 class RunLearner:
@@ -53,9 +47,10 @@ class RunLearner:
             return settlement
         if not settlement.spend.within_promise:
             reason = (
-                f"was rejected: {settlement.spend.dishonest} of its reports or more are dishonest"
+                f"was rejected with {settlement.spend.dishonest} dishonest reports or more, whose "
+                "nodes the shuffler's operator can see"
             )
-            return replace(settlement, next=self.reissue(run, row, reason, SUSPECT))
+            return replace(settlement, next=self.reissue(run, row, reason))
         counts = private_counts(row.descriptor, settlement.opened.histogram)
         settlement = replace(settlement, check=check(counts, run.spec.d1))
         learner = self._current(run)
@@ -64,9 +59,7 @@ class RunLearner:
         step = self._next_step(run, row, learner)
         return replace(settlement, stage=stage, summary=summary, estimate=estimate, next=step)
 
-    def reissue(
-        self, run: RunRecord, row: DeploymentRecord, reason: str, advice: str = STARVED
-    ) -> NextStep:
+    def reissue(self, run: RunRecord, row: DeploymentRecord, reason: str) -> NextStep:
         """Issues a deployment again whose batch was not counted, or fails the run.
 
         The learner counts on n reports, so the deployment is issued whole, even where the episodes
@@ -82,7 +75,7 @@ class RunLearner:
             return NextStep(issue=self.issuer.issue(run.id, run.spec, row.deployment, **place))
         failure = (
             f"the batch of deployment {row.index} (n={row.n}) {reason}; it was the last of {tries} "
-            f"tries; {advice}"
+            "tries; check that enough honest nodes serve users who have not reported yet"
         )
         return NextStep(failure=failure)
 

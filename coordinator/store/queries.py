@@ -216,14 +216,13 @@ class Queries:
     def census(self) -> Census:
         """Counts what the store holds, for the metrics."""
         runs = select(_runs.c.state, func.count()).group_by(_runs.c.state)
-        waiting = select(_runs.c.waits_for, func.count()).group_by(_runs.c.waits_for)
-        waiting = waiting.where(_runs.c.state == "running", _runs.c.waits_for != "")
+        waiting = select(func.count()).where(_runs.c.trouble != "")
         batches = select(_deployments.c.state, func.count()).group_by(_deployments.c.state)
         with self._engine.connect() as connection:
             spent = connection.execute(SPENT).one()
             return Census(
                 runs=Counter({row[0]: row[1] for row in connection.execute(runs)}),
-                waiting=Counter({row[0]: row[1] for row in connection.execute(waiting)}),
+                waiting=connection.execute(waiting).scalar_one(),
                 batches=Counter({row[0]: row[1] for row in connection.execute(batches)}),
                 opened=int(spent.opened or 0),
                 failed=int(spent.failed or 0),

@@ -49,7 +49,7 @@ class LeaseLostError(LocalError):
 class RunRecord:
     """A run. ``message`` says why it ended, unless it finished.
 
-    ``waits_for`` and ``trouble`` are what keeps it from going on, as a word and as a sentence.
+    ``trouble`` is what keeps it from going on; "": nothing.
     """
 
     id: str
@@ -59,7 +59,6 @@ class RunRecord:
     created_at: float
     ended_at: float | None
     summary: dict[str, Any] | None
-    waits_for: str
     trouble: str
 
 

@@ -39,7 +39,6 @@ runs = Table(
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("summary", Text),
-    Column("waits_for", String(32), nullable=False),
     Column("trouble", Text, nullable=False),
 )
 

@@ -89,8 +89,7 @@ class Store(Queries):
             RemoteError: ``wrong-state``: the id has another spec.
             LocalError: as `writes.add_deployment`.
         """
-        row = {"spec": spec.model_dump_json(), "state": "running", "message": ""}
-        row |= {"waits_for": "", "trouble": ""}
+        row = {"spec": spec.model_dump_json(), "state": "running", "message": "", "trouble": ""}
         with self._for_good() as connection:
             known = connection.execute(select(_runs.c.spec).where(_runs.c.id == run_id)).scalar()
             if known is not None:
@@ -252,11 +251,11 @@ class Store(Queries):
         with self._driving(lease) as connection:
             writes.end_run(connection, lease.run_id, "fail", now, message)
 
-    def record_trouble(self, lease: RunLease, waits_for: str, trouble: str) -> None:
+    def record_trouble(self, lease: RunLease, trouble: str) -> None:
         """Records what keeps a run from going on, for every replica; "": nothing."""
         with self._driving(lease) as connection:
-            row = {"waits_for": waits_for, "trouble": trouble}
-            connection.execute(update(_runs).where(_runs.c.id == lease.run_id).values(row))
+            run = update(_runs).where(_runs.c.id == lease.run_id)
+            connection.execute(run.values(trouble=trouble))
 
     # -- parts -----------------------------------------------------------------------------------
 

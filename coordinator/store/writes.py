@@ -58,7 +58,7 @@ def end_run(
     Raises LocalError ``wrong-state`` if the run is over.
     """
     state = after(RUN, read_run(connection, run_id).state, event)
-    row = {"state": state, "message": message, "ended_at": now, "waits_for": "", "trouble": ""}
+    row = {"state": state, "message": message, "ended_at": now, "trouble": ""}
     connection.execute(update(_runs).where(_runs.c.id == run_id).values(row))
     ends: dict[RunEvent, Event] = {
         "finish": ("run_finished", {}),

@@ -53,10 +53,6 @@ def _environment_names() -> list[str]:
     return environment_names()
 
 
-LIVE_ONLY = ("batch_seconds", "reissues")
-"""Options of runs on services; a simulated batch always fills."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options that describe a run: one for each field, in this order."""
@@ -126,7 +122,14 @@ class RunOptions:
             parameters=read_pairs(self.param) | self._given("horizon"),
             constants=read_pairs(self.option),
             changes=self._given(
-                "episodes", "epsilon", "beta", "dishonest_fraction", "trust", "families", *LIVE_ONLY
+                "episodes",
+                "epsilon",
+                "beta",
+                "dishonest_fraction",
+                "trust",
+                "families",
+                "batch_seconds",
+                "reissues",
             )
             | {"preset": self.constants}
             | changes,

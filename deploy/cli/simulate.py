@@ -5,18 +5,12 @@ The work is in `simulation`, apart, because it imports the learners and this hel
 
 import typer
 
-from riffle.deploy.cli.options import (
-    LIVE_ONLY,
-    RunOptions,
-    SimulationOptions,
-    expand_options,
-    is_given,
-)
+from riffle.deploy.cli.options import RunOptions, SimulationOptions, expand_options, is_given
 from riffle.deploy.output import Output, emit, one_line_errors, table
 
 
 @one_line_errors
-@expand_options(without=LIVE_ONLY)
+@expand_options(without=["batch_seconds", "reissues"])
 def simulate_command(
     context: typer.Context,
     options: RunOptions,

@@ -22,7 +22,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,11 +34,9 @@ from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import (
-    URN,
     LocalError,
     RiffleError,
     foreign_answer,
-    problem_document,
     read_refusal,
 )
 from riffle.common.protocol.wire import Enrolment, EnrolRequest
@@ -56,7 +53,6 @@ URL_FILE = "coordinator_url"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
 REQUEST_SECONDS = 60.0
-RETRY_SECONDS = 0.5
 
 T = TypeVar("T")
 _CREDENTIALS = TypeAdapter(list[Enrolment])
@@ -195,72 +191,34 @@ def shuffler_operator(folder: Path, url: str) -> httpx.Client:
     return operator_client(folder, url, operator_token(folder, SHUFFLER_TOKEN_FILE))
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A service that an operator calls: its name in sentences, and how long to wait for it.
+def ask(
+    client: httpx.Client,
+    service: str,
+    request: httpx.Request,
+    read: Callable[[httpx.Response], T],
+) -> T:
+    """Sends a request; returns what ``read`` makes of the answer.
 
-    A request is repeated for ``patience`` seconds when the answer is not the service's, and for
-    ``away`` seconds when none comes; ``on_wait`` is called with the reason before each pause.
+    ``read`` raises ValueError if the answer is not the service's. Raises RemoteError for a refusal
+    that the service means, and LocalError ``unavailable`` if no answer of its own comes.
     """
-
-    name: str
-    advice: str = ""
-    patience: float = 2.0
-    away: float = 0.0
-    on_wait: Callable[[LocalError], None] = lambda _: None
-
-    def ask(
-        self, client: httpx.Client, request: httpx.Request, read: Callable[[httpx.Response], T]
-    ) -> T:
-        """Sends a request; returns what ``read`` makes of the answer.
-
-        ``read`` raises ValueError if the answer is not this service's. Raises RemoteError for a
-        refusal that the service means, LocalError ``unavailable`` if it does not answer in time.
-        """
-        began, error = time.monotonic(), LocalError("unavailable", "")
-        while True:
-            patience = self.patience
-            try:
-                return self._read(client.send(request), read)
-            except httpx.HTTPError as lost:
-                patience, error = self.away, self.unavailable(client, lost)
-            except LocalError as wrong:
-                error = wrong
-            pause = max(RETRY_SECONDS, error.retry_after or 0)
-            if time.monotonic() - began + pause > patience:
-                raise error
-            self.on_wait(error)
-            time.sleep(pause)
-
-    def unavailable(self, client: httpx.Client, cause: httpx.HTTPError) -> LocalError:
-        """Returns the error of a connection that broke or was never made."""
-        detail = f"{self.name} at {client.base_url} does not answer: {cause}{self.advice}"
-        return LocalError("unavailable", detail)
-
-    def _read(self, answer: httpx.Response, read: Callable[[httpx.Response], T]) -> T:
-        if answer.is_error:
-            raise self.refusal(answer)
-        try:
-            return read(answer)
-        except ValueError as error:
-            raise self.foreign(answer) from error
-
-    def refusal(self, answer: httpx.Response) -> RiffleError:
-        """Returns the error of an answer that is no success."""
-        now, after = datetime.datetime.now(datetime.UTC), answer.headers.get("Retry-After")
-        error = read_refusal(self.name, answer.status_code, answer.content, after, now)
-        ours = str(problem_document(answer.content).get("type")).startswith(URN)
-        # Starlette's own words, in a problem document of a service without such a route.
-        known = ours and not error.detail.endswith(HTTPStatus.NOT_FOUND.phrase)
-        return error if known else self.foreign(answer)
-
-    def foreign(self, answer: httpx.Response) -> LocalError:
-        """Returns the error of an answer that another service gave, or a proxy."""
-        place = f"{self.name} at {answer.url.scheme}://{answer.url.netloc.decode()}"
-        return LocalError("unavailable", foreign_answer(place, answer.status_code))
+    place = f"{service} at {client.base_url}"
+    try:
+        answer = client.send(request)
+    except httpx.HTTPError as error:
+        raise LocalError("unavailable", f"{place} does not answer: {error}") from error
+    if answer.is_error:
+        raise refusal(place, answer)
+    try:
+        return read(answer)
+    except ValueError:  # without its cause, which may show a token
+        raise LocalError("unavailable", foreign_answer(place, answer.status_code)) from None
 
 
-SHUFFLER = Service("the shuffler")
+def refusal(service: str, answer: httpx.Response) -> RiffleError:
+    """Returns the error of an answer that is no success."""
+    now, after = datetime.datetime.now(datetime.UTC), answer.headers.get("Retry-After")
+    return read_refusal(service, answer.status_code, answer.content, after, now)
 
 
 def enrol(
@@ -294,28 +252,21 @@ def enrol(
 def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrolment:
     """Enrols an owner's node at the shuffler, for at most ``users`` users.
 
-    Raises RemoteError if the shuffler refuses, or ``malformed`` if its answer is not an enrolment;
-    LocalError ``unavailable`` if it does not answer.
+    Raises RemoteError if the shuffler refuses, LocalError ``unavailable`` if it does not answer.
     """
     try:
         request = EnrolRequest(name=name, owner=owner, users=users)
     except ValidationError as error:
         raise LocalError("invalid-spec", first_fault(error)) from error
     message = client.build_request("POST", "/v1/nodes", content=request.model_dump_json())
-    # Not repeated: each request that arrives enrols another node.
-    return replace(SHUFFLER, patience=0.0).ask(client, message, _read_enrolment)
-
-
-def _read_enrolment(answer: httpx.Response) -> Enrolment:
-    try:
-        return Enrolment.model_validate_json(answer.content)
-    except ValidationError:  # without its cause, which may show the token
-        raise ValueError("no enrolment") from None
+    read = Enrolment.model_validate_json
+    return ask(client, "the shuffler", message, lambda answer: read(answer.content))
 
 
 def revoke_node(client: httpx.Client, node_id: str) -> None:
     """Revokes a node's credential. Raises as `enrol_node` does."""
-    SHUFFLER.ask(client, client.build_request("DELETE", f"/v1/nodes/{node_id}"), read_nothing)
+    request = client.build_request("DELETE", f"/v1/nodes/{node_id}")
+    ask(client, "the shuffler", request, read_nothing)
 
 
 def read_nothing(answer: httpx.Response) -> None:

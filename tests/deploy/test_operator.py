@@ -12,8 +12,8 @@ from docs.reference import apps
 from riffle.common.protocol.errors import URN, LocalError, RiffleError
 from riffle.coordinator.runs.coordinator import LONGEST_WAIT_SECONDS
 from riffle.coordinator.specs import TrueValue, TrueValueSpec
-from riffle.deploy.network.secrets import REQUEST_SECONDS, RETRY_SECONDS
-from riffle.deploy.operator import Operator, Table
+from riffle.deploy.network.secrets import REQUEST_SECONDS
+from riffle.deploy.operator import RETRY_SECONDS, Operator, Table
 from riffle.deploy.output import RunError
 from riffle.deploy.presets import preset
 
@@ -130,7 +130,7 @@ def test_events_raise_when_the_coordinator_does_not_answer() -> None:
         (
             httpx.Response(404, json={"type": f"{URN}unknown-run", "detail": "there is no run ab"}),
             "unknown-run",
-            "the coordinator refused: there is no run ab",
+            "the coordinator at http://coordinator refused: there is no run ab",
         ),
         (
             httpx.Response(404, json={"type": f"{URN}not-found", "detail": "Not Found"}),
@@ -215,7 +215,7 @@ def coordinator(request: httpx.Request) -> httpx.Response:
 def test_an_answer_that_is_not_the_coordinators_is_asked_for_again(
     call: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riffle.deploy.network.secrets.time.sleep", lambda _: None)
+    monkeypatch.setattr("riffle.deploy.operator.time.sleep", lambda _: None)
     answers = iter([WRONG[wrong]])
 
     def once_wrong(request: httpx.Request) -> httpx.Response:

@@ -114,7 +114,9 @@ WRONG: dict[str, Handler] = {
     "a proxy's 502": lambda _: httpx.Response(502, html=HTML),
     "an unknown problem": refusal(404, "something-else"),
     "a problem under another status": refusal(404, "weak-guarantee"),
-    "no such route": refusal(404, "not-found"),
+    "no such route": lambda _: httpx.Response(
+        404, json={"type": "urn:riffle:problem:not-found", "detail": "Not Found"}
+    ),
     "a long page": lambda _: httpx.Response(200, content=b"x" * (1 << 20)),
 }
 
