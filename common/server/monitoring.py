@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import anyio
+from anyio import BrokenResourceError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
@@ -127,8 +127,11 @@ class MetricsMiddleware:
             try:
                 await self._app(scope, count_bytes, record_status)
             except Exception as error:
-                if _is_follower_gone(error):
-                    return
+                if (
+                    isinstance(error, ExceptionGroup)
+                    and error.split(BrokenResourceError)[1] is None
+                ):
+                    return  # events were left for a follower who is gone
                 scope[PROBLEM_KEY] = "internal"  # an outer handler answers these errors
                 raise
             finally:
@@ -139,12 +142,6 @@ class MetricsMiddleware:
                 set_attributes(current, http__response__status_code=status)
                 if route is not None:
                     set_attributes(current, http__request__method=route[0], http__route=route[1])
-
-
-def _is_follower_gone(error: Exception) -> bool:
-    """Returns whether FastAPI had events left for a follower whose stream is closed."""
-    broken = anyio.BrokenResourceError
-    return isinstance(error, ExceptionGroup) and error.split(broken)[1] is None
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:

@@ -34,7 +34,7 @@ from riffle.common.protocol.errors import (
     RemoteError,
     RiffleError,
 )
-from riffle.common.server.connections import BODY_SECONDS, make_server
+from riffle.common.server.connections import make_server
 from riffle.common.server.monitoring import (
     PROBLEM_KEY,
     MetricsMiddleware,
@@ -50,6 +50,7 @@ continue a caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
+BODY_SECONDS = 60
 KEEP_ALIVE_SECONDS = 30
 """A server keeps an idle connection longer than Riffle's clients do (5 s): if the server closed it
 first, a request that is just being sent would break."""

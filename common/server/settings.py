@@ -53,17 +53,10 @@ class ServerSettings(RoleSettings):
         default=1 << 16, ge=1 << 12, description="largest head of a request, in bytes"
     )
     head_seconds: float = Field(
-        default=10.0, gt=0, le=600, description="time for a connection's start and a request's head"
+        default=10.0, gt=0, le=600, description="time for a request's head, TLS included"
     )
-    max_unread_connections: int = Field(
-        default=1_024,
-        ge=1,
-        description="connections whose head is not complete; beyond, the oldest is closed",
-    )
-    max_idle_connections: int = Field(
-        default=2_048,
-        ge=1,
-        description="connections between requests; beyond, the oldest is closed",
+    max_waiting_connections: int = Field(
+        default=2_048, ge=1, description="connections without a request; of more the oldest closes"
     )
     test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
 
