@@ -78,10 +78,9 @@ class _Protocol(HttpToolsProtocol):
         `bytes` plus a piece is the piece itself, uncopied.
         """
         self._pending = 0
-        if self.cycle is not None and not isinstance(self.cycle.body, bytearray):
-            self.cycle.body = bytearray(self.cycle.body)
-        if self.cycle is not None and not self.cycle.body:
-            self.cycle.body = b""  # type: ignore[assignment]
+        if self.cycle is not None:
+            waiting = self.cycle.body
+            self.cycle.body = bytearray(waiting) if waiting else b""  # type: ignore[assignment]
         super().on_body(body)
 
     def on_message_complete(self) -> None:
