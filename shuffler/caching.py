@@ -9,9 +9,10 @@ refused immediately. If a notification is lost, other replicas serve a revoked n
 """
 
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Connection
 
 from riffle.common.process.endpoint import hash_token
 from riffle.shuffler.store import batch_rows, users
@@ -24,45 +25,23 @@ CACHE_SECONDS = 10.0
 MAX_ENTRIES = 4_096
 
 
-class AnswerCache(Generic[T]):
-    """At most `MAX_ENTRIES` answers by key, each for `CACHE_SECONDS` or until ``version`` changes.
-
-    ``clock`` returns seconds.
-    """
-
-    def __init__(self, version: Callable[[], int], clock: Callable[[], float]) -> None:
-        self._version = version
-        self._clock = clock
-        self._entries: dict[str, tuple[T, int, float]] = {}
-
-    async def get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Returns the cached answer if it is still valid, else the result of ``read``."""
-        version, now = self._version(), self._clock()  # before reading, so a change counts
-        if (entry := self._entries.get(key)) is not None:
-            answer, version_read, time_read = entry
-            if version == version_read and now < time_read + CACHE_SECONDS:
-                return answer
-        answer = await read()
-        if len(self._entries) >= MAX_ENTRIES:
-            self._entries.clear()
-        self._entries[key] = (answer, version, now)
-        return answer
-
-
 class Admission:
-    """Nodes by token and batches by id, cached until ``changes`` reports a change."""
+    """Nodes by token and batches by id: at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS`.
+
+    An answer is dropped earlier when ``changes`` reports a change. ``clock`` returns seconds.
+    """
 
     def __init__(
         self, store: Store, changes: ChangeSignal, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
-        self._nodes: AnswerCache[str] = AnswerCache(lambda: changes.version, clock)
-        self._batches: AnswerCache[batch_rows.Batch] = AnswerCache(lambda: changes.version, clock)
+        self._changes = changes
+        self._clock = clock
+        self._entries: dict[str, tuple[Any, int, float]] = {}
 
     async def node(self, token: str) -> str:
         """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
-        read = partial(self._store.read, users.authenticate, token)
-        return await self._nodes.get(hash_token(token), read)
+        return await self._cached(hash_token(token), users.authenticate, token)
 
     async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, batch_rows.Batch]:
         """Returns the node id and the batch of an upload, before its body is read.
@@ -70,6 +49,14 @@ class Admission:
         The batch's counts may be a few uploads old; its keys and sizes never change. Raises
         RemoteError ``unauthorized`` or ``unknown-batch``.
         """
-        node = await self.node(token)
-        read = partial(self._store.read, batch_rows.find, batch_id)
-        return node, await self._batches.get(batch_id, read)
+        return await self.node(token), await self._cached(batch_id, batch_rows.find, batch_id)
+
+    async def _cached(self, key: str, query: Callable[[Connection, str], T], argument: str) -> T:
+        version, now = self._changes.version, self._clock()  # before reading: a change counts
+        answer, version_read, time_read = self._entries.get(key, (None, None, 0.0))
+        if version != version_read or now >= time_read + CACHE_SECONDS:
+            answer = await self._store.read(query, argument)
+            if len(self._entries) >= MAX_ENTRIES:
+                self._entries.clear()
+            self._entries[key] = (answer, version, now)
+        return cast("T", answer)

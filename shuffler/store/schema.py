@@ -55,7 +55,7 @@ users = Table(
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
     # The newest lease, which may be over or deleted. No other lease of the user can be live or has
     # reported.
-    Column("lease", String(32)),
+    Column("lease", String(32), nullable=False),
 )
 
 batches = Table(

@@ -88,12 +88,7 @@ def lease_slots(
     for key, user in people.items():
         record = existing.get(key)
         live = None if record is None else record.live(now)
-        if (
-            live
-            and record
-            and record.lease
-            and (live.batch_id, live.node_id) == (batch_id, node_id)
-        ):
+        if live and record and (live.batch_id, live.node_id) == (batch_id, node_id):
             kept.append(Lease(user, leases.slot_of(record.lease), record.lease, live.expires_at))
             continue
         barred = record is not None and (record.reported or live is not None)

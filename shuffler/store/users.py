@@ -74,7 +74,7 @@ class UserRecord:
     ``open``: the lease's batch is open.
     """
 
-    lease: str | None
+    lease: str
     group: LeaseGroup | None = None
     index: int | None = None
     open: bool = False
@@ -100,10 +100,10 @@ def user_key(owner: str, user: str) -> str:
 def find_users(connection: Connection, wanted: Sequence[str]) -> dict[str, UserRecord]:
     """Returns the users that the store already has, and locks their rows."""
     rows = connection.execute(_USERS, {"wanted": wanted}).all()
-    groups = groups_of_leases(connection, (row.lease for row in rows if row.lease is not None))
+    groups = groups_of_leases(connection, (row.lease for row in rows))
     records: dict[str, UserRecord] = {}
     for user, lease in rows:
-        group, is_open = groups.get(group_of(lease), (None, False)) if lease else (None, False)
+        group, is_open = groups.get(group_of(lease), (None, False))
         index = None if group is None else group.index(lease)
         records[user] = UserRecord(lease, group, index, is_open)
     return records

@@ -1,7 +1,9 @@
 """The cache of nodes and batches: how long it keeps an answer, and when it drops one."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -10,7 +12,7 @@ from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.wire import EnrolRequest
 from riffle.common.server.head import Head
 from riffle.shuffler import caching
-from riffle.shuffler.caching import CACHE_SECONDS, Admission, AnswerCache
+from riffle.shuffler.caching import CACHE_SECONDS, Admission
 from riffle.shuffler.store import users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import meta
@@ -20,18 +22,21 @@ from tests.shuffler.world import user
 
 
 class World:
-    """A version to count up, a clock that stands still, and a store that counts its reads."""
+    """A store that counts its reads, changes to signal, and a clock that stands still."""
 
     def __init__(self) -> None:
-        self.version, self.now, self.reads = 0, 100.0, 0
-        self.cache: AnswerCache[int] = AnswerCache(lambda: self.version, lambda: self.now)
+        self.now, self.reads = 100.0, 0
+        self.changes = ChangeSignal()
+        self.admission = Admission(cast("Store", self), self.changes, lambda: self.now)
+        self.meanwhile: Callable[[], None] = lambda: None
 
-    async def read(self) -> int:
+    async def read(self, *_: object) -> int:
         self.reads += 1
+        self.meanwhile()
         return self.reads
 
-    def get(self, key: str = "one") -> int:
-        return asyncio.run(self.cache.get(key, self.read))
+    def get(self, name: str = "one") -> object:
+        return asyncio.run(self.admission.node(name))
 
 
 def test_an_answer_is_dropped_after_a_change_or_after_a_while() -> None:
@@ -41,19 +46,14 @@ def test_an_answer_is_dropped_after_a_change_or_after_a_while() -> None:
     assert world.get() == 1
     world.now += 0.1
     assert (world.get(), world.get()) == (3, 3)
-    world.version += 1
+    world.changes.notify()
     assert world.get() == 4
 
 
 def test_a_change_while_the_store_is_read_counts() -> None:
     world = World()
-
-    async def changed_meanwhile() -> int:
-        world.version += 1
-        return 0
-
-    assert asyncio.run(world.cache.get("one", changed_meanwhile)) == 0
-    assert world.get() == 1
+    world.meanwhile = world.changes.notify
+    assert (world.get(), world.get()) == (1, 2)
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for number in range(10):
         assert world.get(str(number)) == world.get(str(number)) == number + 1
-        assert len(world.cache._entries) <= 3
+        assert len(world.admission._entries) <= 3
 
 
 def test_a_node_revoked_at_another_replica_is_served_for_a_while_at_most(tmp_path: Path) -> None:
@@ -98,8 +98,7 @@ def test_the_cache_holds_no_token_and_no_stranger(api: Api) -> None:
     batch = api.deposit()
     assert api.lease(batch, [user(0)], "guess").status_code == 401
     assert api.lease(batch, [user(0)]).status_code == 200
-    found = api.core.admission._nodes._entries
-    assert set(found) == {hash_token(api.token)}
+    assert set(api.core.admission._entries) == {hash_token(api.token)}
 
 
 def test_an_upload_after_its_batch_ended_finds_it_over(api: Api) -> None:
@@ -120,7 +119,7 @@ def test_an_upload_to_a_batch_that_ended_without_a_signal_finds_it_over(
     assert api.outcomes(batch, [(held[0].lease, batch.report())]) == ["accepted"]
     monkeypatch.setattr(api.core.changes, "notify", lambda: None)
     assert api.abandon(batch).status_code == 200
-    remembered, _, _ = api.core.admission._batches._entries[batch.batch_id]
+    remembered, _, _ = api.core.admission._entries[batch.batch_id]
     assert remembered.state == "open"
     assert api.outcomes(batch, [(held[1].lease, batch.report())]) == ["late"]
     unknown = api.call("POST", f"/batches/{'00' * 16}/reports", api.token, content=b"x")
