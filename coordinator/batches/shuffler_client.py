@@ -4,17 +4,11 @@ Every answer becomes a value or an error here. A RemoteError is a refusal that t
 with its slug (`common.protocol.errors.read_refusal`). Everything else may pass, and is a LocalError
 ``unavailable``: no connection, an answer that is not the shuffler's or not to this call, a token or
 key that the shuffler does not know yet. Answers are read up to a bound, never compressed.
-
-Messages are long: a thread reads them, over a transport whose waits can be interrupted.
 """
 
-import asyncio
-import contextlib
 import hashlib
-import http.client
-import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -23,7 +17,7 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from riffle.common.process.endpoint import AsyncFailover, Failover, check_plain, receive, split_urls
+from riffle.common.process.endpoint import AsyncFailover, check_plain, receive, split_urls
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
@@ -42,7 +36,6 @@ PEER = "the shuffler"
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 RECORD_SECONDS = 10.0
-PIECE_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES
 """A deposit's answer has the descriptor inside a JSON string, escaped."""
 MAY_PASS = {
@@ -65,17 +58,12 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. ``long_client``: a client of the same shuffler for long answers.
-
-    ``skew``: seconds that its clock was ahead of ours when it last answered; None: not known.
-    """
+    """Calls the shuffler. ``skew``: seconds that its clock was ahead of ours, if it answered."""
 
     skew: float | None = None
 
-    def __init__(self, client: httpx.AsyncClient, long_client: httpx.Client) -> None:
+    def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
-        self._long_client = long_client
-        long_client.headers["Accept-Encoding"] = "identity"
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
@@ -83,23 +71,18 @@ class ShufflerClient:
 
         ``verify``: see `common.process.endpoint.server_verification`.
         """
-        urls = split_urls(url)
-        headers = {"Authorization": f"Bearer {token}"}
+        urls, headers = split_urls(url), {"Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         # A proxy of the environment must not see the token.
         each = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
-        interruptible = Failover(urls, InterruptibleTransport(verify))
-        return cls(
-            httpx.AsyncClient(base_url=urls[0], transport=each, headers=headers, timeout=timeout),
-            httpx.Client(
-                base_url=urls[0], transport=interruptible, headers=headers, timeout=timeout
-            ),
+        client = httpx.AsyncClient(
+            base_url=urls[0], transport=each, headers=headers, timeout=timeout
         )
+        return cls(client)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.aclose()
-        self._long_client.close()
 
     async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
         """Deposits a descriptor's bytes; the same bytes again get the same answer."""
@@ -132,41 +115,28 @@ class ShufflerClient:
     async def messages(self, batch_id: str, size: int) -> Messages:
         """Returns a sealed batch's messages, ``size`` bytes; the same bytes until acknowledged.
 
-        Stops reading when it is cancelled.
-
         Raises:
             LocalError: ``unavailable``: there are more or fewer, or they do not have the digest.
         """
-        path, answer_wait = f"/v1/batches/{batch_id}/messages", AnswerWait()
+        path, headers = f"/v1/batches/{batch_id}/messages", {"Accept-Encoding": "identity"}
+        data, hasher = bytearray(), hashlib.sha256()
         try:
-            return await asyncio.to_thread(self._read_messages, path, size, answer_wait)
-        finally:
-            answer_wait.interrupt()
-
-    def _read_messages(self, path: str, size: int, answer_wait: "AnswerWait") -> Messages:
-        """Reads the body into a buffer of ``size`` bytes without copies; stops if interrupted."""
-        # Not numpy's, of huge pages: where a host must find them first they take twice as long.
-        data, end, hasher = memoryview(bytearray(size)), 0, hashlib.sha256()
-        extensions = {ANSWER_WAIT: answer_wait}
-        try:
-            with self._long_client.stream("GET", path, extensions=extensions) as response:
+            async with self._client.stream("GET", path, headers=headers) as response:
                 check_plain(response)
                 if response.status_code != HTTPStatus.OK:
-                    raise _refusal(response, next(response.iter_bytes(MAX_ANSWER_BYTES), b""))
-                for chunk in response.iter_bytes():
-                    start, end = end, end + len(chunk)
-                    if answer_wait.interrupted:
-                        break
-                    if end > size:
+                    body = response.aiter_bytes(MAX_ANSWER_BYTES)
+                    raise _refusal(response, await anext(body, b""))
+                async for piece in response.aiter_bytes():
+                    if len(data) + len(piece) > size:
                         raise LocalError("unavailable", f"more than {size} bytes of messages came")
-                    data[start:end] = chunk
-                    hasher.update(chunk)
+                    data += piece
+                    hasher.update(piece)
         except httpx.RequestError as error:
             raise _unreachable(error) from error
         digest = response.headers.get(DIGEST_HEADER, "")
-        if end != size or digest != hasher.hexdigest():
+        if len(data) != size or digest != hasher.hexdigest():
             raise LocalError("unavailable", "the messages arrived incomplete or changed")
-        return Messages(data, digest)
+        return Messages(memoryview(data), digest)
 
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> None:
         """Tells the shuffler that the messages are settled here, so that it may erase them."""
@@ -236,94 +206,3 @@ def _refusal(response: httpx.Response, body: bytes) -> RiffleError:
     if error.slug in MAY_PASS:
         return LocalError("unavailable", f"{error.detail} ({MAY_PASS[error.slug]})")
     return error
-
-
-# -- long answers --------------------------------------------------------------------------------
-
-ANSWER_WAIT = "riffle.answer_wait"
-"""Key of a request's extensions: its `AnswerWait`."""
-
-
-class AnswerWait:
-    """A thread's wait for an answer, which another thread can interrupt."""
-
-    def __init__(self) -> None:
-        self.interrupted = False
-        self._socket: socket.socket | None = None
-
-    def use(self, connected: socket.socket) -> None:
-        """Names the request's connection, and closes it if the wait was interrupted before."""
-        self._socket = connected
-        if self.interrupted:
-            self.interrupt()
-
-    def interrupt(self) -> None:
-        """Shuts the connection down: to its reader the answer is over."""
-        self.interrupted = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # it was closed
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-
-class InterruptibleTransport(httpx.BaseTransport):
-    """Transport for long answers: no proxy, one connection a request, pieces of 1 MiB.
-
-    httpx's own transport cannot be interrupted, and copies pieces of 64 KiB four times, which takes
-    23 ms of a core for 50 MB.
-    """
-
-    def __init__(self, verify: ssl.SSLContext | bool) -> None:
-        self._context = httpx.create_ssl_context(verify=verify, trust_env=False)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.BaseTransport`."""
-        connection = self._connect(request)
-        try:
-            target = request.url.raw_path.decode("ascii")
-            connection.request(request.method, target, headers=dict(request.headers))
-            answer = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise httpx.ReadError(str(error), request=request) from error
-        body = _Body(connection, answer)
-        return httpx.Response(answer.status, headers=answer.getheaders(), stream=body)
-
-    def _connect(self, request: httpx.Request) -> http.client.HTTPConnection:
-        url, seconds = request.url, request.extensions["timeout"]
-        host, port = url.raw_host.decode("ascii"), url.port
-        connection = (
-            http.client.HTTPSConnection(host, port, context=self._context)
-            if url.scheme == "https"
-            else http.client.HTTPConnection(host, port)
-        )
-        connection.timeout = seconds["connect"]
-        try:
-            connection.connect()
-        except OSError as error:
-            connection.close()
-            raise httpx.ConnectError(str(error), request=request) from error
-        connection.sock.settimeout(seconds["read"])
-        if (answer_wait := request.extensions.get(ANSWER_WAIT)) is not None:
-            answer_wait.use(connection.sock)
-        return connection
-
-
-class _Body(httpx.SyncByteStream):
-    """An answer's body in pieces; closing it closes the connection."""
-
-    def __init__(
-        self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
-    ) -> None:
-        self._connection = connection
-        self._answer = answer
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            while piece := self._answer.read(PIECE_BYTES):
-                yield piece
-        except (OSError, http.client.HTTPException) as error:
-            raise httpx.ReadError(str(error)) from error
-
-    def close(self) -> None:
-        self._answer.close()
-        self._connection.close()

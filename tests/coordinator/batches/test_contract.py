@@ -66,33 +66,13 @@ def client(app: Any, token: str) -> httpx.AsyncClient:
     )
 
 
-class OnLoop(httpx.BaseTransport):
-    """A thread's calls to a service that runs in an event loop."""
-
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self._transport = transport
-        self.loop: asyncio.AbstractEventLoop | None = None
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def answer() -> httpx.Response:
-            result = await self._transport.handle_async_request(request)
-            body = await result.aread()
-            return httpx.Response(result.status_code, headers=result.headers, content=body)
-
-        assert self.loop is not None
-        return asyncio.run_coroutine_threadsafe(answer(), self.loop).result()
-
-
 def test_a_run_over_a_real_shuffler(tmp_path: Path) -> None:
     app = create_app(shuffler_world.settings(tmp_path, max_beta=0.01), time.time)
     called = client(app, shuffler_world.COORDINATOR_TOKEN)
-    threads = OnLoop(httpx.ASGITransport(app))
-    bulk = httpx.Client(transport=threads, base_url=URL, headers=called.headers)
-    api = ShufflerClient(called, bulk)
+    api = ShufflerClient(called)
     given = replace(parts(tmp_path, api), clock=time.time)
 
     async def act(coordinator: Coordinator) -> None:
-        threads.loop = asyncio.get_running_loop()
         async with app.router.lifespan_context(app):
             assert await api.identity() == SHUFFLER_ID
             operator = client(app, shuffler_world.OPERATOR_TOKEN)

@@ -303,8 +303,7 @@ def test_a_shuffler_without_the_pin_delays_the_run() -> None:
 
     async def deposit() -> None:
         async with httpx.AsyncClient(transport=answer, base_url="http://s") as client:
-            bulk = httpx.Client(transport=answer)
-            await ShufflerClient(client, bulk).deposit("00" * 16, b"", "")
+            await ShufflerClient(client).deposit("00" * 16, b"", "")
 
     with pytest.raises(LocalError, match="pin the analyzer's new key") as caught:
         asyncio.run(deposit())
