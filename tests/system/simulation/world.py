@@ -23,11 +23,10 @@ from sqlalchemy import select
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.verification import read_pins
-from riffle.common.protocol.wire import DIGEST_HEADER, Enrolment, EnrolRequest
+from riffle.common.protocol.wire import Enrolment, EnrolRequest
 from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.keys import KeyRing
-from riffle.coordinator.batches.shuffler_client import Messages, _refusal
 from riffle.coordinator.batches.shuffler_client import ShufflerClient as CoordinatorsShuffler
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.settings import Settings as CoordinatorSettings
@@ -251,7 +250,7 @@ class World:
         client = self.network.client("shuffler", COORDINATOR_TOKEN)
         return coordinator_app.create_app(
             settings,
-            shuffler=_CoordinatorsShuffler(client, httpx.Client()),
+            shuffler=CoordinatorsShuffler(client),
             registry=learners(),
             analyzer=Analyzer(ring.private, 1, Inline),
             clock=self._time("coordinator"),
@@ -326,19 +325,6 @@ class World:
 
 
 @cache
-class _CoordinatorsShuffler(CoordinatorsShuffler):
-    """Takes a batch without a thread, which here would wait for the loop that it holds up."""
-
-    async def messages(self, batch_id: str, size: int) -> Messages:
-        request = self._client.build_request("GET", f"/v1/batches/{batch_id}/messages")
-        answer, body = await self._exchange(request)
-        if not answer.is_success:
-            raise _refusal(answer, body)
-        digest = hashlib.sha256(body).hexdigest()
-        assert (len(body), digest) == (size, answer.headers[DIGEST_HEADER])
-        return Messages(body, digest)
-
-
 def learners() -> Registry:
     """Learners by name: it looks for installed packages, so it is made once."""
     return Registry({"steps": steps})
