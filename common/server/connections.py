@@ -32,7 +32,6 @@ class _Protocol(HttpToolsProtocol):
     def __init__(self, server: "_Server", accepted: socket.socket) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._server, self._limits, self._socket = server, server.settings, accepted
-        self._in_body = False
         self._pending = 0  # bytes since the parser last delivered a whole head or a body's piece
         self._fault: RemoteError | None = None
         self._deadline = self.loop.call_later(self._limits.head_seconds, self._expire)
@@ -53,20 +52,14 @@ class _Protocol(HttpToolsProtocol):
             self._set_deadline(self._limits.head_seconds)
         self._pending += len(data)
         super().data_received(data)
-        if self._pending > self._limits.max_head_bytes:
-            self._refuse("head-too-large", f"at most {self._limits.max_head_bytes} bytes")
-
-    def on_message_begin(self) -> None:
-        if len(self.pipeline) >= MAX_PIPELINED:
-            raise RemoteError("malformed", "too many requests ahead of their answers")
-        super().on_message_begin()
+        if self._pending > self._limits.max_head_bytes and self._fault is None:
+            self.send_400_response("")
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self._limits.max_head_bytes:
-            self._pending = size
-            raise RemoteError("head-too-large", "")
-        self._in_body, self._pending = True, 0
+        self._pending = size if size > self._limits.max_head_bytes else 0
+        if self._pending or len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError(size)  # answered by `send_400_response`
         self.stop_waiting()
         super().on_headers_complete()
 
@@ -84,16 +77,21 @@ class _Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_body, self._pending = False, 0
+        self._pending = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete:  # no other request is under way
             self._server.wait(self)
+            if self._pending:  # of the next head
+                self._set_deadline(self._limits.head_seconds)
 
     def send_400_response(self, msg: str) -> None:
-        if self._pending <= self._limits.max_head_bytes:  # else `data_received` refuses it
+        most = self._limits.max_head_bytes
+        if self._pending > most:
+            self._refuse("head-too-large", f"a request's head may have at most {most} bytes")
+        else:
             self._refuse("malformed", msg)
 
     def _refuse(self, slug: str, detail: str) -> None:
@@ -102,11 +100,10 @@ class _Protocol(HttpToolsProtocol):
         if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
             self.drop()  # other answers are on their way
             return
-        body = json.dumps(self._fault.document()).encode()
+        body = json.dumps(self._fault.document())
         head = f"Content-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
-        self.transport.write(
-            b"%b%b\r\n\r\n%b" % (STATUS_LINE[self._fault.status], head.encode(), body)
-        )
+        text = f"{head}\r\n\r\n{body}"
+        self.transport.write(STATUS_LINE[self._fault.status] + text.encode())
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._set_deadline(LINGER_SECONDS)

@@ -233,7 +233,8 @@ def serve(
         # handlers also catch a signal that arrives before uvicorn installs its own.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
-        _raise_file_limit()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file
         on_start()
         # Objects loaded by now stay until the end. Without freezing, every full collection would
         # visit them all, and delay the request that triggers it.
@@ -302,12 +303,6 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
         detail = f"cannot use the TLS files {files}: {error.strerror or error}"
         raise LocalError("invalid-spec", detail) from error
     return config
-
-
-def _raise_file_limit() -> None:
-    """Lets the process open as many files as it may: each connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:
