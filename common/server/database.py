@@ -145,15 +145,17 @@ def is_shared(engine: Engine) -> bool:
 def open_database(url: str, schema: Schema, head: Head | None = None) -> Engine:
     """Returns an engine of the database at ``url``, with its tables.
 
-    Raises LocalError ``unavailable`` if the database is damaged, of another version, older than
-    ``head``, or out of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
+    ``head``: a service starts with it, so the database is compared with its head and checked whole.
+    Raises LocalError ``unavailable`` if the database is of another version, older, damaged or out
+    of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
     """
     engine = _connectable(url)
     try:
         with writer(engine).begin() as connection:
             schema.prepare(connection)
-            _check_integrity(connection, schema.metadata)
-            number = 0 if head is None else head.start(connection)
+            if head is not None:
+                _check_integrity(connection, schema.metadata)
+                number = head.start(connection)
         if head is not None:
             head.write(number)
     except (SQLAlchemyError, sqlite3.Error, UnicodeError, LocalError) as error:

@@ -36,6 +36,7 @@ from riffle.common.server.database import (
     try_claim,
     writer,
 )
+from riffle.common.server.head import Head
 from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
 from tests.postgres import Cluster
@@ -279,9 +280,10 @@ def test_a_damaged_page_is_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096:8192] = b"\xff" * 4096
     path.write_bytes(data)
-    error = refusal(f"sqlite:///{path}")
-    assert error.slug == "unavailable"
-    assert "cannot be used" in error.detail
+    for head in (None, Head(tmp_path, "things", meta)):
+        with pytest.raises(LocalError, match="cannot be used") as caught:
+            open_database(f"sqlite:///{path}", SCHEMA, head)
+        assert caught.value.slug == "unavailable"
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])

@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import AUTHENTICATED, writer
+from riffle.common.server.head import Head
 from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
 from riffle.shuffler.store.batch_rows import stored_reports
@@ -86,10 +87,11 @@ def contents(file: Path) -> Contents:
         return None
 
 
-def is_found(schema: Any, file: Path) -> bool:
+def is_found(name: str, file: Path) -> bool:
     """Whether the store is refused, or its reports are when a batch is handed over."""
+    schema = SCHEMAS[name]
     try:
-        engine = schema.open_store(f"sqlite:///{file}")
+        engine = schema.open_store(f"sqlite:///{file}", Head(file.parent, name, schema.meta))
         try:
             with engine.connect() as connection:
                 for number in range(ROWS) if schema is shuffler_schema else ():
@@ -123,7 +125,7 @@ def tally(name: str, folder: Path, flips: int) -> Tally:
         damaged.write_bytes(now)
         if contents(damaged) != before:
             changed += 1
-            if not is_found(schema, damaged):
+            if not is_found(name, damaged):
                 missed.append(what)
         for left in folder.glob("damaged*"):
             left.unlink()
