@@ -157,7 +157,7 @@ def test_an_emptied_or_older_shuffler_is_refused_and_revokes_nothing_back(
     network: LoopbackNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, older, newest = store(network, "shuffler"), tmp_path / "older", tmp_path / "newest"
-    revoked = "SELECT revoked FROM nodes WHERE name = 'dishonest'"
+    revoked = "SELECT revoked_at IS NOT NULL FROM nodes WHERE name = 'dishonest'"
     with shuffler_operator(network.secrets, network.shuffler_url) as client:
         node = enrol_node(client, "dishonest", "owner", 9)
         online_copy(file, older)
