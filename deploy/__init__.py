@@ -1,6 +1,6 @@
 """Starts and operates Riffle: command line, loopback network, load tests, containers.
 
-Code that a service, a node or an experiment needs belongs to them, not here.
+Code that a service, a node or an experiment needs belongs in its folder, not here.
 """
 
 import os
@@ -8,6 +8,6 @@ import os
 if not __name__.startswith("riffle."):
     raise ImportError(f"import riffle.{__name__} instead of {__name__}")
 
-# Riffle's matrices are small and its processes share cores, so threads of BLAS only wait for each
-# other (measured: up to 20 times slower under load). This must be set before NumPy is imported.
+# Riffle's matrices are small and its processes share cores, so BLAS threads only wait for each
+# other (measured: up to 20 times slower under load). Set this before NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""Runs on a live network, followed to their end: one run, or one for each trust model."""
+"""Follows runs on a live network to their end: one run, or one for each trust model."""
 
 import contextlib
 import time
@@ -25,13 +25,13 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
     "local": ("sealed", "one randomised report", "nobody"),
     "central": ("sealed", "the episode itself", "coordinator"),
 }
-"""The views that shuffler and coordinator have of an episode, and the trusted (`000`, Fig. 2)."""
+"""What shuffler and coordinator see of an episode, and the trusted parties (paper 000, Fig. 2)."""
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
-    """Creates the preset's run, follows it to its end, writes its files; returns the summary.
+    """Creates a preset's run, follows it to its end, writes its files; returns the summary.
 
-    Raises RunError if the run failed or was stopped; the message says why.
+    Raises RunError, with the reason, if the run failed or was stopped.
     """
     run = operator.create_run(preset.spec)
     by_hand = preset.spec.learner == MANUAL
@@ -50,7 +50,7 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
 
 
 def stop_unfinished(operator: Operator) -> None:
-    """Stops the runs that an interrupted command left in the folder of a network just started.
+    """Stops runs that an interrupted command left in the folder of this newly started network.
 
     Raises RemoteError if a run cannot be stopped, unless it ended meanwhile.
     """
@@ -66,10 +66,9 @@ def stop_unfinished(operator: Operator) -> None:
 
 
 class TrueValues:
-    """Supplies the true value of each deployment of a simulated environment, at its event.
+    """Supplies the true value of each deployment in a simulated environment, on its event.
 
-    The values annotate the page. While the coordinator does not answer, they wait for a later
-    event.
+    The page shows the values. While the coordinator does not answer, they wait for a later event.
     """
 
     def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:
@@ -105,8 +104,8 @@ def follow(
     """Follows a run to its end: a bar shows its progress, CSV files hold its settled rows.
 
     Off a terminal it prints a line for every settled batch and finished stage. A run ``by_hand``
-    waits for a person, so no remaining time is shown. ``watch`` is called with every event. Prints
-    what keeps the run from going on.
+    waits for a person, so no remaining time is shown. ``watch`` is called with every event. Also
+    prints the reason if the run cannot go on.
     """
     began, explained = time.monotonic(), ""
 
@@ -138,10 +137,9 @@ def follow(
 
 
 def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, Any]]:
-    """Runs the preset under every trust model in turn; returns one row for each.
+    """Runs the preset under every trust model in turn; returns a row for each.
 
-    Every run leaves its own files in ``folder/<trust>``. Raises RunError if one failed or was
-    stopped.
+    Every run writes its files to ``folder/<trust>``. Raises RunError if one failed or was stopped.
     """
     rows = []
     for trust in TRUST_MODELS:
@@ -158,7 +156,7 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
 def _comparison(
     summary: Mapping[str, Any], deployments: Sequence[Answer], trust: Trust
 ) -> dict[str, Any]:
-    """Returns what a run cost and reached; messages and bytes are means over all reports.
+    """Returns a run's cost and result; messages and bytes are means over all reports.
 
     ``noise`` is the standard deviation on a counter of the last batch.
     """

@@ -10,7 +10,7 @@
 
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method raises
 RemoteError if the coordinator refuses, with its reason, and LocalError ``unavailable`` if it does
-not answer. An answer that is not the coordinator's, such as a proxy's page, is asked for again.
+not answer. If an answer is not the coordinator's, such as a proxy's page, the request is repeated.
 """
 
 import json
@@ -41,7 +41,7 @@ RETRY_SECONDS = 0.5
 FOREIGN_SECONDS = 2.0
 """Time for which an answer that is not the coordinator's is asked for again."""
 SILENT_SECONDS = 10.0
-"""A stream that says nothing for so long is opened again, after a look at the run."""
+"""A stream that is silent for this long is opened again, after a look at the run's state."""
 EVENT_STREAM = "text/event-stream"
 MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
@@ -73,11 +73,11 @@ class Operator:
 
     @classmethod
     def of(cls, network: Path, url: str | None = None) -> Self:
-        """Returns the operator of a network, with the token in the folder of its secrets.
+        """Returns the operator of a network, with the token in its secrets folder.
 
         Without ``url`` the address is the one in the folder (`riffle up` writes it), or this
-        machine's. Raises LocalError ``unavailable`` if there is no such token, and ValueError if
-        the address is not one, or is neither TLS nor this machine.
+        machine's. Raises LocalError ``unavailable`` if there is no token, and ValueError if the
+        address is malformed, or uses neither TLS nor loopback.
         """
         token, file = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
         base = url or (file.read_text() if file.exists() else COORDINATOR_URL)
@@ -90,7 +90,7 @@ class Operator:
         self._client.close()
 
     def create_run(self, spec: RunSpec) -> Answer:
-        """Creates a run and starts it: once, though the request may be sent again."""
+        """Creates a run and starts it, only once even if the request is repeated."""
         named = spec.model_copy(update={"run_id": spec.run_id or secrets.token_hex(16)})
         return self._call("POST", "/v1/runs", "spec", content=named.model_dump_json())
 
@@ -99,13 +99,13 @@ class Operator:
         return self._list("/v1/runs", "runs")
 
     def run(self, run_id: str) -> Answer:
-        """Returns a run and how far it is."""
+        """Returns a run with its progress."""
         return self._call("GET", f"/v1/runs/{run_id}", "spec")
 
     def find(self, text: str) -> Answer:
-        """Returns the run with this name, this id, or an id that begins like this.
+        """Returns the run with this name, this id, or an id that begins with this text.
 
-        Raises LocalError ``unknown-run`` if there is none, or there are several.
+        Raises LocalError ``unknown-run`` if there is no such run, or several.
         """
         runs = self.runs()
         matches = [run for run in runs if run["name"] == text or run["id"].startswith(text)]
@@ -128,7 +128,7 @@ class Operator:
         """Deploys a policy or a mixture in a run whose learner is manual.
 
         A dictionary has the fields of a `ManualDeployment`, for instance ``{"policy": [[1, 1]],
-        "episodes": 1000}``. With ``step`` the request may be sent again.
+        "episodes": 1000}``. With ``step`` the request is safe to repeat.
         """
         if not isinstance(deployment, dict):
             deployment = deployment.model_dump(mode="json", exclude_none=True)
@@ -137,7 +137,7 @@ class Operator:
         return self._ask("POST", path, _with("batch_id"), once=once, content=body)
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
-        """Waits until a deployment's batch is counted, or given up and not issued again."""
+        """Waits until a deployment's batch is counted, or given up and not replaced."""
         while True:
             deployment = self.deployment(run_id, index)
             step = deployment["step"]
@@ -148,14 +148,14 @@ class Operator:
             time.sleep(poll)
 
     def deployments(self, run_id: str) -> list[Answer]:
-        """Returns all deployments in order, with their mixtures, without their counts."""
+        """Returns all deployments in order, with their mixtures but without their counts."""
         return self._list(f"/v1/runs/{run_id}/deployments", "deployments")
 
     def newest(self, run_id: str, known: int | None = None, wait: float = 0.0) -> Answer | None:
-        """Returns the newest deployment, or None if it is still number ``known``.
+        """Returns the newest deployment, or None if that is still number ``known``.
 
-        The coordinator waits for a newer one, ``wait`` seconds, at most 30. Raises RemoteError
-        ``unknown-deployment`` if there is none yet.
+        The coordinator waits up to ``wait`` seconds (at most 30) for a newer one. Raises
+        RemoteError ``unknown-deployment`` if there is none yet.
         """
         headers = {} if known is None else {"If-None-Match": f'"{known}"'}
         path = f"/v1/runs/{run_id}/deployment"
@@ -174,11 +174,11 @@ class Operator:
         return self._list(f"/v1/runs/{run_id}/stages", "stages")
 
     def ledger(self, run_id: str) -> Answer:
-        """Returns the ledger: what every batch spent, with which guarantee."""
+        """Returns the ledger: every batch's spend with its guarantee."""
         return self._call("GET", f"/v1/runs/{run_id}/ledger", "entries")
 
     def result(self, run_id: str) -> Answer:
-        """Returns the policy so far, its estimated value, its cost, and timings."""
+        """Returns the current policy, its estimated value, the run's cost, and timings."""
         return self._call("GET", f"/v1/runs/{run_id}/result", "policy")
 
     def conservation(self, run_id: str) -> Answer:
@@ -186,17 +186,17 @@ class Operator:
         return self._call("GET", f"/v1/runs/{run_id}/conservation", "batches")
 
     def csv(self, run_id: str, table: Table) -> str:
-        """Returns a table of a run as CSV, a row for each stage, spend, deployment or batch."""
+        """Returns a table of a run as CSV: a row per stage, spend, deployment or batch."""
         return self._ask("GET", f"/v1/runs/{run_id}/{table}.csv", _csv)
 
     def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:
-        """Supplies true values of deployments, which are known if the environment is simulated."""
+        """Supplies true values of deployments, known if the environment is simulated."""
         content = values.model_dump_json()
         path = f"/v1/runs/{run_id}/truth"
         self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
-        """Returns exact regret and values where they were supplied, with bands over equal runs."""
+        """Returns exact regret and values, if supplied, with bands over runs of equal specs."""
         return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:
@@ -208,7 +208,7 @@ class Operator:
         return self._call("POST", "/v1/keys", "public")
 
     def activate_key(self, key_id: str) -> Answer:
-        """Makes new batches use a pending key, which nodes and shuffler must have pinned before."""
+        """Makes new batches use a pending key, which nodes and shuffler must already pin."""
         return self._call("POST", f"/v1/keys/{key_id}/activate", "public")
 
     def history(self, run_id: str, after: int = 0) -> list[Answer]:
@@ -222,10 +222,11 @@ class Operator:
         follow: bool = True,
         on_run: Callable[[Answer], None] = lambda _: None,
     ) -> Iterator[Answer]:
-        """Yields events until the run is over; without ``follow`` only those so far.
+        """Yields events until the run is over; without ``follow``, only past events.
 
-        Calls ``on_run`` with the run when the stream ends or is silent for a while; then goes on
-        where it broke. Raises RunError if the run is gone: the coordinator's store was restored.
+        Calls ``on_run`` with the run when the stream ends or is silent for a while; then resumes
+        where it broke off. Raises RunError if the run is gone because the coordinator's store was
+        restored.
         """
         last = 0
         while True:
@@ -238,16 +239,16 @@ class Operator:
                 if not follow:
                     return
             except (httpx.HTTPError, LocalError):
-                pass  # the run's document tells more than a stream that broke
+                pass  # the run's document tells more than a broken stream
             run = self._followed(run_id)
             on_run(run)
             if run["state"] != "running":
                 yield from self.history(run_id, last)
                 return
-            time.sleep(RETRY_SECONDS)  # a coordinator that ends every stream must get a pause
+            time.sleep(RETRY_SECONDS)  # pause, in case the coordinator ends every stream
 
     def _followed(self, run_id: str) -> Answer:
-        """Returns a run that was there before; waits for the coordinator, which may be starting."""
+        """Returns a known run; waits for the coordinator, which may be starting."""
         self._following = True
         try:
             return self.run(run_id)
@@ -279,7 +280,7 @@ class Operator:
                     fields = {}
 
     def _call(self, method: str, path: str, key: str, content: str | None = None) -> Answer:
-        """Returns a document of the coordinator's, which has ``key``."""
+        """Returns an answer of the coordinator's, a document that has ``key``."""
         return self._ask(method, path, _with(key), content=content)
 
     def _list(self, path: str, name: str, params: Mapping[str, int] | None = None) -> list[Answer]:

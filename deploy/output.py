@@ -1,8 +1,7 @@
 """Output of every command: one document on stdout, everything else on stderr, an exit code.
 
-Exit codes: 0 done; 1 the answer is no (a run that failed or was stopped, a failed check); 2 wrong
-usage; 3 an input was refused; 4 a service or file that is needed is not available, or is in use;
-130 interrupted.
+Exit codes: 0 done; 1 a negative result (a failed or stopped run, a failed check); 2 wrong usage; 3
+an input was refused; 4 a required service or file is not available, or is in use; 130 interrupted.
 """
 
 import datetime
@@ -31,7 +30,7 @@ TableOutput = Annotated[
 
 
 class Exit(IntEnum):
-    """Exit codes; the module's docstring has their meaning."""
+    """Exit codes; the module's docstring explains them."""
 
     DONE = 0
     NO = 1
@@ -42,7 +41,7 @@ class Exit(IntEnum):
 
 
 class RunError(LocalError):
-    """A run failed or was stopped: nothing was refused, and the answer is no."""
+    """Raised if a run failed or was stopped, a negative result without any refusal."""
 
 
 P = ParamSpec("P")
@@ -51,14 +50,14 @@ T = TypeVar("T")
 TICK_SECONDS = 0.5
 FIRST_LINE_SECONDS, LINE_SECONDS, SILENT_SECONDS = 1.0, 5.0, 10.0
 PIPE_WIDTH = 1_000
-"""Columns of a table off a terminal, so many that nothing a program may read is cut off."""
+"""Width of a table off a terminal: wide enough to cut nothing off that a program may read."""
 
 progress = Console(stderr=True)
 _UNAVAILABLE = {"unavailable", "internal", "too-many-requests"}
 
 
 def emit(document: Mapping[str, Any], output: Output, text: Callable[[], None]) -> None:
-    """Prints the answer: the document as JSON, or whatever ``text`` prints."""
+    """Prints the answer: the document as JSON, or else the output of ``text``."""
     if output == "json":
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     else:
@@ -71,7 +70,7 @@ def emit_rows(
     output: TableOutput,
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Prints rows as a table (of some columns) or CSV, or as JSON the document they are from."""
+    """Prints rows as a table (of some columns) or CSV, or else their document as JSON."""
     if output == "json":
         emit(document, "json", lambda: None)
     elif output == "csv":
@@ -98,7 +97,7 @@ def _cell(value: object) -> str:
 
 
 def readable(name: str, value: object) -> object:
-    """Returns a value as a table for people shows it: times as UTC, the rest as it is."""
+    """Returns a value formatted for people: times as UTC, all others unchanged."""
     return utc(value) if name.endswith("_at") and isinstance(value, int | float) else value
 
 
@@ -119,13 +118,13 @@ def dotted_rows(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def line(text: str) -> None:
-    """Prints a line of progress, unless stderr is a terminal, which has a bar instead."""
+    """Prints a line of progress, unless stderr is a terminal, which shows a bar instead."""
     if not progress.is_terminal:
         progress.print(text, highlight=False, soft_wrap=True)
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
-    """Returns a progress bar on stderr, with times; off a terminal it shows nothing."""
+    """Returns a progress bar on stderr, with times; it shows nothing off a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -138,10 +137,10 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = T
 
 
 class Steps:
-    """Progress in steps: a bar on a terminal, off it a line now and then.
+    """Progress in steps: a bar on a terminal, occasional lines elsewhere.
 
-    A line follows a step, so that a command refused at its first step prints the reason alone. A
-    step that takes longer than `SILENT_SECONDS` has lines meanwhile.
+    A line follows a step, so that a command refused at its first step prints only the reason.
+    During a step that takes longer than `SILENT_SECONDS`, lines are printed too.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class Steps:
         self._next = self._began + FIRST_LINE_SECONDS
 
     def set_total(self, total: int) -> None:
-        """Sets the number of steps, where it is known late."""
+        """Sets the number of steps, if it becomes known late."""
         self._total = total
         self._shown.update(self._task, total=total)
 
@@ -182,7 +181,7 @@ class Steps:
 def steps(
     what: str, total: int | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Steps]:
-    """Shows how many steps are done and how long the rest takes, while the block lasts."""
+    """Shows, while the block lasts, how many steps are done and how long the rest takes."""
     with bar() as shown:
         counted = Steps(shown, what, total, clock)
         with _call_every(SILENT_SECONDS, counted.print_if_due):
@@ -190,14 +189,14 @@ def steps(
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Returns ``, about 9 s left`` at the mean rate of the first ``seconds``, or nothing."""
+    """Returns ``, about 9 s left``, by the mean rate of the first ``seconds``, or nothing."""
     rest = seconds * (total - done) / max(done, 1)
     return f", about {rest:.0f} s left" if 0 < done < total else ""
 
 
 @contextmanager
 def timed_bar(what: str, seconds: float) -> Iterator[None]:
-    """Shows a bar by the clock, for a block that takes about ``seconds`` and has no steps."""
+    """Shows a bar driven by the clock, for a block of about ``seconds`` without steps."""
     line(f"{what}: about {seconds:.0f} s")
     with bar("of about {task.total:.0f} s") as shown:
         task = shown.add_task(what, total=seconds)
@@ -211,7 +210,7 @@ def timed_bar(what: str, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _call_every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Makes a call every so many seconds, in a thread, while the block lasts."""
+    """Makes a call at intervals, in a thread, while the block lasts."""
     over = threading.Event()
 
     def run() -> None:
@@ -229,7 +228,7 @@ def _call_every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Makes a command's errors one line on stderr and an exit code, instead of a traceback."""
+    """Turns a command's errors into one line on stderr and an exit code, without a traceback."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,12 +1,11 @@
-"""The two runs that Riffle ships, and runs that differ from them in some respects.
+"""The two preset runs of Riffle, and runs that differ from them in some respects.
 
-Both presets are RiverSwim-v0 as in `000`, section VI (X=4, A=2, H=6) at epsilon = 1, beta = 1e-5,
-with one symbol a step (`joint`), which takes the fewest messages. The environment is declared
-homogeneous: RiverSwim is the same at every step, so counts are pooled over steps after they were
-made private.
+Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at epsilon = 1, beta =
+1e-5, with one symbol per step (`joint`), which takes the fewest messages. The environment is
+declared homogeneous: RiverSwim is the same at every step, so private counts are pooled over steps.
 
-``demo`` has K = 10,000, at which 40 of 40 simulated seeds end within 5 % of the optimum, the worst
-at 99 % (docs/demo.md), and about 329,000 sealed messages. ``paper`` has the paper's K = 20,000.
+``demo`` has K = 10,000 and about 329,000 sealed messages; at this K 40 of 40 simulated runs end
+within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``paper`` has the paper's K = 20,000.
 """
 
 from collections.abc import Mapping
@@ -24,14 +23,14 @@ from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Modelled
 
 DECLARED = BUILT_IN.keys() - {MANUAL}
-"""Learners that understand what a preset declares of its environment."""
+"""Learners that understand a preset's declarations about its environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A run, its environment's parameters, the number of nodes, and learners from files.
 
-    ``learners`` is name -> ``path/file.py:Class``.
+    ``learners`` maps names to ``path/file.py:Class``.
     """
 
     spec: RunSpec
@@ -63,7 +62,7 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """Returns the preset of this name. Raises ValueError if there is none."""
+    """Returns the preset with this name. Raises ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
     return PRESETS[name]
@@ -80,9 +79,9 @@ def customize(
 ) -> Preset:
     """Returns a preset with another learner, environment, or fields of the spec.
 
-    Sizes, rewards and start come from the environment itself. ``parameters`` are the
-    environment's, ``constants`` the learner's; of ``changes``, which are fields of the spec, None
-    changes nothing. A learner or environment may be in a file, as ``path/file.py:name``.
+    Sizes, rewards and start come from the environment itself. ``parameters`` are the environment's,
+    ``constants`` the learner's; ``changes`` are fields of the spec, and None leaves a field as it
+    is. A learner or environment may be in a file, as ``path/file.py:name``.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.
@@ -91,7 +90,7 @@ def customize(
     chosen_parameters = own_parameters | dict(parameters)
     made = make(environment_id, **chosen_parameters)
     name = short_name(learner) if is_file_reference(learner) else learner
-    # A preset declares to SDP-PE what holds for the preset's own environment only.
+    # A preset's declarations to SDP-PE hold for the preset's own environment only.
     declared = base.spec.options if environment is None and name in DECLARED else {}
     low, high = made.reward_range
     values = base.spec.model_dump() | {
@@ -115,7 +114,7 @@ def customize(
 
 
 def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Returns id and parameters. The id of a file has no folder: that is a parameter."""
+    """Returns id and parameters. A file's id does not include its folder, which is a parameter."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
     if not is_file_reference(reference):

@@ -1,10 +1,10 @@
-"""Files of a run: summary, manifest, regret curve, and its tables as CSV.
+"""Files of a run: summary, manifest, regret curve, and the run's tables as CSV.
 
 The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV
-(`common.process.tables`). They grow while the run goes on, and are written whole at its end.
+(`common.process.tables`). They grow while the run goes on, and are rewritten completely at its end.
 
-The regret is exact pseudo-regret over what was deployed. It needs the environment's true MDP, so
-only the owner of a simulated environment can compute it; the coordinator never knows it.
+The regret is the exact pseudo-regret of the deployed policies. It needs the environment's true MDP,
+so only the owner of a simulated environment can compute it; the coordinator never knows the MDP.
 """
 
 import json
@@ -30,7 +30,7 @@ from riffle.node_client.environments.tabular import TabularMDP
 Table = Literal["deployments", "stages", "ledger"]
 TABLES: tuple[Table, ...] = ("deployments", "stages", "ledger")
 COLUMNS_IF_EMPTY: dict[Table, tuple[str, ...]] = {"stages": STAGE_COLUMNS}
-"""Columns of a table that may have no rows at a run's end: a manual run has no stages."""
+"""Columns of tables that may have no rows at a run's end; a manual run has no stages."""
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
 FILES = (
@@ -41,7 +41,7 @@ FILES = (
     *(f"{table}.csv" for table in TABLES),
 )
 SPENT = ("counted", "rejected")
-"""States of deployments whose batch was opened, so that all its episodes were executed."""
+"""States of deployments whose batch was opened, so that all of its episodes were executed."""
 
 
 def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
@@ -54,16 +54,16 @@ def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
 
 
 def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[str] = ()) -> None:
-    """Writes a CSV aside and renames it, so that nobody reads half of it."""
+    """Writes a CSV under another name and renames it, so that nobody reads half a file."""
     aside = file.with_name(file.name + ".new")
     aside.write_text(csv_text(rows, columns_if_empty))
     aside.replace(file)
 
 
 def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
-    """Writes the tables of a run that goes on, up to their first row that has not settled.
+    """Writes the tables of an unfinished run, each up to its first row that has not settled.
 
-    Values that come later, such as an acknowledgement, are in the files written at the end.
+    Values that change later, such as an acknowledgement, are in the files written at the end.
     """
     for table in TABLES:
         rows = rows_of(operator, run_id, table)
@@ -94,15 +94,15 @@ class FinishedRun:
         )
 
     def regret(self, mdp: TabularMDP) -> Regret:
-        """Returns exact pseudo-regret of the deployments, over every episode executed."""
+        """Returns the exact pseudo-regret of the deployments, over all executed episodes."""
         executed = (d for d in self.deployments if d["state"] in SPENT or d["episodes_executed"])
         return regret(mdp, [_deployment(answer) for answer in executed])
 
 
 def summary(finished: FinishedRun, mdp: TabularMDP | None, wall_seconds: float) -> dict[str, Any]:
-    """Returns the run in one document; the README has the meaning of its keys.
+    """Returns the run in one document; the README explains its keys.
 
-    Exact values are null if ``mdp`` is None, since the environment can only be sampled.
+    Exact values are null if ``mdp`` is None, because the environment can only be sampled then.
     """
     result = finished.result
     return {
@@ -148,7 +148,7 @@ def write(
     wall_seconds: float,
     seeds: dict[str, Any],
 ) -> dict[str, Any]:
-    """Writes all files into ``folder`` and returns the summary; without ``mdp`` no curve."""
+    """Writes all files into ``folder`` (no curve without ``mdp``) and returns the summary."""
     document = summary(finished, mdp, wall_seconds)
     _write_json(folder / "summary.json", document)
     rows = (finished.deployments, finished.stages, finished.ledger["entries"])
@@ -161,7 +161,7 @@ def write(
 
 
 def manifest(finished: FinishedRun, seeds: dict[str, Any]) -> dict[str, Any]:
-    """Returns versions, constants and seeds: what reading or repeating the run needs."""
+    """Returns versions, constants and seeds, as needed to read or to repeat the run."""
     spec = RunSpec.model_validate(finished.run["spec"] | {"run_id": None}, strict=False)
     return {
         "versions": {name: version(name) for name in PACKAGES},
@@ -195,7 +195,7 @@ def plot_regret(file: Path, curve: Regret, document: Mapping[str, Any]) -> None:
 
 
 def mixture_of(answer: Answer) -> Mixture:
-    """Returns the mixture of the coordinator's document."""
+    """Returns the mixture in a document of the coordinator's."""
     policies = np.array(answer["policies"], dtype=np.int64)
     return Mixture(policies, np.array(answer["weights"], dtype=np.int64))
 

@@ -3,7 +3,7 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly and has few blanks, and its id is the path's and run and deployment give it;
+- it parses strictly, has few blanks, and has the path's id, which run and deployment determine;
 - it names this shuffler, has not expired and will soon enough, and names a pinned analyzer key if
   any key is pinned;
 - the operator allows its trust model;

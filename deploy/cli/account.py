@@ -1,4 +1,4 @@
-"""``riffle account``: the least noise for a guarantee, or the guarantee of a noise."""
+"""``riffle account``: the least noise for a guarantee, or the guarantee of given noise."""
 
 import math
 from fractions import Fraction
@@ -38,10 +38,10 @@ def account_command(
     ] = None,
     output: Output = "text",
 ) -> None:
-    """Compute the noise that a guarantee needs, or the guarantee of a noise.
+    """Compute the noise for a guarantee, or the guarantee of given noise.
 
-    The answer has bits, messages and variance, too. With --bits and --p the command computes
-    the epsilon that this noise gives at --beta.
+    The answer also has bits, messages and variance. With --bits and --p the command computes the
+    epsilon that this noise gives at --beta.
     """
     layout = CounterLayout(
         Sizes(states, actions, horizon), families, 0 if scope == "layer" else None
@@ -67,7 +67,7 @@ def account_command(
 def calibrated(
     layout: CounterLayout, n: int, required: Guarantee, calibration: CalibrationName
 ) -> dict[str, Any]:
-    """Returns a calibration, with its ratios to the papers' and to the Gaussian mechanism."""
+    """Returns a calibration with its ratios to the papers' noise and to the Gaussian mechanism."""
     chosen = calibrate(layout, n, required, calibration)
     document = describe(layout, chosen.noise, chosen.account)
     gaussian = gaussian_variance(required.epsilon, required.beta, layout.cells)
@@ -80,7 +80,7 @@ def calibrated(
 
 
 def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, Any]:
-    """Returns a batch's noise and guarantee, under the keys that the command prints."""
+    """Returns a batch's noise and guarantee under the keys that the command prints."""
     return {
         "episodes": result.n,
         "honest_reports": result.honest_reports,
@@ -103,7 +103,7 @@ def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, 
 def dyadic(text: str) -> tuple[int, int]:
     """Returns numerator and log2 of the denominator of a probability such as 1/256 or 0.5.
 
-    Raises ValueError if it is not an integer over a power of two up to 2**32.
+    Raises ValueError if the text is not an integer over a power of two up to 2**32.
     """
     try:
         fraction = Fraction(text)

@@ -54,8 +54,8 @@ def figures_command(
 ) -> None:
     """Compute figures of the papers.
 
-    Each has CSV, PNG, SVG, a table and a manifest. Finished figures are not written over; after
-    an interruption the command goes on where it stopped.
+    Each figure has CSV, PNG, SVG, a table and a manifest. Finished figures are not overwritten;
+    after an interruption the command resumes where it stopped.
     """
     started = time.perf_counter()
     place = Backend(backend, workers or os.cpu_count() or 1, address)
@@ -68,7 +68,7 @@ def figures_command(
             line(f"runs to compute: {total}")
 
         made = make(order, lambda _: shown.step(), begin)
-    # The table of a figure says what is missing, and why.
+    # A figure's table lists missing results and the reasons.
     written = [
         figure | {kind: str(out / f"{figure['figure']}.{ending}") for kind, ending in FILES.items()}
         for figure in made
@@ -107,9 +107,9 @@ def audit_command(
     ] = None,
     output: Output = "text",
 ) -> None:
-    """Attack the real code, to bound epsilon and beta from below.
+    """Attack the real code to bound epsilon and beta from below.
 
-    It runs on two neighbouring populations. Bounds hold with 99 % confidence. Exit code 1 when
+    The code runs on two neighbouring populations. Bounds hold with 99 % confidence. Exit code 1 if
     the claim is violated.
     """
     setting = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)

@@ -1,4 +1,4 @@
-"""``riffle load``: the load that a network carries. ``riffle bench``: Riffle's own speed."""
+"""``riffle load``: the load that a network can carry. ``riffle bench``: Riffle's own speed."""
 
 import os
 import tempfile
@@ -62,9 +62,9 @@ def load_command(
     force: Force = False,
     output: Output = "text",
 ) -> None:
-    """Load a network with real nodes, and name what limits it.
+    """Load a network with real nodes and name its bottleneck.
 
-    Exit code 1 when something limits it: too few of the due reports were accepted promptly.
+    Exit code 1 if there is one: too few of the due reports were accepted promptly.
     """
     for name in OF_A_NETWORK_THAT_IS_UP if network is None else OF_A_NEW_NETWORK:
         if is_given(context, name):
@@ -104,9 +104,9 @@ def load_command(
 
 
 def cores(text: str | None) -> frozenset[int]:
-    """Returns the processors of a list such as 0,1; empty for all.
+    """Returns the processors in a list such as 0,1; an empty one means all.
 
-    Raises ValueError if it is no such list, or this process may not use one of them.
+    Raises ValueError for any other text, or if this process may not use one of them.
     """
     if text is None:
         return frozenset()
@@ -157,9 +157,9 @@ def wire_command(
     ] = None,
     output: Output = "text",
 ) -> None:
-    """Measure messages a second through live services, beside the primitive's own rate.
+    """Measure messages per second through live services, and the primitive's own rate.
 
-    Exit code 1 when the share of the primitive's rate, or the servers' cost, misses its bar.
+    Exit code 1 if the share of the primitive's rate, or the servers' cost, misses its target.
     """
     cores = workers or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:

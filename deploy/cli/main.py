@@ -1,8 +1,8 @@
 """The command ``riffle``: its table of commands, and its entry point.
 
-Only the module of the command that is used is imported, because `riffle simulate` needs seconds to
-import and containers run `riffle health` every few seconds. Help on ``riffle`` itself and the
-completion of a command's name import none.
+Only the module of the given command is imported, because `riffle simulate` needs seconds to import
+and containers run `riffle health` every few seconds. Help on ``riffle`` itself and the completion
+of a command's name import no such module.
 """
 
 import os
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import typer
 
 INTERRUPTED = 130
-"""`deploy.output.Exit.INTERRUPTED`; importing that module may be what is interrupted."""
+"""`deploy.output.Exit.INTERRUPTED`, repeated because importing that may be interrupted."""
 COMPLETION = "_RIFFLE_COMPLETE"
 """Environment variable that the script of ``riffle --install-completion`` sets."""
 
 
-# Each command's module in this package and its line of help, which is the first paragraph of its
-# docstring. Its function, or its group of commands, is named `<command>_command`.
+# Each command's module in this package, and its line of help, the first paragraph of the command's
+# docstring. The command's function, or its group, is named `<command>_command`.
 COMMANDS = {
     "up": ("up", "Start a network on loopback, run to the end, write the results."),
     "run": ("up", "Run on a network that is up, follow to the end, write the results."),
@@ -62,8 +62,8 @@ def words_to_complete() -> list[str]:
 def build(arguments: Sequence[str]) -> "typer.Typer":
     """Returns the command line for these arguments.
 
-    If they name a command, it has that command alone. Otherwise it lists the names and summaries
-    of all commands, without the means to run them.
+    If they name a command, the command line has that command alone. Otherwise it lists the names
+    and summaries of all commands, without their code.
     """
     import typer  # noqa: PLC0415  (an interruption of this import must end in one line, too)
 
@@ -84,9 +84,9 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
     ) -> None:
         """Reinforcement learning over people whose episodes stay private.
 
-        Exit codes: 0 done; 1 the answer is no, as of a run that failed or was stopped; 2 wrong
-        usage; 3 an input was refused; 4 a service or file that is needed is not available, or is
-        in use; 130 interrupted.
+        Exit codes: 0 done; 1 a negative result, such as a failed or stopped run; 2 wrong usage; 3
+        an input was refused; 4 a required service or file is not available, or is in use; 130
+        interrupted.
         """
 
     name = next((word for word in arguments if word != "--"), "")
@@ -97,7 +97,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
         add_completion=listing or COMPLETION in os.environ,
         pretty_exceptions_enable=False,
     )
-    # Typer imports Pydantic to convert options; those of ``riffle`` itself are the listing's.
+    # Typer imports Pydantic to convert options; ``riffle`` itself has only the listing's options.
     app.callback(add_help_option=listing)(riffle)
     if listing:
         for listed, (_, summary) in COMMANDS.items():
@@ -113,7 +113,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
 
 
 def main() -> None:
-    """Runs the command line; an interruption of its imports ends in one line, not a traceback."""
+    """Runs the command line; an interrupt during its imports ends in one line, not a traceback."""
     # Child processes must not import modules from the user's current folder.
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

@@ -2,8 +2,8 @@
 each as a process. ``health`` and ``doctor``: checks.
 
 A role is configured by environment variables, ``RIFFLE_SHUFFLER_*`` and so on, and writes JSON
-lines to stderr (`common.process.journal`). Every command imports its own needs, since a role must
-not import another one, and containers run ``riffle health`` every few seconds.
+lines to stderr (`common.process.journal`). Every command imports only what it needs, since a role
+must not import another one, and containers run ``riffle health`` every few seconds.
 """
 # ruff: noqa: PLC0415
 
@@ -45,7 +45,7 @@ def init_command(
     ] = 1,
     output: Output = "text",
 ) -> None:
-    """Write the keys, tokens and certificates that are missing; never replace one."""
+    """Write missing keys, tokens and certificates; never replace one."""
     from riffle.deploy.network.secrets import init_network
 
     init_network(folder, replicas)
@@ -66,7 +66,7 @@ def enrol_command(
     ] = 1,
     output: Output = "text",
 ) -> None:
-    """Enrol an owner's nodes at the shuffler, as its operator, and write their credentials."""
+    """Enrol an owner's nodes as the shuffler's operator, and write their credentials."""
     from riffle.deploy.network.secrets import enrol
 
     names = [owner] if owners == 1 else [f"{owner}-{number + 1}" for number in range(owners)]
@@ -87,7 +87,7 @@ def rotate_key_command(
     ] = True,
     output: Output = "text",
 ) -> None:
-    """Give the analyzer a new key: create it, pin it at nodes and shuffler, then activate it.
+    """Give the analyzer a new key: create it, pin it at nodes and shuffler, activate it.
 
     If nodes or shuffler keep their pins on other machines, use --no-activate, copy
     nodes/analyzer_keys and shuffler/analyzer_keys there, and run the command again. Pins of erased
@@ -111,7 +111,7 @@ def rotate_key_command(
 
 @contextmanager
 def _logged_errors(journal: Journal) -> Iterator[None]:
-    """Logs as a role; an error that ends it is its last line and decides its exit code."""
+    """Logs as a role; an error that ends the role is its last line and decides the exit code."""
     log_to_stderr(journal.role)
     try:
         yield
@@ -167,7 +167,7 @@ def health_command(
 ) -> None:
     """Ask a service whether it is ready.
 
-    Exit code 0: it is; 1: it is not; 4: it does not answer.
+    Exit code 0: ready; 1: not ready; 4: no answer.
     """
     import httpx
 
@@ -193,7 +193,7 @@ def doctor_command(
 ) -> None:
     """Check this machine and, if given, a network and its services.
 
-    Exit code 1 when something is wrong.
+    Exit code 1 if something is wrong.
     """
     from riffle.deploy.network.doctor import examine
 

@@ -1,6 +1,6 @@
 """Options that commands share. Importing this module imports neither NumPy nor a service.
 
-A command that takes such a dataclass has an option for each of its fields (`expand_options`).
+A command that takes one of these dataclasses has an option for each field (`expand_options`).
 """
 
 import inspect
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from riffle.deploy.presets import Preset
 
 Families = Literal["paper", "lean", "joint"]
-"""The same names as in `common.mechanism.counters`, whose module imports NumPy."""
+"""The same names as in `common.mechanism.counters`, which imports NumPy."""
 
 SECRETS = Path("network")
 Network = Annotated[Path, typer.Option("--network", help="folder of the network's secrets")]
@@ -109,7 +109,7 @@ class RunOptions:
     ] = None
 
     def apply(self, **changes: float | str | None) -> "Preset":
-        """Returns the preset with these options and further ``changes`` of its spec.
+        """Returns the preset with these options and further ``changes`` to its spec.
 
         Raises as `deploy.presets.customize`, or ValueError if a text is not NAME=VALUE.
         """
@@ -171,8 +171,8 @@ Command = Callable[..., None]
 def expand_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
     """Replaces each dataclass parameter of a command by an option for each of its fields.
 
-    The fields carry Typer's annotations; those in ``without`` keep their defaults and have no
-    option. Typer reads the command's signature, so that is what changes.
+    The fields carry Typer's annotations; fields in ``without`` keep their defaults and have no
+    option. Typer reads the command's signature, so only the signature changes.
     """
 
     def decorate(command: Command) -> Command:
@@ -208,13 +208,13 @@ def _parameters(options: type, without: Collection[str]) -> list[inspect.Paramet
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Returns whether the caller gave the parameter of this name, even if with its default."""
+    """Returns whether the caller gave the parameter with this name, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and not source.name.startswith("DEFAULT")
 
 
 def read_pairs(texts: list[str] | None) -> dict[str, Any]:
-    """Reads NAME=VALUE texts, values as bool, int, float or text. Raises ValueError without =."""
+    """Reads NAME=VALUE texts, with values bool, int, float or str. Raises ValueError without =."""
     pairs: dict[str, Any] = {}
     for text in texts or []:
         name, separator, value = text.partition("=")

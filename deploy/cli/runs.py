@@ -1,4 +1,4 @@
-"""``riffle list``, ``show``, ``log``, ``stop``, ``deploy``, ``conservation``: an operator's runs.
+"""``riffle list``, ``show``, ``log``, ``stop``, ``deploy``, ``conservation``: manage runs.
 
 A run is named by its id, the beginning of its id, or its name.
 """
@@ -35,7 +35,7 @@ from riffle.deploy.report import Table, rows_of
 
 
 def _run_ids(context: typer.Context) -> list[str]:
-    """Returns ids and names for a shell to complete, or none if the coordinator does not answer."""
+    """Returns ids and names for shell completion, or none if the coordinator does not answer."""
     network = context.params.get("network") or SECRETS
     with (
         contextlib.suppress(RiffleError),
@@ -62,7 +62,7 @@ ACCOUNTED = (
 )
 SHORT = 12
 UNLOGGED = {"run", "at", "policy", "timings", "constants", "spec"}
-"""Fields of events that the text of ``riffle log`` leaves out."""
+"""Fields of events that the text output of ``riffle log`` leaves out."""
 
 
 @one_line_errors
@@ -75,7 +75,7 @@ def list_command(
     with Operator.of(network, coordinator_url) as operator:
         runs = operator.runs()
     rows = [_listed(run) for run in runs]
-    if output == "text":  # the beginning of an id is enough to name a run
+    if output == "text":  # the beginning of an id identifies a run
         rows = [row | {"id": row["id"][:SHORT]} for row in rows]
     emit_rows({"runs": runs}, rows, output)
 
@@ -119,7 +119,7 @@ def log_command(
 ) -> None:
     """Print a run's events, one a line.
 
-    As json, every line is a document. With --follow the exit code is 1 when the run failed or was
+    As json, every line is a document. With --follow the exit code is 1 if the run failed or was
     stopped.
     """
     kind = ""
@@ -139,7 +139,7 @@ def stop_command(
     coordinator_url: CoordinatorUrl = None,
     output: Output = "text",
 ) -> None:
-    """Stop a run: abandon its open batch, count a sealed one."""
+    """Stop a run: abandon an open batch, still count a sealed one."""
     with Operator.of(network, coordinator_url) as operator:
         stopped = operator.stop(operator.find(run)["id"])
     emit(stopped, output, lambda: typer.echo(f"run {stopped['id']} is {stopped['state']}"))
@@ -165,7 +165,7 @@ def deploy_command(
 ) -> None:
     """Deploy a policy or a mixture in a run whose learner is manual.
 
-    Exit code 1 when --wait ends without counts.
+    Exit code 1 if --wait ends without counts.
     """
     if (policy is None) == (always is None):
         raise ValueError("give either --policy or --always")
@@ -233,18 +233,17 @@ def _rows(deployment: Answer) -> list[tuple[str, Any]]:
 
 
 def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
-    """Returns where the caller finds the results of a deployment that is counted later.
+    """Returns the sentence that tells where to find a deployment's later results.
 
-    A run ends with its ``last`` episodes, and so does the network of ``riffle up`` if the run is
-    its own. Other runs may be on that network, and nothing tells which run is its own, so the
-    text names both places.
+    A run ends with its ``last`` episodes, and so does the network of ``riffle up`` if it was
+    started for this run. Nothing tells whether it was, so the text names both places.
     """
     words = ["riffle", "show", run, "--network", str(network)]
     show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
     if not last:
         return f"once it is counted, {show} has the best value so far; --wait waits for it"
     where, folder = f"{show} has its result", network.parent
-    if is_locked(folder):  # by a command that writes results beside its network
+    if is_locked(folder):  # made by a command that writes results beside its network
         where = (
             f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
             f"network too; of any other, {show} has the result"
@@ -253,7 +252,7 @@ def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
 
 
 def _read_policies(text: str) -> Answer:
-    """Reads --policy, JSON or a file of it, as the fields of a deployment."""
+    """Reads --policy (JSON, or a file of JSON) as the fields of a deployment."""
     source = text if text.lstrip().startswith(("[", "{")) else Path(text).read_bytes()
     try:
         document = json.loads(source)

@@ -1,6 +1,6 @@
 """``riffle simulate``: any learner without a network, at any population size.
 
-The work is in `simulation`, apart, because it imports the learners and this help must not.
+The work is in `simulation`, which imports the learners; this module's help must not.
 """
 
 import typer
@@ -19,7 +19,7 @@ def simulate_command(
 ) -> None:
     """Simulate a run over several seeds and report exact regret.
 
-    The mean has a confidence interval of 95 %.
+    The mean has a 95 % confidence interval.
     """
     from riffle.deploy.cli.simulation import rows_of, simulate  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
 """The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer.
 
-Learners of batches are simulated by population, or user by user; UCBVI and its private variants
-plan before every episode; the two algorithms of `004` learn on layered MDPs from the losses of an
-adversary.
+Learners of batches are simulated by population, or user by user. UCBVI and its private variants
+plan before every episode. The two algorithms of paper 004 learn on layered MDPs from the losses of
+an adversary.
 """
 
 import math
@@ -31,7 +31,7 @@ from riffle.node_client.environments.tabular import Modelled
 
 LAYERED = "LayeredMDP-v0"
 SETTABLE = ("widths", "actions", "adversary", "privacy", "scale", "eta")
-"""Fields of `Case` that --param and --option may set."""
+"""The fields of `Case` that --param and --option may set."""
 DEFAULTS: dict[str, Any] = {
     "K": 2_000,
     "epsilon": 1.0,
@@ -48,7 +48,7 @@ ADVERSARIAL_CALIBRATIONS = {"tight": "correct", "paper": "paper"}
 def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool) -> dict[str, Any]:
     """Returns the results over all seeds as the document that the command prints.
 
-    ``preset_given``: the caller named a preset, which the learners of `004` refuse.
+    ``preset_given``: the caller named a preset, which paper 004's learners refuse.
 
     Raises:
         ValueError: An option does not fit the learner, or a value is out of range.
@@ -85,7 +85,7 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def _build_once(chosen: Preset) -> None:
-    """Builds the learner, to refuse an unknown one or a wrong option before any work is done."""
+    """Builds the learner, so that an unknown one or a wrong option is refused before any work."""
     registry, name = Registry(files=chosen.learners), chosen.spec.learner
     known = sorted({*registry.names, *PER_EPISODE, *ALGORITHMS} - {MANUAL})
     if name not in known:
@@ -94,7 +94,7 @@ def _build_once(chosen: Preset) -> None:
 
 
 def _simulate_population(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
-    exact_mdp(make(chosen.spec.environment, **chosen.environment))  # or refuse before any work
+    exact_mdp(make(chosen.spec.environment, **chosen.environment))  # or refuse it before any work
     with steps("seeds", how.seeds) as shown:
         return study(
             chosen.spec,
@@ -126,7 +126,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
 def _simulate_adversarial(
     options: RunOptions, how: SimulationOptions, *, preset_given: bool
 ) -> dict[str, Any]:
-    """Runs an algorithm of 004; each seed has an MDP and losses of its own."""
+    """Runs an algorithm of paper 004; each seed has its own MDP and losses."""
     unused = (options.trust, options.families, options.constants, options.horizon)
     if (
         preset_given
@@ -168,7 +168,7 @@ def _simulate_adversarial(
 
 
 def _case(options: RunOptions, how: SimulationOptions) -> Case:
-    """Returns what to run, from the command's options over `DEFAULTS`."""
+    """Returns the case to run: the command's options over `DEFAULTS`."""
     pairs = read_pairs(options.param) | read_pairs(options.option)
     for name in sorted(pairs.keys() - set(SETTABLE)):
         raise ValueError(unknown_name("parameter or option", name, SETTABLE))

@@ -1,4 +1,4 @@
-"""``riffle up``, ``run`` and ``compare``: live runs, from their spec to their results."""
+"""``riffle up``, ``run`` and ``compare``: live runs, from the spec to the results."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ def run_command(
     force: Force = False,
     output: Output = "text",
 ) -> None:
-    """Run on a network that is up, follow to the end, write the results."""
+    """Run on an existing network, follow the run to its end, write the results."""
     started = time.monotonic()
     chosen = replace(options, preset=preset).apply(name=name)
     with Operator.of(network, coordinator_url) as operator:
@@ -114,8 +114,8 @@ def compare_command(
 ) -> None:
     """Run shuffle, local and central trust on one loopback network.
 
-    The command prints one table. The three run one after another, each with users of its own.
-    An unfinished run that an earlier command left in the folder is stopped first.
+    The command prints one table. The three runs follow one another, each with its own users. An
+    unfinished run that an earlier command left in the folder is stopped first.
     """
     chosen = options.apply()
     for trust in TRUST_MODELS:
@@ -133,10 +133,10 @@ def compare_command(
 
 
 def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
-    """Refuses a spec that no network started here could run, before anything is started."""
+    """Refuses, before anything is started, a spec that no network started here could run."""
     registry = Registry(files=chosen.learners)
     if spec.learner not in registry.names:
-        # Imported for this message only.
+        # Imported only for this message.
         from riffle.experiments.adversarial import ALGORITHMS  # noqa: PLC0415
         from riffle.experiments.per_episode import PER_EPISODE  # noqa: PLC0415
 
@@ -148,11 +148,11 @@ def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
 
 @contextlib.contextmanager
 def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator[int]:
-    """Locks the results' folder for the block and removes earlier results; yields the lock.
+    """Locks the results folder for the block and removes earlier results; yields the lock.
 
     Results are files of these ``names``. Raises LocalError ``unavailable`` if a network is up in
-    the folder or a command writes there, and FileExistsError if there are results, finished or not,
-    and ``force`` is false.
+    the folder or a command writes there, and FileExistsError if there are results, even unfinished
+    ones, and ``force`` is false.
     """
     with lock_folder(out) as lock:
         earlier = [out / name for name in names if (out / name).exists()]
@@ -164,7 +164,7 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
 
 
 def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[str, Any]:
-    """Runs to the end on a network that was just started; writes files, returns the summary."""
+    """Runs to the end on a network that was just started; writes files and returns the summary."""
     out = network.config.folder
     progress.print(
         f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "

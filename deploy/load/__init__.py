@@ -1,7 +1,7 @@
-"""Load on a network from nodes that really fetch, check, lease, run, encode, seal and upload.
+"""Puts load on a network by nodes that really fetch, check, lease, run, encode, seal and upload.
 
 Arrivals follow a schedule that no answer can slow down, so a stalled server shows as latency and
 not as fewer requests (`generator`). Many nodes share one event loop (`fleet`), several processes
-share the nodes, and manual runs keep a batch open (`feed`). A rule names what limits the load
-(`summary`). `benchmark` measures throughput beside the cryptographic primitive.
+share the nodes, and manual runs keep a batch open (`feed`). A rule names the bottleneck
+(`summary`). `benchmark` compares throughput with the cryptographic primitive's.
 """

@@ -1,15 +1,15 @@
-"""Throughput of the services, beside that of the cryptographic primitive on the same cores.
+"""Throughput of the services, compared with the cryptographic primitive's on the same cores.
 
-A message is sealed once and opened once. With s and o the seconds of the primitive's seal and open,
-called directly on plaintexts of the same size by one process a core, the primitive's own rate is
-1 / (s + o), which nothing built on it can exceed. Riffle's rate is n L messages over the wall time
-of one deployment on live services, from the request until it is counted: policy draws, episodes,
-noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one run, the
-primitive before and after, so that a machine that changes its speed meanwhile shows.
+A message is sealed once and opened once. Let s and o be the seconds of the primitive's seal and
+open, called directly on plaintexts of the same size by one process per core. The primitive's own
+rate is 1 / (s + o), which nothing built on it can exceed. Riffle's rate is n L messages over the
+wall time of one deployment on live services, from the request until it is counted: policy draws,
+episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one
+run, the primitive before and after, which reveals a machine that changes its speed meanwhile.
 
 The servers' work outside cryptography is all processor time of shuffler and coordinator without
-their pools, less the shuffler's own measure of its opening of outer seals. The run is manual, so
-the coordinator only computes the batch's noise and an estimate of its value.
+their pools, minus the time in which, by its own measure, the shuffler opened outer seals. The run
+is manual, so the coordinator only computes the batch's noise and an estimate of its value.
 """
 
 import os
@@ -43,15 +43,15 @@ WARM_EPISODES, WARM_SECONDS = 400, 5.0
 LEAST_EPISODES = 300
 SHARE_BAR, SERVER_BAR = 0.85, 1.5
 STEADY = 1.1
-"""Largest ratio of the primitive's rates before and after on an undisturbed machine."""
+"""Largest ratio between the primitive's rates before and after, on an undisturbed machine."""
 
 CallTime = tuple[float, float]
-"""Seconds of processor time and of wall time that one call takes."""
+"""Seconds of processor time and of wall time of one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """Seconds of one core for a message's seal and for its open, and messages a second that all
+    """Seconds of one core for a message's seal and for its open, and messages per second that all
     cores together seal and open."""
 
     seal: float
@@ -65,9 +65,9 @@ class Split:
 
     ``crypto``: sealing and opening processes, and the shuffler's outer opens. ``http``: the event
     loops of all three roles. ``store``: the shuffler's other threads, with the permutation.
-    ``episodes``: the nodes' other threads, with noise and encoding. ``coordinator``: its other
-    threads (store, counting, ledger, the learner's planning), which only the wall clock tells
-    apart.
+    ``episodes``: the nodes' other threads, with noise and encoding. ``coordinator``: the
+    coordinator's other threads (store, counting, ledger, the learner's planning), which only the
+    wall clock tells apart.
     """
 
     crypto: float
@@ -78,7 +78,7 @@ class Split:
 
     @classmethod
     def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
-        """Splits the roles' use; ``outer_seconds`` is the time of the shuffler's outer opens."""
+        """Splits the roles' processor time; ``outer_seconds`` is that of outer opens."""
         node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
         return cls(
             crypto=node.pool + coordinator.pool + outer_seconds,
@@ -134,9 +134,9 @@ def summarize(
     primitives: tuple[Primitive, Primitive],
     cores: int,
 ) -> dict[str, Any]:
-    """Returns the benchmark's document from a counted deployment and what it used.
+    """Returns the benchmark's document for a counted deployment and the resources that it used.
 
-    ``nodes_http`` is the nodes' part of the split's ``http``; nodes are no servers.
+    ``nodes_http`` is the nodes' part of the split's ``http``; nodes are not servers.
     """
     n, total = row["n"], row["n"] * row["messages"]
     own = Primitive(*map(fmean, zip(*map(astuple, primitives), strict=True)))
@@ -164,7 +164,7 @@ def summarize(
 
 
 def missed_bars(document: dict[str, Any]) -> list[str]:
-    """Returns the bars that a benchmark missed, each with its number."""
+    """Returns the targets that a benchmark missed, each with its number."""
     share, server = document["share_of_primitive"], document["server_us_a_message"]
     bars = {
         f"share_of_primitive {share:.3f} < {SHARE_BAR}": share < SHARE_BAR,
@@ -185,7 +185,7 @@ def disturbance(document: dict[str, Any]) -> str | None:
 
 
 def batch_for(spec: RunSpec, messages: int) -> int:
-    """Returns the smallest n with n L >= ``messages`` (n L grows with n, but for rounding)."""
+    """Returns the smallest n with n L >= ``messages`` (n L grows with n, except for rounding)."""
     most = max(LEAST_EPISODES + 1, messages)
 
     def total(n: int) -> int:
@@ -195,17 +195,17 @@ def batch_for(spec: RunSpec, messages: int) -> int:
 
 
 def measure_primitive(width: int, cores: int) -> Primitive:
-    """Measures the primitive on ``width`` bytes, with one process a core."""
+    """Measures the primitive on ``width`` bytes, with one process per core."""
     pool = ProcessPoolExecutor(cores, mp_context=SPAWN)
     with timed_bar("the primitive alone", PRIMITIVE_SECONDS), pool:
-        list(pool.map(_measure_core, [(width, 0.05)] * cores))  # started and warm
+        list(pool.map(_measure_core, [(width, 0.05)] * cores))  # start and warm up the processes
         times = list(pool.map(_measure_core, [(width, PRIMITIVE_SECONDS / 2)] * cores))
     seal, opening = (sum(pair[i][0] for pair in times) / cores for i in range(2))
     return Primitive(seal, opening, sum(1 / (s[1] + o[1]) for s, o in times))
 
 
 def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
-    """Returns the times of a seal and of an open; ``job`` is plaintext bytes, seconds for each."""
+    """Returns the times of a seal and of an open; ``job``: plaintext bytes, seconds to run each."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)

@@ -1,10 +1,10 @@
-"""The operator's half of a load test: runs that keep a batch open, and nodes' credentials.
+"""The operator's part of a load test: runs that keep a batch open, and nodes' credentials.
 
-Two manual runs deploy a constant policy again and again. They take turns, so that one batch fills
-while the coordinator opens the other. If opening is slower than filling, no batch is open for a
-while, which a load test is there to show.
+Two manual runs deploy a constant policy repeatedly. They take turns, so that one batch fills while
+the coordinator opens the other. If opening is slower than filling, no batch is open for a while,
+and the load test shows that.
 
-A generator's nodes are enrolled many at a time, and revoked when it ends.
+A generator's nodes are enrolled many at a time, and revoked when the generator ends.
 """
 
 import threading
@@ -25,7 +25,7 @@ READY_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
 SETTLE_PAUSE_SECONDS = 0.5
 ENDLESS = 1 << 40
-"""Episodes of a run that never ends by itself, and users that a node may have."""
+"""Episodes of a run, so many that it never ends by itself, and users that a node may have."""
 CONCURRENT_REQUESTS = 16
 
 
@@ -42,7 +42,7 @@ def constant_deployment(spec: RunSpec, episodes: int) -> ManualDeployment:
 
 
 class Feeder:
-    """Keeps deployments of ``n`` episodes open in `RUNS` runs, while the context lasts.
+    """Keeps deployments of ``n`` episodes open in `RUNS` runs while the context lasts.
 
     Raises LocalError with the coordinator's reason if no batch could be opened.
     """
@@ -81,7 +81,7 @@ class Feeder:
         self.stop()
 
     def settle(self, seconds: float, signals: Sequence[int] = ()) -> None:
-        """Waits until every full batch is counted, for ``seconds`` at most or until a signal."""
+        """Waits until every full batch is counted, at most ``seconds`` or until a signal."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not signals:
             time.sleep(SETTLE_PAUSE_SECONDS)
@@ -100,7 +100,7 @@ class Feeder:
             thread.join(LEAVE_SECONDS)
 
     def batches(self) -> list[dict[str, Any]]:
-        """Returns run, sizes, state and timings of every batch so far."""
+        """Returns the run, sizes, state and timings of every batch so far."""
         with self._connect() as operator:
             rows = [(run_id, row) for run_id in self._runs for row in operator.deployments(run_id)]
         return [
@@ -153,6 +153,6 @@ def enrol_nodes(
 
 
 def revoke_nodes(secrets: Path, url: str, nodes: list[Credential]) -> None:
-    """Revokes these nodes' credentials. Raises as `enrol_nodes` does."""
+    """Revokes nodes' credentials. Raises as `enrol_nodes` does."""
     with shuffler_operator(secrets, url) as client, ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(lambda node: revoke_node(client, node.node_id), nodes))

@@ -1,7 +1,7 @@
 """Many nodes on one event loop, each with its own credential, connection and descriptors.
 
-A node does what `node_client` does, with its code: poll, fetch, check, lease, run, encode, seal,
-upload, and retry what may pass. Only its users differ: they are invented, and forgotten.
+A node does the same as `node_client`, with its code: poll, fetch, check, lease, run, encode, seal,
+upload, and retry temporary failures. Only its users differ: they are invented and forgotten.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from riffle.node_client.trust import Demands, accept
 POLL_SECONDS = 20
 PATIENCE_SECONDS = 30.0
 MOST_OPEN = 10_000
-"""Reports that one process has under way at the same time; more are given up at once."""
+"""Most reports that a process has under way; further ones are given up immediately."""
 
 CONNECTIONS = 2
-KEEPALIVE_SECONDS = 4.0  # the services close a silent connection after five
+KEEPALIVE_SECONDS = 4.0  # the services close an idle connection after five
 PRESEALED_REPORTS, PRESEALED_BATCHES = 8, 4
 ACCEPTED = ("accepted", "replayed")
 REQUESTS = {"batches": "poll", "leases": "lease", "reports": "upload"}
@@ -49,7 +49,7 @@ class LoadNode:
 
 
 class CountingTransport(httpx.AsyncHTTPTransport):
-    """A transport that counts each answer that is not a success, even if the request is retried."""
+    """A transport that counts every unsuccessful answer, even if the request is retried."""
 
     def __init__(self, verify: ssl.SSLContext, tally: Tally) -> None:
         limits = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEPALIVE_SECONDS)
@@ -80,8 +80,8 @@ def load_node(token: str, url: str, verify: ssl.SSLContext, tally: Tally) -> Loa
 class Fleet:
     """The nodes of one process and what they share: environment, sealing, counts.
 
-    With ``presealed``, `PRESEALED_REPORTS` reports a batch are sealed once and uploaded again and
-    again, each under a new lease. Their counts mean nothing; the servers' work is the same.
+    With ``presealed``, `PRESEALED_REPORTS` reports per batch are sealed once and uploaded
+    repeatedly, each under a new lease. Their counts mean nothing; the servers' work is the same.
     """
 
     nodes: Sequence[LoadNode]
@@ -95,7 +95,7 @@ class Fleet:
     _next: int = 0
 
     async def run(self, due: Sequence[float], stop: asyncio.Event) -> None:
-        """Starts a report at each of these times (``time.monotonic``); waits for the last one.
+        """Starts a report at each of these times (``time.monotonic``); waits for all of them.
 
         Gives up a report that is not decided `PATIENCE_SECONDS` after its start.
         """
@@ -114,7 +114,7 @@ class Fleet:
             task = asyncio.create_task(self._serve(node, when))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-            await asyncio.sleep(0)  # many may be due at once: let them begin in turn
+            await asyncio.sleep(0)  # many may be due at the same time: let them begin in turn
         stopping.cancel()
         if stop.is_set():
             for task in tasks:
@@ -170,7 +170,7 @@ class Fleet:
         return outcome
 
     async def _job(self, node: LoadNode) -> Job:
-        """Returns the oldest batch with room, which the node fetches and checks once."""
+        """Returns the oldest batch with room; the node fetches and checks it only once."""
         async with node.checking:
             while node.job is None:
                 reply = await node.shuffler.open_batches(node.token, POLL_SECONDS)
@@ -181,7 +181,7 @@ class Fleet:
             return node.job
 
     async def _lease(self, node: LoadNode, job: Job) -> Lease | None:
-        """Leases a slot for a new user; returns None if the batch has no room any more."""
+        """Leases a slot for a new user; returns None if the batch has no more room."""
         reply = await node.shuffler.lease(node.token, job.batch_id, [secrets.token_hex(16)])
         if reply.leases:
             return reply.leases[0]

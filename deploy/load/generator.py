@@ -1,13 +1,13 @@
-"""The processes that generate load, from the schedule of reports to samples of what happened.
+"""The processes that generate load, from the schedule of reports to samples of the load.
 
 Arrivals are an open loop: their times are fixed before the first request. A generator that waited
-for an answer before it asked again would omit, while the server stalls, just the requests that
-would have waited (coordinated omission). Here every report is due at its time, and its latency
-counts from then.
+for each answer before the next request would, while the server stalls, omit exactly the requests
+that would have waited (coordinated omission). Here every report is due at a fixed time, and its
+latency counts from then.
 
-Each process runs an event loop with its share of the nodes, and one sealing process. It says when
-it is ready, begins when it is told, and sends its tally twice a second and once more at the end. It
-ignores the signals of a terminal, which are for its parent, and ends with its parent.
+Each process runs an event loop with its share of the nodes, and one sealing process. It reports
+when it is ready, begins on command, and sends its tally twice a second and once more at the end. It
+ignores a terminal's signals, which are for its parent, and ends with its parent.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ TALLY_SECONDS = 0.5
 SEALERS = 1
 START_SECONDS = 120.0
 HEAD_START = 0.5
-GRACE_SECONDS = 45.0  # after the last arrival; longer than a node's patience
+GRACE_SECONDS = 45.0  # after the last arrival; more than a node's patience
 LEAVE_SECONDS = 10.0
 MOST_SAMPLES = 600
 
@@ -52,11 +52,11 @@ def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generat
     """Returns the ascending times at which reports are due, in seconds below ``seconds``.
 
     ``constant``: every 1/rate. ``poisson``: independent exponential gaps of mean 1/rate, like those
-    of many people who do not know of each other.
+    of many independent people.
     """
     if kind == "constant":
         return np.arange(int(np.ceil(rate * seconds)), dtype=np.float64) / rate
-    # Enough gaps for all but one schedule in 10^15: the mean and eight deviations.
+    # Enough gaps for all but one schedule in 10^15: the mean plus eight standard deviations.
     mean = rate * seconds
     times = np.cumsum(rng.exponential(1 / rate, int(mean + 8 * np.sqrt(mean) + 8)))
     return times[times < seconds]
@@ -64,7 +64,7 @@ def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generat
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One process's nodes, times in seconds from the start, and the processors it may use."""
+    """One process's nodes, report times (seconds from the start), and the processors to use."""
 
     settings: Settings
     credentials: Sequence[Credential]
@@ -82,7 +82,7 @@ class GeneratorProcess:
 
 
 def start_process(assignment: Assignment) -> GeneratorProcess:
-    """Starts a process; it sends True when it is ready, then waits for the starting time."""
+    """Starts a process, which sends True when it is ready and then waits for the starting time."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=_generate, args=(assignment, theirs), daemon=False)
     process.start()
@@ -119,7 +119,7 @@ async def _run_fleet(assignment: Assignment, pool: SealingPool, pipe: Pipe, tall
     )
     pipe.send(True)
     begin = await asyncio.to_thread(pipe.recv)
-    if not isinstance(begin, float):  # told to leave before it began
+    if not isinstance(begin, float):  # told to end before it began
         await fleet.close()
         return
     stop = asyncio.Event()
@@ -130,13 +130,13 @@ async def _run_fleet(assignment: Assignment, pool: SealingPool, pipe: Pipe, tall
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        pipe.send(None)  # the parent answers, which ends the thread that listens
+        pipe.send(None)  # the parent answers, which ends the listening thread
         await listening
         await fleet.close()
 
 
 async def _wait_for_stop(pipe: Pipe, stop: asyncio.Event) -> None:
-    """Sets ``stop`` at any message, or when the parent is gone."""
+    """Sets ``stop`` at any message, or when the parent ends."""
     with contextlib.suppress(EOFError, OSError):
         await asyncio.to_thread(pipe.recv)
     stop.set()
@@ -150,8 +150,8 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start. ``use`` is by role, or ``generator i``; ``cores``
-    is core -> (seconds busy, seconds in all)."""
+    """The load ``at`` seconds after its start. ``use`` is by role or ``generator i``; ``cores``
+    maps each core to (seconds busy, seconds in all)."""
 
     at: float
     tally: Tally
@@ -160,7 +160,7 @@ class Sample:
 
 
 class Generator:
-    """All processes that generate load. Use as a context manager; they end with it.
+    """All processes that generate load. Use as a context manager: they end with the context.
 
     Raises LocalError ``unavailable`` if one of them does not start.
     """
@@ -200,8 +200,8 @@ class Generator:
     ) -> tuple[list[Sample], bool]:
         """Begins the load and samples it until all reports are decided.
 
-        ``pids`` are the services' processes by role; ``show`` gets each sample and the one before
-        it. Returns the samples, and whether a signal interrupted the load.
+        ``pids`` are the services' processes by role; ``show`` gets each sample and the previous
+        one. Returns the samples, and whether a signal interrupted the load.
         """
         begin = time.monotonic() + HEAD_START
         pids = pids | {
@@ -223,7 +223,7 @@ class Generator:
             return samples, bool(signals)
 
     def end(self) -> None:
-        """Ends every process: asks it to stop, and kills it if it does not."""
+        """Ends every process: asks it to stop, and kills it if it does not stop."""
         self._stop()
         deadline = time.monotonic() + LEAVE_SECONDS
         for member in self.processes:
@@ -233,7 +233,7 @@ class Generator:
                 member.process.join()
 
     def _receive(self, pause: float, signals: list[int]) -> None:
-        """Receives messages of the processes for ``pause`` seconds, or until another signal."""
+        """Receives messages of the processes for ``pause`` seconds, or until a further signal."""
         until, known = time.monotonic() + pause, len(signals)
         while (left := until - time.monotonic()) > 0 and len(self._done) < len(self.processes):
             if len(signals) > known:
@@ -250,7 +250,7 @@ class Generator:
             return
         if isinstance(message, Tally):
             self._tallies[i] = message
-        elif message is None:  # all is decided; the answer ends the thread that listens there
+        elif message is None:  # all reports are decided; the answer ends the listening thread
             pipe.send(None)
 
     def _stop(self) -> None:

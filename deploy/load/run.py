@@ -32,7 +32,7 @@ SETTLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """Parameters of a load test. ``batch`` None: a quarter of all reports, within bounds.
+    """Parameters of a load test. ``batch``: None means a quarter of all reports, within bounds.
 
     Raises ValueError for more processes than nodes, or too many reports.
     """
@@ -57,7 +57,7 @@ class LoadConfig:
             raise ValueError(f"more than {MOST_REPORTS} reports; lower --rate or --duration")
 
     def summary(self) -> dict[str, Any]:
-        """Returns the parameters as summary.json has them."""
+        """Returns the parameters in the form of summary.json."""
         names = ("nodes", "rate", "seconds", "processes", "arrivals", "presealed", "seed")
         return {name: getattr(self, name) for name in names} | {
             "reports_a_batch": self.reports_a_batch,
@@ -75,7 +75,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A network under load; ``pids`` are its services' if they run here."""
+    """A network under load; ``pids`` are its services' processes if they run here."""
 
     secrets: Path
     shuffler_url: str
@@ -89,9 +89,9 @@ class Target:
 
 @contextmanager
 def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
-    """Starts a loopback network without nodes, on the processors that services may use.
+    """Starts a loopback network without nodes, on the processors that its services may use.
 
-    Stops runs that an earlier, killed load test left there. ``lock`` is the lock of its folder.
+    Stops runs that an earlier, killed load test left there. ``lock`` is the folder's lock.
     """
     chosen = preset("paper")
     environment, parameters = chosen.spec.environment, chosen.environment
@@ -99,7 +99,7 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
         config.folder, environment, parameters, nodes=0, workers=config.workers
     )
     mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, config.service_cores or mine)  # children inherit it
+    os.sched_setaffinity(0, config.service_cores or mine)  # child processes inherit it
     with ExitStack() as stack:
         try:
             network = stack.enter_context(LoopbackNetwork(loopback, lock))
@@ -114,7 +114,7 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
 
 
 class LiveScreen:
-    """The newest sample as a table, above a bar of the present phase."""
+    """The newest sample as a table, above a progress bar of the current phase."""
 
     def __init__(self) -> None:
         self._bar = bar("")
@@ -122,17 +122,17 @@ class LiveScreen:
         self._task = self._bar.add_task("", total=None)
 
     def phase(self, text: str, total: float | None) -> None:
-        """Begins a bar of ``total`` steps, if that is known."""
+        """Begins a progress bar, of ``total`` steps if known."""
         line(text)
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(text, total=total)
 
     def advance(self) -> None:
-        """Advances the bar by a step."""
+        """Advances the progress bar by a step."""
         self._bar.advance(self._task)
 
     def show(self, now: Sample, before: Sample) -> None:
-        """Replaces the table by the rates since the sample before."""
+        """Replaces the table by the rates since the previous sample."""
         row, names = rates(now, before), ("due", "accepted", "rejected", "messages")
         cells = [f"{now.at:.0f} s", *(f"{row[f'{name}_a_second']:.1f}" for name in names)]
         p99 = f"{now.tally.due.quantile(0.99) * 1e3:.0f}"
@@ -141,15 +141,16 @@ class LiveScreen:
         self._bar.update(self._task, completed=now.at)
 
     def picture(self) -> Group:
-        """Returns what the terminal shows now."""
+        """Returns the current content of the terminal."""
         return Group(self._table, self._bar.get_renderable())
 
 
 def run(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target, with a live table on a terminal, and returns the summary.
 
-    An interrupt ends the load, not the summary. Raises LocalError if the target does not answer or
-    a process of the generator does not start, and RemoteError if the target refuses its operator.
+    An interrupt ends the load early, but the summary is still made. Raises LocalError if the target
+    does not answer or a process of the generator does not start, and RemoteError if the target
+    refuses its operator.
     """
     spec, screen = manual_spec(preset("paper").spec), LiveScreen()
     live = Live(
@@ -175,7 +176,7 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 def assign(
     config: LoadConfig, target: Target, spec: RunSpec, credentials: list[Credential]
 ) -> list[Assignment]:
-    """Deals nodes and arrivals out to the processes, in turn."""
+    """Deals nodes and arrivals out to the processes in turn."""
     files = target.secrets / "nodes"
     settings = Settings(
         shuffler_url=target.shuffler_url,
@@ -184,8 +185,8 @@ def assign(
         coordinator_key_file=files / "coordinator_key",
         analyzer_keys_file=files / "analyzer_keys",
         ca_file=files / "ca.pem",
-        credentials_file=files / "credentials.json",  # not read: the credentials are given
-        state_dir=config.folder,  # not written: users are invented and forgotten
+        credentials_file=files / "credentials.json",  # never read, since credentials are given
+        state_dir=config.folder,  # never written, since users are invented and forgotten
         simulated_users=True,
         environment=spec.environment,
         environment_parameters=preset("paper").environment,

@@ -1,25 +1,25 @@
-"""The summary of a load test, with the rule that names what limits it. Pure, but for writing files.
+"""The summary of a load test, with the rule that names its bottleneck. Pure, but for writing files.
 
 A report's time by stage shows where the queue is; saturated processes show why. A process is
-saturated if its threads ran or waited for a processor for `SATURATED` of the time or more. That
-includes a process with a busy neighbour, which gets less of its processor but wants as much. The
+saturated if its threads ran or waited for a processor for `SATURATED` of the time or more. Waiting
+counts, because a process with a busy neighbour gets less of its processor but needs as much. The
 first case that holds is the verdict:
 
 1. `CARRIED` of the due reports or more were accepted within `PROMPT_SECONDS` of their time: nothing
-   was the limit. If no batch filled, the coordinator had nothing to open, and the verdict says so.
+   was the limit. If no batch filled, the verdict adds that the coordinator had nothing to open.
 2. The generator's event loops are saturated, or most time is lost before a report starts: the
-   generator. What it measured of the server then means nothing.
+   generator. Its measurements of the server then mean nothing.
 3. Most time is lost in sealing: the generator too; real nodes bring processors of their own.
 4. Most time is lost waiting for a batch, and the shuffler is not saturated: the coordinator, which
-   opens messages no faster; its opening processes, if they are saturated.
-5. The rest is lost in requests: the shuffler. Its processor, if it is saturated; its own bounds, if
-   it answered 429; else its disk.
+   opens messages too slowly (or, if they are saturated, its opening processes).
+5. Most time is lost in requests: the shuffler. Its processor, if it is saturated; its own limits,
+   if it answered 429; else its disk.
 
 If generator and services share the same processors and these are busy, cases 2 to 5 name the
-machine: more load needs more of it, on either side; the stage says where the queue was.
+machine: more load needs a larger one. The stage still shows where the queue was.
 
 `summarize` turns samples into summary.json. `to_html` shows it as one file without scripts or
-external resources; charts are SVG, follow the reader's colours, and each has a table.
+external resources; charts are SVG, follow the reader's colour scheme, and each has a table.
 """
 
 import html
@@ -37,11 +37,11 @@ from riffle.deploy.network.processes import Usage
 CARRIED, SATURATED, BUSY = 0.98, 0.85, 0.95
 PROMPT_SECONDS = 2.0
 GENERATOR = "generator "
-FULL = {"sealed", "counted", "rejected"}  # states of a batch that has all its reports
-SETTLED = 0.3  # memory is judged after this share of the load: caches and pools fill first
+FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
+SETTLED = 0.3  # memory is judged after this share of the load, once caches and pools are full
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 200, 60, 24
-STROKES = ("", "6 3", "2 3", "8 3 2 3")  # dashes tell lines apart, not colour alone
-MOST_ROWS = 20  # of a chart's table
+STROKES = ("", "6 3", "2 3", "8 3 2 3")  # dash patterns tell lines apart, besides colour
+MOST_ROWS = 20  # rows of a chart's table
 
 Limit = Literal["none", "generator", "coordinator", "shuffler", "machine"]
 Summary = dict[str, Any]
@@ -49,13 +49,13 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Measurements that the verdict rests on.
+    """The measurements on which the verdict rests.
 
     ``due`` and ``prompt``: reports due, and those accepted promptly. ``filled``: batches that
     filled. ``stages``: seconds of the reports' time by stage (`tally.STAGES`). The others are
     demands in processors: ``loops`` of the busiest generator process, ``sealing`` and ``opening``
-    of one process on the mean, and of the services (None if they run elsewhere). ``refused``:
-    answers 429. ``busy``: share of all processors' time.
+    of an average process, and those of the services (None if they run elsewhere). ``refused``:
+    answers 429. ``busy``: the busy share of all processors' time.
     """
 
     due: int
@@ -74,7 +74,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The limit of a load, the stage in which the time is lost, and the reason."""
+    """The limit of a load, the stage in which most time is lost, and the reason."""
 
     limit: Limit
     stage: str
@@ -136,10 +136,10 @@ def summarize(
 ) -> Summary:
     """Returns the content of summary.json: all measurements, and the verdict.
 
-    Use of processors is that from the start to the last arrival.
+    The use of processors is measured from the start to the last arrival.
     """
     late = (sample for sample in samples[1:] if sample.at >= parameters["seconds"])
-    end = next(late, samples[-1])  # the last one, if the load was interrupted
+    end = next(late, samples[-1])  # the last sample, if the load was interrupted
     used = {name: now.since(samples[0].use[name]) for name, now in end.use.items()}
     seconds = max(end.at, 1e-9)
     evidence = _evidence(parameters, samples, batches, used, generators)
@@ -186,7 +186,7 @@ def _evidence(
 
 
 def _busy(samples: Sequence[Sample], parameters: Summary) -> float:
-    """Returns the share of time that the processors in use were busy, whoever used them."""
+    """Returns the share of time in which the processors in use were busy, with any process."""
     cores = {*parameters["generator_cores"], *parameters["service_cores"]}
     first, last = samples[0].cores, samples[-1].cores
     busy = sum(last[core][0] - first[core][0] for core in cores if core in last)
@@ -204,7 +204,7 @@ def _processors(use: Usage) -> dict[str, float]:
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float]:
-    """Returns MiB at the end, the most, and growth a minute once the load has settled.
+    """Returns MiB at the end, the maximum, and growth per minute once the load has settled.
 
     The growth is the slope of the least-squares line, and 0 with fewer than three points.
     """
@@ -250,7 +250,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Writes ``load.html``, and ``summary.json``, which has all of it."""
+    """Writes ``summary.json``, which is complete, and ``load.html``."""
     (folder / "load.html").write_text(to_html(summary), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
@@ -290,7 +290,7 @@ def _latencies(reports: Summary) -> Summary:
 
 
 def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
-    """Returns lines over time with a table of evenly spaced samples; summary.json has them all."""
+    """Returns lines over time with a table of evenly spaced samples (summary.json has all)."""
     top = max([row.get(name + unit, 0.0) for row in rows for name in names], default=0.0) or 1.0
     end = max([row["at"] for row in rows], default=1.0) or 1.0
     lines = "".join(_line(rows, name + unit, i, end, top) for i, name in enumerate(names))

@@ -1,4 +1,4 @@
-"""Counts of a load generator: reports by outcome, latencies as mergeable histograms. Pure."""
+"""Counts of a load generator: reports by outcome, and latencies as mergeable histograms. Pure."""
 
 import math
 from collections import Counter
@@ -7,16 +7,16 @@ from typing import Any
 
 LEAST_SECONDS = 1e-5
 GROWTH = 1.05
-"""Buckets grow by 5 %: a percentile is at most that much too high, and never too low."""
+"""Buckets grow by 5 %, so a percentile is at most 5 % too high, and never too low."""
 
 STAGES = ("lag", "batch", "lease", "episode", "sealing", "upload")
-"""Stages of a report's time: late start; finding and checking a batch; a slot; the episode with its
-encoding; sealing with the wait for a sealer; upload until it is stored."""
+"""Stages of a report's time: late start; finding and checking a batch; getting a slot; the episode
+with its encoding; sealing with the wait for a sealer; upload until the report is stored."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Latencies in seconds, in buckets of constant ratio; sum and largest are exact."""
+    """Latencies in seconds, in buckets of constant ratio; sum and maximum are exact."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     total: float = 0.0
@@ -49,12 +49,12 @@ class Histogram:
         return 0.0
 
     def within(self, seconds: float) -> int:
-        """Returns how many latencies were at most this long, to a bucket."""
+        """Returns how many latencies were at most this long, with the precision of a bucket."""
         edge = _bucket(seconds)
         return sum(count for bucket, count in self.buckets.items() if bucket <= edge)
 
     def summary(self) -> dict[str, float]:
-        """Returns mean, p50, p95, p99 and the largest, in milliseconds."""
+        """Returns mean, p50, p95, p99 and maximum, in milliseconds."""
         mean = self.total / self.count if self.count else 0.0
         quantiles = {f"p{q}": self.quantile(q / 100) for q in (50, 95, 99)}
         seconds = {"mean": mean, **quantiles, "max": self.largest}
@@ -69,10 +69,10 @@ def _bucket(seconds: float) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of the reports that were due so far.
+    """Outcomes of all reports that were due so far.
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
-    answer, by request and reason; nodes try most of them again. ``due``: latency from the scheduled
+    answer, by request and reason; nodes retry most of them. ``due``: latency from the scheduled
     time until acceptance. ``sent``: latency from the upload's first byte.
     """
 
@@ -101,11 +101,11 @@ class Tally:
 
     @property
     def open(self) -> int:
-        """Number of reports that are due and not decided."""
+        """Number of reports that are due but not decided."""
         return self.started - self.accepted - self.rejected.total()
 
     def summary(self) -> dict[str, Any]:
-        """Returns the tally as summary.json has it."""
+        """Returns the tally in the form of summary.json."""
         return {
             "due": self.started,
             "accepted": self.accepted,

@@ -1,6 +1,6 @@
-"""Checks of a machine and a network: files, clocks, variables, and what a run needs.
+"""Checks of a machine and a network: files, clocks, variables, and the needs of a run.
 
-``riffle doctor`` reports them before a fault of the machine is blamed on Riffle.
+``riffle doctor`` reports them, so that the machine's faults are not blamed on Riffle.
 """
 
 import datetime
@@ -41,7 +41,7 @@ ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; ``detail`` says what to do if it is not ``ok``."""
+    """The result of one check; ``detail`` tells what to do if the result is not ``ok``."""
 
     check: str
     ok: bool
@@ -49,7 +49,7 @@ class Finding:
 
 
 def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str]) -> list[Finding]:
-    """Runs all checks: of this machine, of the results folder and, if given, of a network."""
+    """Runs all checks of this machine, of the results folder and, if given, of a network."""
     findings = [_python(), _cryptography(), _processors(), _folder(folder), _space(folder)]
     findings += [_port(port) for port in ports]
     findings += check_variables(os.environ)
@@ -87,7 +87,7 @@ def check_secrets(network: Path) -> Iterator[Finding]:
 
 
 def check_tokens(network: Path) -> Iterator[Finding]:
-    """Finds tokens that open two services, or one as two callers."""
+    """Finds tokens that open two services, or one service as two callers."""
     seen: dict[str, Path] = {}
     for file in sorted(network.glob("*/*_token_hash")):
         if (other := seen.setdefault(file.read_text().strip(), file)) != file:
@@ -112,7 +112,7 @@ def check_encryption(network: Path) -> Iterator[Finding]:
 
 
 def check_certificates(network: Path, now: datetime.datetime) -> Iterator[Finding]:
-    """Finds certificates that have ended or soon will. ``now`` is aware."""
+    """Finds certificates that have expired or soon will. ``now`` is timezone-aware."""
     files, ok = sorted(network.glob("*/*.pem")), True
     for file in files:
         try:
@@ -132,7 +132,7 @@ def check_certificates(network: Path, now: datetime.datetime) -> Iterator[Findin
 
 
 def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
-    """Checks whether a service is ready, and how far its clock is off ours."""
+    """Checks whether a service is ready, and how far its clock differs from ours."""
     try:
         answer = probe(f"{url}/readyz", ca_file)
     except httpx.HTTPError as error:
@@ -150,7 +150,7 @@ def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Finds variables that are almost a setting: a typing error would silently set nothing."""
+    """Finds variables that are almost a setting, because a typing error silently sets nothing."""
     prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):
@@ -165,7 +165,7 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Checks the settings of each role that has variables in ``environment``.
 
-    ``environment`` must be the process's own, from which settings are read.
+    ``environment`` must be this process's own, because settings are read from there.
     """
     for role in ROLE_SETTINGS:
         if not any(name.upper().startswith(role.prefix()) for name in environment):

@@ -1,6 +1,6 @@
 """A whole network on loopback: shuffler, coordinator and nodes, each in its own process.
 
-``riffle up`` and the system tests use it. It ends only the processes that it started, by their ids.
+``riffle up`` and the system tests use it. Ends only processes that it started, by their ids.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ READY_SECONDS = 60.0
 SIMULATED_USERS = 1 << 30
 STOP_SECONDS = 25.0
 OPENING = "riffle_shuffler_opening_seconds_total"
-# glibc returns a freed block as large as a batch to the system; smaller ones, as of an upload, do
-# not come and go page by page; and all threads share the memory that is kept. Other C libraries
-# ignore this.
+# With these settings, glibc returns freed blocks as large as a batch to the system, but keeps
+# smaller ones, such as an upload's, in memory that all threads share. Other C libraries ignore
+# this.
 MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 22),
@@ -47,9 +47,9 @@ MEMORY = {
 class LoopbackConfig:
     """Parameters of a loopback network: its nodes, their environment, their owner's demands.
 
-    A port of 0 means any free one; with 0 nodes, others start theirs. ``test_entry`` allows seeded
-    noise. ``learners`` is name -> ``path/file.py:Class``. With ``replicas``, both services also run
-    as ``shuffler-2`` and so on, which needs the URLs of both stores.
+    A port of 0 means any free port; with 0 nodes, nodes are started elsewhere. ``test_entry``
+    allows seeded noise. ``learners`` maps names to ``path/file.py:Class``. With ``replicas``, both
+    services also run as ``shuffler-2`` and so on, which needs the URLs of both stores.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class LoopbackConfig:
     def of(
         cls, chosen: Preset, folder: Path, nodes: int, workers: int, trust_models: tuple[Trust, ...]
     ) -> Self:
-        """Returns the network of a run, whose nodes' owner demands just the run's guarantee."""
+        """Returns the network for a run; the nodes' owner demands exactly the run's guarantee."""
         return cls(
             folder=folder,
             environment=chosen.spec.environment,
@@ -93,9 +93,9 @@ class LoopbackConfig:
 class LoopbackNetwork:
     """A network that runs inside its ``with`` block.
 
-    A termination signal inside the block raises KeyboardInterrupt, so that it ends the network too.
-    The network holds the lock of its folder until its last process ends; a caller that has locked
-    the folder already passes the ``lock`` (`processes.lock_folder`).
+    A termination signal inside the block raises KeyboardInterrupt, so that the network ends too.
+    The network holds its folder's lock until its last process ends; a caller that has already
+    locked the folder passes the ``lock`` (`processes.lock_folder`).
     """
 
     def __init__(self, config: LoopbackConfig, lock: int | None = None) -> None:
@@ -134,7 +134,7 @@ class LoopbackNetwork:
 
     @property
     def secrets(self) -> Path:
-        """Secrets folder of the network."""
+        """The secrets folder of the network."""
         return self.config.folder / secrets.NETWORK_FOLDER
 
     @property
@@ -143,7 +143,7 @@ class LoopbackNetwork:
         return (self.secrets / "operator" / secrets.TOKEN_FILE).read_text()
 
     def opening_seconds(self) -> float:
-        """Returns the processor time of the shufflers for opening outer seals since their start.
+        """Returns the shufflers' processor time for opening outer seals since their start.
 
         Raises httpx.HTTPError if one of them does not answer.
         """
@@ -156,7 +156,7 @@ class LoopbackNetwork:
         return total
 
     def _start_all(self, step: Callable[[], None]) -> None:
-        """Starts everything; calls ``step`` for every service that is ready and every node."""
+        """Starts everything; calls ``step`` for every service that becomes ready and every node."""
         for name in self.shufflers:
             self._start_known(name)
         for name in self.shufflers:
@@ -173,7 +173,7 @@ class LoopbackNetwork:
             step()
 
     def _start_known(self, name: str) -> None:
-        # A process that is started but not yet known would never be ended.
+        # A process that has started but is not yet recorded would never be ended.
         with processes.defer_signals():
             self.start(name)
 
@@ -188,11 +188,11 @@ class LoopbackNetwork:
                 stdout=log,
                 stderr=log,
                 pass_fds=self._inherited,
-                process_group=0,  # Ctrl-C is for the command, which ends these in order
+                process_group=0,  # Ctrl-C is for the command, which ends its processes in order
             )
 
     def stop(self) -> None:
-        """Asks every process to stop, nodes first; kills those that do not, or at a second signal.
+        """Asks every process to stop, nodes first; kills those that do not, all on a signal.
 
         Raises KeyboardInterrupt at a second signal, when all processes are killed.
         """
@@ -212,25 +212,25 @@ class LoopbackNetwork:
                     process.wait()
 
     def usage(self) -> dict[str, Usage]:
-        """Returns the use of each role's process and its pool so far."""
+        """Returns the resources used so far by each role's process and its pool."""
         pids = {role: process.pid for role, process in self.processes.items()}
         usage = processes.read_usage(pids.values())
         return {role: usage[pid] for role, pid in pids.items() if pid in usage}
 
     def check_alive(self) -> None:
-        """Raises LocalError with a process's last line if the process has ended."""
+        """Raises LocalError with a process's last log line if the process has ended."""
         for role, process in self.processes.items():
             if process.poll() is not None:
                 detail = f"the {role} ended with code {process.returncode}: {self.last_line(role)}"
                 raise LocalError("unavailable", detail)
 
     def last_line(self, role: str) -> str:
-        """Returns the last line of a role's log, or the sentence in it."""
+        """Returns the last line of a role's log, or only its sentence if it has one."""
         lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
         try:
             event = json.loads(lines[-1])
             return str(event.get("detail", event["event"]))
-        except (ValueError, LookupError, TypeError, AttributeError):  # not a line of a journal
+        except (ValueError, LookupError, TypeError, AttributeError):  # not a line of our journal
             return lines[-1] if lines else "no output"
 
     def wait_ready(self, name: str) -> None:
@@ -323,14 +323,14 @@ class LoopbackNetwork:
 
 
 def _urls(role: str, port: int, replicas: int) -> dict[str, str]:
-    """Returns replica -> URL. Only the first replica's port can be chosen."""
+    """Returns URLs by replica. Only the first replica's port can be chosen."""
     names = [role, *(f"{role}-{number}" for number in range(2, replicas + 1))]
     ports = [port or free_port(), *(free_port() for _ in names[1:])]
     return {n: f"http://{LOOPBACK}:{chosen}" for n, chosen in zip(names, ports, strict=True)}
 
 
 def free_port() -> int:
-    """Returns a port of the loopback interface that is free now."""
+    """Returns a currently free port of the loopback interface."""
     with socket.socket() as probe_socket:
         probe_socket.bind((LOOPBACK, 0))
         return int(probe_socket.getsockname()[1])

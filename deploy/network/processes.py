@@ -1,12 +1,12 @@
-"""Operating-system helpers of commands and networks: folder locks, signals, probes, resource use.
+"""Operating-system helpers for commands and networks: folder locks, signals, probes, resource use.
 
 A folder of results or of a network belongs to one command at a time (`lock_folder`).
 
 `read_usage` reads processor time, waiting for a processor and memory from /proc (Linux only). A
 service is its process with the pools that it started. The main thread, which runs the event loop,
 is counted apart from the other threads (store, checks, planning) and from the pools (cryptography),
-so that a service's time can be split without its help. A thread that always runs or waits for a
-processor is saturated, however many others share that processor: `Usage.demand` counts both.
+so that a service's time can be split without the service's help. A thread that always runs or waits
+for a processor is saturated, however many others share that processor: `Usage.demand` counts both.
 """
 
 import fcntl
@@ -36,9 +36,9 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def make_folder(folder: Path) -> Path:
-    """Makes a folder where it is missing, and returns it.
+    """Makes a folder if it is missing, and returns it.
 
-    Raises LocalError ``wrong-state`` if a file has the name of this folder or of one around it.
+    Raises LocalError ``wrong-state`` if a file has the name of this folder or of a parent folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,11 +54,11 @@ def make_folder(folder: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[int]:
-    """Keeps all other commands out of ``folder``, which is made if it is missing.
+    """Locks ``folder``, made if missing, against all other commands.
 
-    Yields the lock's file descriptor. Processes that inherit it hold the lock too: the kernel
-    releases it when the last of them ends, however it ends. The empty file `LOCK` stays. Raises
-    LocalError ``unavailable`` if the folder is in use, and as `make_folder` does.
+    Yields the lock's file descriptor. Processes that inherit the descriptor hold the lock too: the
+    kernel releases it when the last of them ends, however that happens. The empty file `LOCK`
+    stays. Raises LocalError ``unavailable`` if the folder is in use, and as `make_folder` does.
     """
     lock = make_folder(folder) / LOCK
     with lock.open("ab") as file:
@@ -74,19 +74,19 @@ def lock_folder(folder: Path) -> Iterator[int]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process holds the lock of ``folder``; makes and changes no file."""
+    """Returns whether a process holds the lock of ``folder``; neither makes nor changes a file."""
     try:
-        with (folder / LOCK).open("rb") as file:  # shared: two callers do not see each other
+        with (folder / LOCK).open("rb") as file:  # shared: callers do not exclude each other
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # it was never locked, or is not ours to read
+    except OSError:  # never locked, or not readable for us
         return False
     return False
 
 
 def _holders(lock: Path) -> str:
-    """Names the visible processes that hold a lock: a network outlives a command that is killed."""
+    """Names the visible processes that hold a lock: a network survives a killed command."""
     pids = set()
     for descriptor in PROC.glob("[0-9]*/fd/*"):
         with suppress(OSError):  # the process has ended, or belongs to another user
@@ -97,11 +97,11 @@ def _holders(lock: Path) -> str:
 
 
 def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
-    """Returns the answer to GET ``url``, sent without a token.
+    """Returns the answer to a GET of ``url``, sent without a token.
 
     https is verified against ``ca_file``, or else the system's authorities. Proxy variables of the
-    environment are ignored, as in every client of Riffle: a request goes only where the caller
-    pointed it. Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is no address.
+    environment are ignored, as in every client of Riffle: a request goes only to the caller's
+    address. Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
     """
     with httpx.Client(
         verify=server_verification(ca_file), trust_env=False, timeout=PROBE_SECONDS
@@ -115,9 +115,9 @@ def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
 
 @contextmanager
 def interrupt_on_termination() -> Iterator[None]:
-    """Treats SIGTERM, SIGHUP and SIGQUIT as Ctrl-C, so that child processes are ended too.
+    """Treats SIGTERM, SIGHUP and SIGQUIT like Ctrl-C, so that child processes are ended too.
 
-    Signals that are ignored, as under ``nohup``, stay ignored. For main threads.
+    Signals that are ignored, as under ``nohup``, stay ignored. Use it in the main thread.
     """
     handlers = {number: signal.getsignal(number) for number in _ENDING}
     handlers = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
@@ -134,7 +134,7 @@ def interrupt_on_termination() -> Iterator[None]:
 def record_signals() -> Iterator[list[int]]:
     """Records Ctrl-C (or a signal treated as such) instead of raising KeyboardInterrupt.
 
-    The second one interrupts all the same. For main threads.
+    The second one still interrupts. Use it in the main thread.
     """
     recorded: list[int] = []
 
@@ -156,7 +156,7 @@ def record_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delays Ctrl-C (or a signal treated as such) until the block is over. For main threads."""
+    """Delays Ctrl-C (or a signal treated as such) to the end of the block. Main thread only."""
     with record_signals() as recorded:
         yield
     if recorded:
@@ -165,10 +165,10 @@ def defer_signals() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Resources that a service used since its processes started; seconds and bytes.
+    """Resources that a service has used since its processes started, in seconds and bytes.
 
-    ``waited`` is time in which a thread of the process could have run but no processor was free;
-    ``pool_waited`` is the same for its pool. ``at`` is the time of the reading (monotonic).
+    ``waited`` is the time in which a thread of the process could have run but no processor was
+    free; ``pool_waited`` is the same for its pool. ``at`` is the time of the reading (monotonic).
     """
 
     at: float
@@ -180,7 +180,7 @@ class Usage:
     rss: int = 0
 
     def since(self, before: "Usage") -> "Usage":
-        """Returns the use between two readings; memory as it is now."""
+        """Returns the use between two readings, with the current memory."""
         names = ("at", "main", "threads", "pool", "waited", "pool_waited")
         times = {name: max(0.0, getattr(self, name) - getattr(before, name)) for name in names}
         return Usage(**times, rss=self.rss)
@@ -197,30 +197,30 @@ class Usage:
 
     @property
     def demand(self) -> float:
-        """Processors that the process would have used in an interval without competition.
+        """Processors that the process would have used in an interval without competing processes.
 
-        An interpreter's threads reach at most one, apart from work without its lock.
+        A Python process's threads reach at most one, except while they release the GIL.
         """
         return (self.own + self.waited) / self.at if self.at > 0 else 0.0
 
     @property
     def pool_demand(self) -> float:
-        """Processors that all processes of the pool together would have used."""
+        """Processors that all processes of the pool together would have used, in the same sense."""
         return (self.pool + self.pool_waited) / self.at if self.at > 0 else 0.0
 
 
 def read_usage(pids: Iterable[int]) -> dict[int, Usage]:
-    """Returns the use of each process with its descendants; leaves out those that have ended."""
+    """Returns the use of each process with its descendants; omits processes that have ended."""
     children = _children()
     usage: dict[int, Usage] = {}
     for pid in pids:
-        with suppress(OSError, ValueError, IndexError):  # it ended while it was read
+        with suppress(OSError, ValueError, IndexError):  # the process ended meanwhile
             usage[pid] = _usage(pid, children)
     return usage
 
 
 def busy_by_core() -> dict[int, tuple[float, float]]:
-    """Returns core -> (seconds busy, seconds in all) since the machine started."""
+    """Returns, by core, (seconds busy, seconds in all) since the machine started."""
     times = {}
     for line in (PROC / "stat").read_text().splitlines():
         name, *values = line.split()
@@ -262,8 +262,8 @@ def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
 def _seconds(process: Path) -> float:
     """Returns user and system time of a process, including threads that have ended.
 
-    Reads the process's clock, named as in clock_getcpuclockid(3): it counts nanoseconds, /proc
-    hundredths of a second.
+    Reads the process's clock, named as in clock_getcpuclockid(3): it counts nanoseconds, whereas
+    /proc counts hundredths of a second.
     """
     return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)
 

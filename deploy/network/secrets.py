@@ -1,19 +1,19 @@
-"""The secrets of a network, one folder a role, so that no role holds another's.
+"""The secrets of a network, in one folder per role, so that no role holds another's.
 
-``init_network`` writes the missing ones and never overwrites one:
+``init_network`` writes missing secrets and never overwrites one:
 
 - ``shuffler/``: its signing key, the coordinator's public key, hashes of the tokens it accepts.
 - ``coordinator/``: its signing key, the analyzer's private key, its token at the shuffler, the hash
   of the operator's token.
 - ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials. Enrolment belongs to
   the shuffler's operator: the coordinator's folder never holds them.
-- ``operator/``: in clear, the operator's two tokens and the two that read metrics; keep this
+- ``operator/``: in clear, the operator's two tokens and two tokens that read metrics; keep this
   folder. ``coordinator_url`` may hold the coordinator's address.
-- ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. They
-  belong on another medium than the role's own folder.
+- ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. Keep
+  them on another medium than the role's own folder.
 
-Each server also gets a TLS certificate of the network's own CA (`certificates`); all others hold
-the CA's certificate as ``ca.pem``. On loopback TLS may be left off.
+Each server also gets a TLS certificate from the network's own CA (`certificates`); all other
+folders hold the CA's certificate as ``ca.pem``. TLS may be off on loopback.
 """
 
 import datetime
@@ -48,7 +48,7 @@ from riffle.deploy.network.processes import make_folder
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
-NETWORK_FOLDER = "network"  # of the secrets within the folder of ``riffle up``
+NETWORK_FOLDER = "network"  # the secrets' folder within that of ``riffle up``
 URL_FILE = "coordinator_url"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
@@ -59,10 +59,10 @@ _CREDENTIALS = TypeAdapter(list[Enrolment])
 
 
 def init_network(folder: Path, replicas: int = 1) -> None:
-    """Writes every missing secret. Idempotent.
+    """Writes every missing secret; idempotent.
 
-    Certificates name ``replicas`` hosts a server: ``shuffler``, ``shuffler-2`` and so on. Raises
-    LocalError ``wrong-state`` if a file is where a folder is needed.
+    Each server's certificate names ``replicas`` hosts: ``shuffler``, ``shuffler-2`` and so on.
+    Raises LocalError ``wrong-state`` if there is a file in place of a folder.
     """
     for role in (*ROLES, *STORAGE):
         make_folder(folder / role)
@@ -79,7 +79,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    # A token opens one service: Prometheus shows it to the service, which could use it elsewhere.
+    # A token opens one service: Prometheus sends it to the service, which could use it elsewhere.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, replicas)
@@ -98,7 +98,7 @@ def storage_cipher(folder: Path, role: str) -> StorageCipher:
 
 
 def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:
-    """Pins the keys that are or will be in use at nodes and shuffler, and drops all others."""
+    """Pins the current and future keys at nodes and shuffler, and drops all others."""
     records = [KeyRecord(**key) for key in keys]
     for role in ("nodes", "shuffler"):
         _replace(folder / role / "analyzer_keys", _pins(records))
@@ -110,7 +110,7 @@ def _pins(records: Iterable[KeyRecord]) -> str:
 
 
 def _write_key_pair(folder: Path, role: str) -> None:
-    """Writes a server's signing key, and its public half where nodes pin it."""
+    """Writes a server's signing key, and the public half to where nodes pin it."""
     private_file, cipher = folder / role / "signing_key", storage_cipher(folder, role)
     if not private_file.exists():
         fresh = Ed25519PrivateKey.generate().private_bytes_raw().hex().encode()
@@ -126,7 +126,7 @@ def _write_token(clear_file: Path, hash_file: Path) -> None:
 
 
 def _write_certificates(folder: Path, replicas: int) -> None:
-    """Writes the TLS files of both servers, made together: their CA's key is not kept."""
+    """Writes the TLS files of both servers together, because their CA's key is not kept."""
     if (folder / "operator" / "ca.pem").exists():
         return
     now = datetime.datetime.now(datetime.UTC)
@@ -150,7 +150,7 @@ def _replace(file: Path, text: str) -> None:
 
 
 def operator_token(folder: Path, name: str) -> str:
-    """Returns one of the operator's tokens. Raises LocalError ``unavailable`` if it is missing."""
+    """Returns one of the operator's tokens. Raises LocalError ``unavailable`` without it."""
     file = folder / "operator" / name
     if file.exists():
         return file.read_text().strip()
@@ -165,7 +165,7 @@ def operator_token(folder: Path, name: str) -> str:
 
 
 def inner_network(folder: Path) -> Path | None:
-    """Returns the secrets folder within ``folder``, if that is the folder of ``riffle up``."""
+    """Returns the secrets folder in a folder of ``riffle up``, else ``folder`` itself."""
     inner = folder / NETWORK_FOLDER
     return inner if (inner / "operator").is_dir() else None
 
@@ -173,8 +173,8 @@ def inner_network(folder: Path) -> Path | None:
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     """Opens the operator's HTTP client, with a bearer token and the network's CA.
 
-    ``url`` may list several replicas, with commas. Raises ValueError if one of them is not an
-    address, or would show the token to an eavesdropper.
+    ``url`` may list several replicas, separated by commas. Raises ValueError if one of them is not
+    an address, or would expose the token to eavesdroppers.
     """
     each = endpoint.split_urls(url)
     urls = tuple(endpoint.check_url(f"the address {one!r}", one) for one in each)
@@ -197,7 +197,7 @@ def ask(
     request: httpx.Request,
     read: Callable[[httpx.Response], T],
 ) -> T:
-    """Sends a request; returns what ``read`` makes of the answer.
+    """Sends a request; returns the answer as parsed by ``read``.
 
     ``read`` raises ValueError if the answer is not the service's. Raises RemoteError for a refusal
     that the service means, and LocalError ``unavailable`` if no answer of its own comes.
@@ -216,7 +216,7 @@ def ask(
 
 
 def refusal(service: str, answer: httpx.Response) -> RiffleError:
-    """Returns the error of an answer that is no success."""
+    """Returns the error for an unsuccessful answer."""
     now, after = datetime.datetime.now(datetime.UTC), answer.headers.get("Retry-After")
     return read_refusal(service, answer.status_code, answer.content, after, now)
 
@@ -237,7 +237,7 @@ def enrol(
     file = folder / "nodes" / "credentials.json"
     try:
         credentials = _CREDENTIALS.validate_json(file.read_bytes()) if file.exists() else []
-    except ValidationError as error:  # without its cause, which may show tokens
+    except ValidationError as error:  # raised without its cause, which may show tokens
         raise LocalError("invalid-spec", f"credentials file {file}: {first_fault(error)}") from None
     with shuffler_operator(folder, shuffler_url) as client:
         enrolled = Counter(each.owner for each in credentials)
@@ -270,6 +270,6 @@ def revoke_node(client: httpx.Client, node_id: str) -> None:
 
 
 def read_nothing(answer: httpx.Response) -> None:
-    """Reads an answer without content; raises ValueError if it is another one."""
+    """Reads an answer without content; raises ValueError if the answer has content."""
     if answer.status_code != HTTPStatus.NO_CONTENT:
         raise ValueError("an answer with content")
