@@ -240,24 +240,19 @@ class Operator:
                     return
             except (httpx.HTTPError, LocalError):
                 pass  # the run's document tells more than a broken stream
-            run = self._followed(run_id)
+            self._following = True
+            try:
+                run = self.run(run_id)
+            except RemoteError as error:
+                if error.slug != "unknown-run":
+                    raise
+                lost = f"run {run_id} is gone: was the coordinator's store restored?"
+                raise RunError(error.slug, lost) from error
             on_run(run)
             if run["state"] != "running":
                 yield from self.history(run_id, last)
                 return
             time.sleep(RETRY_SECONDS)  # pause, in case the coordinator ends every stream
-
-    def _followed(self, run_id: str) -> Answer:
-        """Returns a known run; waits for the coordinator, which may be starting."""
-        self._following = True
-        try:
-            return self.run(run_id)
-        except RemoteError as error:
-            if error.slug != "unknown-run":
-                raise
-            raise RunError(
-                error.slug, f"run {run_id} is gone: was the coordinator's store restored?"
-            ) from error
 
     def _stream(self, run_id: str, last: int, follow: bool) -> Iterator[Answer]:
         headers, params = {"Last-Event-ID": str(last)}, {"follow": follow}
@@ -323,9 +318,11 @@ def _event(fields: dict[str, str]) -> Answer:
     if not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
         raise LocalError("unavailable", f"the coordinator numbers an event {number!r}")
     try:
-        data = _parse(fields["data"].encode())
-    except ValueError as error:
-        raise LocalError("unavailable", f"event {number} is not a JSON object") from error
+        data = json.loads(fields["data"])
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise LocalError("unavailable", f"the coordinator's event {number} is not a JSON object")
     return {"id": number, "kind": fields.get("event", ""), "data": data}
 
 
@@ -339,19 +336,9 @@ def _with(key: str) -> Callable[[httpx.Response], Answer]:
     """Returns a function that reads a document, and raises ValueError if it lacks the key."""
 
     def read(answer: httpx.Response) -> Answer:
-        document = _parse(answer.content)
-        if key not in document:
-            raise ValueError(f"a document without {key}")
-        return document
+        document = json.loads(answer.content)
+        if isinstance(document, dict) and key in document:
+            return document
+        raise ValueError(f"not an object with {key}")
 
     return read
-
-
-def _parse(text: bytes) -> Answer:
-    try:
-        document = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if isinstance(document, dict):
-        return document
-    raise ValueError("not a JSON object")

@@ -12,37 +12,31 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from pydantic import ValidationError
 
-from riffle.common.process.endpoint import AsyncFailover, receive, server_verification, split_urls
-from riffle.common.protocol import errors, wire
+from riffle.common.process.endpoint import (
+    AsyncFailover,
+    read_answer,
+    receive,
+    server_verification,
+    split_urls,
+)
+from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
     SignedDescriptor,
-    first_fault,
 )
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client.settings import JOURNAL
 
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
 CONNECTIONS = 4  # an httpx pool is slow with more connections
-ELSEWHERE = frozenset({"not-found", "method-not-allowed"})  # the answer of another Riffle service
 
 D = TypeVar("D", bound=Document)
-
-
-class TransientError(Exception):
-    """A failed attempt that may succeed later; ``after``: least seconds before a retry."""
-
-    def __init__(self, reason: str, after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.after = after
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +141,9 @@ class ShufflerClient:
         while True:
             try:
                 response, body = await self._exchange(request)
-                return read_answer(response, body, document, fits)
-            except TransientError as failure:
-                delay = self.backoff.delay(retry, failure.after)
+                return read_answer("the shuffler", response, body, document, fits)
+            except LocalError as failure:
+                delay = self.backoff.delay(retry, failure.retry_after or 0)
                 self._give_up(str(failure), retry, delay, deadline)
                 if retry == 0:  # method and path contain no user id and no lease
                     line = f"{request.method} {request.url.path}"
@@ -168,9 +162,9 @@ class ShufflerClient:
         try:
             response, body = await receive(self.http, request, MAX_ANSWER_BYTES)
         except httpx.RequestError as error:
-            raise TransientError(f"no answer ({type(error).__name__})") from error
+            raise LocalError("unavailable", f"no answer ({type(error).__name__})") from error
         if len(body) > MAX_ANSWER_BYTES:
-            raise TransientError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            raise LocalError("unavailable", f"an answer of more than {MAX_ANSWER_BYTES} bytes")
         return response, body
 
 
@@ -183,27 +177,3 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
     urls = split_urls(url)
     failover = AsyncFailover(urls, transport, spread=True)
     return httpx.AsyncClient(base_url=urls[0], transport=failover)
-
-
-def read_answer(
-    response: httpx.Response, body: bytes, document: type[D], fits: Callable[[D], bool]
-) -> D:
-    """Returns an answer's document. Raises RemoteError for a refusal, else TransientError."""
-    if not response.is_success:
-        raise _problem(response, body)
-    try:
-        reply = document.model_validate_json(body)
-    except ValidationError as error:
-        detail = errors.one_line(f"a malformed answer ({first_fault(error)})")
-        raise TransientError(detail) from error
-    if not fits(reply):
-        raise TransientError("an answer to another question")
-    return reply
-
-
-def _problem(response: httpx.Response, body: bytes) -> Exception:
-    after, now = response.headers.get("Retry-After"), datetime.now(UTC)
-    error = errors.read_refusal("the shuffler", response.status_code, body, after, now)
-    if isinstance(error, LocalError) or error.slug in ELSEWHERE:
-        return TransientError(error.detail, error.retry_after or 0.0)
-    return error

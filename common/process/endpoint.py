@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -23,8 +24,12 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import ValidationError
 
-from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.descriptor import Document
+from riffle.common.protocol.errors import LocalError, foreign_answer, read_refusal
+
+D = TypeVar("D", bound=Document)
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -109,6 +114,30 @@ async def receive(
             if len(body) > most:
                 break
     return response, bytes(body)
+
+
+def read_answer(
+    peer: str,
+    response: httpx.Response,
+    body: bytes,
+    kind: type[D],
+    fits: Callable[[D], bool] = lambda _: True,
+) -> D:
+    """Returns a peer's document, if it is of this kind and ``fits`` the request.
+
+    Raises as `read_refusal`, and LocalError ``unavailable`` for any other answer.
+    """
+    status = response.status_code
+    if not response.is_success:
+        after = response.headers.get("Retry-After")
+        raise read_refusal(peer, status, body, after, datetime.now(UTC))
+    try:
+        answer = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise LocalError("unavailable", foreign_answer(peer, status)) from error
+    if not fits(answer):
+        raise LocalError("unavailable", f"{peer} sent an answer to another question")
+    return answer
 
 
 def check_plain(response: httpx.Response) -> None:

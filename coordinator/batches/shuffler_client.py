@@ -15,12 +15,17 @@ from http import HTTPStatus
 from typing import TypeVar
 
 import httpx
-from pydantic import ValidationError
 
-from riffle.common.process.endpoint import AsyncFailover, check_plain, receive, split_urls
+from riffle.common.process.endpoint import (
+    AsyncFailover,
+    check_plain,
+    read_answer,
+    receive,
+    split_urls,
+)
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
-from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
+from riffle.common.protocol.errors import LocalError, RiffleError, read_refusal
 from riffle.common.protocol.wire import (
     DIGEST_HEADER,
     SIGNATURE_HEADER,
@@ -163,7 +168,9 @@ class ShufflerClient:
         fits: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
         response, body = await self._exchange(request)
-        return read_answer(response, body, kind, fits)
+        if not response.is_success:
+            raise _refusal(response, body)
+        return read_answer(PEER, response, body, kind, fits)
 
     async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
         """Returns an answer and its body, which ends past the bound if it is longer."""
@@ -176,24 +183,6 @@ class ShufflerClient:
 
 
 # -- what answers mean ---------------------------------------------------------------------------
-
-
-def read_answer(
-    response: httpx.Response, body: bytes, kind: type[Answer], fits: Callable[[Answer], bool]
-) -> Answer:
-    """Returns an answer's document; raises LocalError ``unavailable`` unless it ``fits``.
-
-    Raises what a refusal means, too.
-    """
-    if not response.is_success:
-        raise _refusal(response, body)
-    try:
-        answer = kind.model_validate_json(body)
-    except ValidationError:
-        answer = None
-    if answer is None or not fits(answer):
-        raise LocalError("unavailable", foreign_answer(PEER, response.status_code))
-    return answer
 
 
 def _unreachable(error: httpx.RequestError) -> LocalError:

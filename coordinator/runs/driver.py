@@ -209,7 +209,7 @@ class Driver:
 
         The shuffler shows the coordinator tenths at most, of large batches only.
         """
-        fill = await self.exchange.fill(row)
+        fill = (await self.exchange.shuffler.conservation(row.batch_id)).fill_tenths
         if self._progress[0] != (row.index, fill):
             self._progress = (row.index, fill), self.clock()
         if self.clock() - self._progress[1] < self.stall_seconds:

@@ -113,10 +113,6 @@ class BatchExchange:
             await asyncio.sleep(LEAST_POLL_SECONDS)
         return status
 
-    async def fill(self, row: DeploymentRecord) -> int | None:
-        """Returns how many tenths of an open batch are full, as far as the shuffler shows it."""
-        return (await self.shuffler.conservation(row.batch_id)).fill_tenths
-
     async def withdraw(self, row: DeploymentRecord) -> BatchStatus | None:
         """Abandons the batch, unless it is full; returns its status, None if never deposited."""
         await self._abandon(row)

@@ -24,11 +24,11 @@ COMPLETION = "_RIFFLE_COMPLETE"
 # docstring. The command's function, or its group, is named `<command>_command`.
 COMMANDS = {
     "up": ("up", "Start a network on loopback, run to the end, write the results."),
-    "run": ("up", "Run on a network that is up, follow to the end, write the results."),
+    "run": ("up", "Run on a network that is up, follow the run to its end, write the results."),
     "list": ("runs", "List all runs, oldest first, with trust model and progress."),
     "show": ("runs", "Show a run's state, result and cost, or one of its tables."),
     "log": ("runs", "Print a run's events, one a line."),
-    "stop": ("runs", "Stop a run: abandon its open batch, count a sealed one."),
+    "stop": ("runs", "Stop a run: abandon an open batch, still count a sealed one."),
     "deploy": ("runs", "Deploy a policy or a mixture in a run whose learner is manual."),
     "conservation": ("runs", "Account for every message of a run, at both services."),
     "compare": ("up", "Run shuffle, local and central trust on one loopback network."),
@@ -36,9 +36,9 @@ COMMANDS = {
     "figures": ("experiments", "Compute figures of the papers."),
     "account": (
         "account",
-        "Compute the noise that a guarantee needs, or the guarantee of a noise.",
+        "Compute the noise for a guarantee, or the guarantee of given noise.",
     ),
-    "audit": ("experiments", "Attack the real code, to bound epsilon and beta from below."),
+    "audit": ("experiments", "Attack the real code to bound epsilon and beta from below."),
     "shuffler": ("network", "Run the shuffler, configured by RIFFLE_SHUFFLER_* variables."),
     "coordinator": (
         "network",
@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "node": ("network", "Run one node for each credential, configured by RIFFLE_NODE_* variables."),
     "bench": ("load", "Measure Riffle's own speed."),
-    "load": ("load", "Load a network with real nodes, and name what limits it."),
+    "load": ("load", "Load a network with real nodes and name its bottleneck."),
     "doctor": ("network", "Check this machine and, if given, a network and its services."),
     "health": ("network", "Ask a service whether it is ready."),
     "network": ("network", "Create and change the secrets of a network."),

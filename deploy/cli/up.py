@@ -89,7 +89,7 @@ def run_command(
     force: Force = False,
     output: Output = "text",
 ) -> None:
-    """Run on an existing network, follow the run to its end, write the results."""
+    """Run on a network that is up, follow the run to its end, write the results."""
     started = time.monotonic()
     chosen = replace(options, preset=preset).apply(name=name)
     with Operator.of(network, coordinator_url) as operator:

@@ -211,7 +211,7 @@ def ask(
         raise refusal(place, answer)
     try:
         return read(answer)
-    except ValueError:  # without its cause, which may show a token
+    except (ValueError, RecursionError):  # without its cause, which may show a token
         raise LocalError("unavailable", foreign_answer(place, answer.status_code)) from None
 
 

@@ -14,7 +14,6 @@ import pytest
 from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, is_temporary
 from riffle.common.protocol.wire import UploadReply
 from riffle.node_client.shuffler_client import (
-    ELSEWHERE,
     MAX_ANSWER_BYTES,
     Backoff,
     ShufflerClient,
@@ -102,11 +101,7 @@ def test_an_upload_is_repeated_unchanged_until_it_is_decided(fault: Answer) -> N
     assert script.slept == [1, 2, 4, 8, 8]
 
 
-FINAL = sorted(
-    slug
-    for slug, (status, _) in PROBLEMS.items()
-    if not is_temporary(status) and slug not in ELSEWHERE
-)
+FINAL = sorted(slug for slug, (status, _) in PROBLEMS.items() if not is_temporary(status))
 
 
 @pytest.mark.parametrize("slug", FINAL)

@@ -94,7 +94,7 @@ class Seeded:
         summary = {"policy": self._policy(9), "value_estimate": 0.47, "active": active, "stage": 4}
         end = self.start + 60 * self.deployments
         run = {"id": self.id, "spec": self.spec.model_dump_json(), "state": "finished"}
-        times = {"message": "", "created_at": self.start, "ended_at": end}
+        times = {"message": "", "trouble": "", "created_at": self.start, "ended_at": end}
         yield schema.runs, [run | times | {"summary": json.dumps(summary)}]
         yield from self.grown(range(self.deployments))
 

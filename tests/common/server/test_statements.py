@@ -43,6 +43,9 @@ ROWS = [(b"%d" % i, i % 2 == 0, f"n{i}", i) for i in range(1_000)]
 def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
     if request.param == "sqlite":
         with create_engine("sqlite://").begin() as result:
+            raw = result.connection.driver_connection
+            assert raw is not None
+            raw.create_function("row_checksum", -1, lambda *_: 0, deterministic=True)
             yield result
         return
     with request.getfixturevalue("cluster").database("shuffler") as url:

@@ -302,6 +302,6 @@ def test_doctor_reports_every_fault(tmp_path: Path) -> None:
 
 def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
     assert "fig6a, " in " ".join(riffle("figures", "--help").stdout.split())
-    wording = "is needed is not available, or is in use; 130 interrupted."
+    wording = "a required service or file is not available, or is in use; 130 interrupted."
     for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
         assert wording in re.sub(r"[\s│]+", " ", text)
