@@ -1,13 +1,13 @@
-"""Checks that a load test tells the generator's limit from the server's, with four limited loads.
+"""Checks that a load test tells the generator's limit from the server's, with three limited loads.
 
     python -m benchmarks.bench_load [share of the rates below, default 1]
 
 It runs `riffle load` with 2,000 nodes, services on one processor and the generator on another, for
-four minutes in all: one load is more than the shuffler can store, one is more than the nodes can
-seal, and one moderate load runs twice, with busy loops on the generator's processor and then on the
-services'. Only the place of the loops differs between the last two, so the verdict must follow
-them. It prints a row for each, as in docs/load.md. The exit code is 1 if a verdict does not name
-the limit that was set. A faster machine carries these rates: give a larger share there.
+three minutes in all: one load is more than the nodes can seal, and one moderate load runs twice,
+with busy loops on the generator's processor and then on the services'. Only the place of the loops
+differs between the last two, so the verdict must follow them. It prints a row for each, as in
+docs/load.md. The exit code is 1 if a verdict does not name the limit that was set. A faster machine
+carries these rates: give a larger share there.
 """
 
 import json
@@ -33,19 +33,17 @@ while time.monotonic() < end: pass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Reports a second and their kind, the side that busy loops slow, and the expected verdict."""
+    """Reports a second, the side that busy loops slow, and the expected verdict."""
 
     rate: float
-    presealed: bool
     held: str | None
     limit: str
 
 
 LOADS = (
-    Load(100, presealed=True, held=None, limit="shuffler"),
-    Load(80, presealed=False, held=None, limit="generator"),
-    Load(60, presealed=True, held="generator", limit="generator"),
-    Load(60, presealed=True, held="services", limit="shuffler"),
+    Load(80, held=None, limit="generator"),
+    Load(40, held="generator", limit="generator"),
+    Load(40, held="services", limit="shuffler"),
 )
 
 
@@ -67,7 +65,6 @@ def measure(load: Load, share: float, cores: dict[str, int], out: Path) -> dict[
     command = [sys.executable, "-m", "riffle.deploy.cli.main", "load", "--nodes", str(NODES)]
     command += ["--rate", str(load.rate * share), "--duration", str(SECONDS), "--out", str(out)]
     command += [part for side, core in cores.items() for part in (f"--{side}-cores", str(core))]
-    command += ["--presealed"] if load.presealed else []
     subprocess.run(command, stdout=subprocess.DEVNULL, timeout=LONGEST_SECONDS, check=False)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
@@ -88,9 +85,8 @@ def main() -> int:
             result = measure(load, share, cores, Path(folder) / "load")
         evidence, verdict = result["evidence"], result["verdict"]
         demand = ", ".join(f"{evidence[name]:.2f}" for name in ("loops", "sealing", "shuffler"))
-        how = "presealed" if load.presealed else "sealing"
         print(
-            f"{load.rate * share:g} {how}, {load.held or 'nothing'} | {demand} | "
+            f"{load.rate * share:g}, {load.held or 'nothing'} | {demand} | "
             f"{evidence['prompt']:,} / {evidence['due']:,} | {verdict['limit']} | {verdict['why']}",
             flush=True,
         )

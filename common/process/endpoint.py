@@ -24,12 +24,11 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from riffle.common.protocol.descriptor import Document
 from riffle.common.protocol.errors import LocalError, foreign_answer, read_refusal
 
-D = TypeVar("D", bound=Document)
+D = TypeVar("D", bound=BaseModel)
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0

@@ -42,9 +42,6 @@ def load_command(
     processes: Annotated[int, typer.Option(min=1, max=256, help="of the generator")] = 1,
     arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson",
     batch: Annotated[int | None, typer.Option(min=2, help=BATCH)] = None,
-    presealed: Annotated[
-        bool, typer.Option("--presealed", help="seal few reports and send them again and again")
-    ] = False,
     network: Annotated[
         Path | None, typer.Option(help="secrets of a network that is up; default: a new one")
     ] = None,
@@ -80,7 +77,6 @@ def load_command(
         processes=processes,
         arrivals=arrivals,
         batch=batch,
-        presealed=presealed,
         workers=workers,
         generator_cores=cores(generator_cores),
         service_cores=cores(service_cores),

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import RiffleError
 from riffle.common.protocol.wire import Lease, frame
@@ -33,7 +32,6 @@ MOST_OPEN = 10_000
 
 CONNECTIONS = 2
 KEEPALIVE_SECONDS = 4.0  # the services close an idle connection after five
-PRESEALED_REPORTS, PRESEALED_BATCHES = 8, 4
 ACCEPTED = ("accepted", "replayed")
 REQUESTS = {"batches": "poll", "leases": "lease", "reports": "upload"}
 
@@ -78,21 +76,13 @@ def load_node(token: str, url: str, verify: ssl.SSLContext, tally: Tally) -> Loa
 
 @dataclass(slots=True)
 class Fleet:
-    """The nodes of one process and what they share: environment, sealing, counts.
-
-    With ``presealed``, `PRESEALED_REPORTS` reports per batch are sealed once and uploaded
-    repeatedly, each under a new lease. Their counts mean nothing; the servers' work is the same.
-    """
+    """The nodes of one process and what they share: environment, sealing, counts."""
 
     nodes: Sequence[LoadNode]
     demands: Demands
     environment: Environment
     seal: Seal
     tally: Tally
-    presealed: bool = False
-    _presealed_reports: dict[str, list[bytes]] = field(default_factory=dict)
-    _presealing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _next: int = 0
 
     async def run(self, due: Sequence[float], stop: asyncio.Event) -> None:
         """Starts a report at each of these times (``time.monotonic``); waits for all of them.
@@ -152,11 +142,9 @@ class Fleet:
             with self._stage("lease"):
                 lease = await self._lease(node, job)
         with self._stage("episode"):
-            row = None if self.presealed else self._encode(job, lease.slot)
+            row = slot_report(job.batch, self.environment, lease.slot)[1]
         with self._stage("sealing"):
-            sealed = await (
-                self._presealed(job) if row is None else self.seal(job.keys, row[np.newaxis])
-            )
+            sealed = await self.seal(job.keys, row[np.newaxis])
         body, deadline = frame(lease.lease, sealed), job.batch.descriptor.expires_at
         batch_key, start = key_id(job.keys.batch_key), time.monotonic()
         with self._stage("upload"):
@@ -188,25 +176,6 @@ class Fleet:
         if node.job is job:
             node.job = None
         return None
-
-    def _encode(self, job: Job, slot: int) -> Ints:
-        return slot_report(job.batch, self.environment, slot)[1]
-
-    async def _presealed(self, job: Job) -> bytes:
-        async with self._presealing:
-            if job.batch_id not in self._presealed_reports:
-                self._presealed_reports[job.batch_id] = await self._preseal(job)
-                while len(self._presealed_reports) > PRESEALED_BATCHES:
-                    self._presealed_reports.pop(next(iter(self._presealed_reports)))
-        reports = self._presealed_reports[job.batch_id]
-        self._next += 1
-        return reports[self._next % len(reports)]
-
-    async def _preseal(self, job: Job) -> list[bytes]:
-        rows = [self._encode(job, slot) for slot in range(PRESEALED_REPORTS)]
-        sealed = await self.seal(job.keys, np.stack(rows))
-        size = job.batch.descriptor.report_bytes
-        return [sealed[start : start + size] for start in range(0, len(sealed), size)]
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -70,7 +70,6 @@ class Assignment:
     credentials: Sequence[Credential]
     times: Times
     cores: frozenset[int]
-    presealed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,6 @@ async def _run_fleet(assignment: Assignment, pool: SealingPool, pipe: Pipe, tall
         environment=environment,
         seal=pool.seal,
         tally=tally,
-        presealed=assignment.presealed,
     )
     pipe.send(True)
     begin = await asyncio.to_thread(pipe.recv)

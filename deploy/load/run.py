@@ -44,7 +44,6 @@ class LoadConfig:
     processes: int = 1
     arrivals: Arrivals = "poisson"
     batch: int | None = None
-    presealed: bool = False
     workers: int = 2
     generator_cores: frozenset[int] = frozenset()
     service_cores: frozenset[int] = frozenset()
@@ -58,7 +57,7 @@ class LoadConfig:
 
     def summary(self) -> dict[str, Any]:
         """Returns the parameters in the form of summary.json."""
-        names = ("nodes", "rate", "seconds", "processes", "arrivals", "presealed", "seed")
+        names = ("nodes", "rate", "seconds", "processes", "arrivals", "seed")
         return {name: getattr(self, name) for name in names} | {
             "reports_a_batch": self.reports_a_batch,
             "openers": self.workers,
@@ -198,7 +197,4 @@ def assign(
     times = schedule(config.arrivals, config.rate, config.seconds, rng)
     cores = config.generator_cores or frozenset(os.sched_getaffinity(0))
     step = config.processes
-    return [
-        Assignment(settings, credentials[i::step], times[i::step], cores, config.presealed)
-        for i in range(step)
-    ]
+    return [Assignment(settings, credentials[i::step], times[i::step], cores) for i in range(step)]

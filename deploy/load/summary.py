@@ -261,12 +261,10 @@ def to_html(summary: Summary) -> str:
     limit = "nothing" if verdict["limit"] == "none" else f"the {verdict['limit']}"
     totals = {name: reports[name] for name in ("due", "accepted", "undecided", "messages")}
     totals |= {n: summary[n] for n in ("seconds", "accepted_a_second", "messages_a_second")}
-    label = "Reports were sealed before and sent again: sealing is not part of this load. "
     parts = [
         f"<h1>Load test</h1><p class=verdict>Limited by <b>{_text(limit)}</b>: "
         f"{_text(verdict['why'])}.</p>",
-        f"<p>{label if summary['parameters']['presealed'] else ''}"
-        f"{'It was interrupted. ' if summary.get('interrupted') else ''}"
+        f"<p>{'It was interrupted. ' if summary.get('interrupted') else ''}"
         "Latency counts from the time a report was due, whether or not the generator was free.</p>",
         _table("Reports", totals),
         _table("Rejected, by reason", reports["rejected"] or {"none": 0}),

@@ -303,13 +303,9 @@ def answers() -> dict[str, Case]:
         "coordinator: status": Case(
             answered_to_the_coordinator(wire.BatchStatus), (STATUS,), either
         ),
-        "node: descriptor": Case(
-            answered_to_a_node(SignedDescriptor, SIGNED), (SIGNED,), either
-        ),
+        "node: descriptor": Case(answered_to_a_node(SignedDescriptor, SIGNED), (SIGNED,), either),
         "node: leases": Case(answered_to_a_node(wire.LeaseReply, LEASES), (LEASES,), either),
-        "node: uploaded": Case(
-            answered_to_a_node(wire.UploadReply, UPLOADED), (UPLOADED,), either
-        ),
+        "node: uploaded": Case(answered_to_a_node(wire.UploadReply, UPLOADED), (UPLOADED,), either),
         "operator: events": Case(
             answered_to_the_operator(200, lambda operator: list(operator._stream(ID, 0, False))),
             (EVENTS,),

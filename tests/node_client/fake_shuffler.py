@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import httpx
 import numpy as np
@@ -218,7 +219,7 @@ class FakeShuffler:
 
 
 PAGE = b"<!doctype html><title>Maintenance</title>"
-REFUSAL = RemoteError("not-found", "the answer of another service").document()
+REFUSAL = RemoteError("not-found", HTTPStatus.NOT_FOUND.phrase).document()
 FOREIGN: dict[str, tuple[int, bytes | None]] = {
     "half": (200, None),
     "empty": (200, b""),

@@ -137,6 +137,7 @@ class Seeded:
             "acknowledged": True,
             "episodes_executed": self.n,
             "issued_at": at,
+            "opened_at": at + 1,
             "settled_at": at + 50,
             "timings": json.dumps({"waiting": 45.0, "opening": 4.0}),
         }

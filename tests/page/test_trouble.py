@@ -70,7 +70,9 @@ def test_a_short_and_a_rejected_batch_are_shown(
     opened_messages = f"{(N - LIARS) * messages:,}"
     sent = ["100", "100", opened_messages, f"{LIARS * messages:,}"]
     assert rejected[2:] == ["rejected", "100", *sent, "\u2013", "yes"]
-    expect(page.locator("#run")).to_contain_text("deployment 1 (n=100) was rejected with 6 dishonest reports")
+    expect(page.locator("#run")).to_contain_text(
+        "deployment 1 (n=100) was rejected with 6 dishonest reports"
+    )
 
 
 def wait_for(operator: Operator, run: str, state: str, index: int) -> dict[str, Any]:
