@@ -1,8 +1,12 @@
 """One owner and the coordinator against a user (finding A8), under every configuration we ship.
 
 A batch is refused by a role, or the ledger's epsilon is at least the true one: that of the noise
-which the others leave when all nodes of the largest owner add none. The truth is brute force: every
-pair of outcomes of the two counters that a user moves.
+which the others leave when all nodes of the largest owner add none, or tell the coordinator theirs.
+The truth is brute force: every pair of outcomes of the two counters that a user moves; for the
+twelve that a user of the presets moves, the losses are convolved, each rounded down to a grid.
+
+Configurations come from the files that ship them. Those for loopback are tried elsewhere, since on
+loopback all nodes are one person's.
 """
 
 import math
@@ -25,14 +29,17 @@ from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.presets import preset
+from riffle.deploy.load.run import LoadConfig, Target, assign
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.presets import PRESETS, preset
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.rules import Demands, accept_deposit
 from riffle.shuffler.settings import Settings as ShufflerSettings
-from tests.deploy.test_compose import COMPOSE, environment
+from tests.deploy.test_compose import COMPOSE, POSTGRES, environment
 from tests.shuffler.world import COORDINATOR_KEY, public
 
-SECURITY = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+SECURITY, HOWTO = (DOCS / "security.md").read_text(), (DOCS / "howto.md").read_text()
 ROW = re.compile(r"^\| ([\d.]+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 Row = tuple[float, float, int, int, int]
 TABLE: list[Row] = [
@@ -83,23 +90,43 @@ def chosen(gamma: float, share: float, smallest_n: int) -> dict[str, str]:
     }
 
 
+def loopback(config: LoopbackConfig) -> dict[str, str]:
+    """The variables of a loopback network, without those that keep it on loopback."""
+    network = LoopbackNetwork(config)
+    roles = [network.environment(role) for role in ("shuffler", "coordinator", "node")]
+    places = re.compile(r"_(HOST|PORT|SHUFFLER_URL)$")
+    return {k: v for role in roles for k, v in role.items() if not places.search(k)}
+
+
+COMPOSED = environment("shuffler") | environment("coordinator") | environment("nodes")
+OVERLAY = re.findall(r"^ +(RIFFLE_\w+): ([^*\n]+)$", POSTGRES, re.MULTILINE)
+EXPORTED = re.findall(r"(RIFFLE_(?:SHUFFLER|COORDINATOR|NODE)_[A-Z_]+)=([^\s`'{]+)", HOWTO)
+GAMMA = RunSpec.model_fields["dishonest_fraction"].default
 SHIPPED: dict[str, tuple[Mapping[str, str], float]] = {
-    "compose": (
-        environment("shuffler") | environment("coordinator") | environment("nodes"),
-        preset("demo").spec.dishonest_fraction,
-    ),
-    "by hand": ({}, RunSpec.model_fields["dishonest_fraction"].default),
+    "compose": (COMPOSED, preset("demo").spec.dishonest_fraction),
+    "compose with replicas": (COMPOSED | dict(OVERLAY), preset("demo").spec.dishonest_fraction),
+    "by hand": ({}, GAMMA),
+    "how-tos": (dict(EXPORTED), GAMMA),
     **{f"table {row}": (chosen(row[0], row[1], row[2]), row[0]) for row in TABLE},
+    **{
+        f"up {name}": (
+            loopback(LoopbackConfig.of(each, Path(), each.nodes, 2, ("shuffle",))),
+            each.spec.dishonest_fraction,
+        )
+        for name, each in PRESETS.items()
+    },
 }
+SMALL = RunSpec(
+    name="a8", environment="E", states=2, actions=1, horizon=1, episodes=1, epsilon=1.0, beta=1e-5,
+    max_messages=1 << 16,
+)  # fmt: skip
+"""In its batches a user moves one counter up and one down: brute force is exact."""
 
 
-def issued(gamma: float, share: float, n: int) -> Issue:
-    """A batch in which a user moves one counter up and one down: brute force is exact."""
-    spec = RunSpec(
-        name="a8", environment="E", states=2, actions=1, horizon=1, episodes=n, epsilon=1.0,
-        beta=1e-5, dishonest_fraction=gamma, max_messages=1 << 16,
-    )  # fmt: skip
-    deployment = Deployment(0, "manual", Mixture.single(np.zeros((1, 2), dtype=int)), n, None)
+def issued(gamma: float, share: float, n: int, base: RunSpec = SMALL) -> Issue:
+    spec = base.model_copy(update={"dishonest_fraction": gamma, "max_messages": 1 << 16})
+    policy = np.zeros((spec.horizon, spec.states), dtype=int)
+    deployment = Deployment(0, "manual", Mixture.single(policy), n, None)
     issuer = Issuer("shuffler-1", lambda: "11" * 32, lambda: NOW, share)
     return issuer.issue(RUN, spec, deployment, index=0, step=0)
 
@@ -121,9 +148,9 @@ class Roles:
             patch.setenv(name, value)
         return cls(ShufflerSettings.load(), CoordinatorSettings.load(), NodeSettings.load())
 
-    def issue(self, gamma: float, n: int) -> tuple[BatchDescriptor, float]:
+    def issue(self, gamma: float, n: int, base: RunSpec = SMALL) -> tuple[BatchDescriptor, float]:
         """The descriptor that all roles accept, and the ledger's epsilon; else RemoteError."""
-        issue = issued(gamma, self.coordinator.max_owner_share, n)
+        issue = issued(gamma, self.coordinator.max_owner_share, n, base)
         s = self.shuffler
         demands = Demands(
             shuffler_id="shuffler-1",
@@ -161,25 +188,82 @@ def true_epsilon(noise: Noise, honest: int, beta: float) -> float:
     return math.inf if excess(50.0) > 0.0 else float(optimize.brentq(excess, 0.0, 50.0))
 
 
+def least_epsilon(noise: Noise, honest: int, beta: float, cells: int, grid: float = 1e-4) -> float:
+    """A lower bound of the epsilon of ``cells`` counters up and as many down, by convolution."""
+    N = noise.bits * honest
+    low, high = (int(stats.binom.ppf(q, N, noise.p)) for q in (1e-16, 1 - 1e-16))
+    P = stats.binom.pmf(np.arange(low, high + 1), N, noise.p)  # c + Z, where c + 1 + Z may be
+    losses = np.floor(np.log(P[1:] / P[:-1]) / grid).astype(int)
+    edge = int(np.abs(losses).max()) + 1
+    up = np.bincount(losses + edge, P[1:], 2 * edge + 1)
+    down = np.bincount(edge - losses - 1, P[:-1], 2 * edge + 1)
+    size = 2 * cells * 2 * edge + 1
+    power = np.fft.rfft(up, size) ** cells * np.fft.rfft(down, size) ** cells
+    pmf = np.maximum(np.fft.irfft(power, size), 0.0)
+    at = grid * (np.arange(size) - 2 * cells * edge)
+
+    def excess(epsilon: float) -> float:
+        above = at > epsilon
+        return float((pmf[above] * -np.expm1(epsilon - at[above])).sum()) - beta
+
+    return float(optimize.brentq(excess, 0.0, 50.0))
+
+
+def batches(roles: Roles, gamma: float, base: RunSpec) -> dict[int, tuple[BatchDescriptor, float]]:
+    """What all roles accept; the others are refused for their size, or their share above gamma."""
+    accepted = {}
+    for n in BATCHES:
+        try:
+            accepted[n] = roles.issue(gamma, n, base)
+        except RemoteError as error:
+            assert error.slug in ("batch-too-small", "invalid-spec", "weak-guarantee"), error
+    return accepted
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_ledger_tells_the_truth_when_one_owner_is_silent(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables, gamma = SHIPPED[name]
-    roles, accepted = Roles.load(variables, monkeypatch), []
-    for n in BATCHES:
-        try:
-            d, ledger = roles.issue(gamma, n)
-        except RemoteError as error:
-            assert error.slug in ("batch-too-small", "invalid-spec"), error
-            continue
+    roles = Roles.load(variables, monkeypatch)
+    below = 0.9 * roles.coordinator.max_owner_share
+    assert batches(roles, below, SMALL) == {}, "a share above gamma was taken"
+    accepted = batches(roles, gamma, SMALL)
+    for n, (d, ledger) in accepted.items():
         noise = d.to_noise()
         assert isinstance(noise, Noise)
-        accepted.append(n)
         silent = d.owner_slots  # what the shuffler lets one owner hold (tests/shuffler)
         assert silent >= 1
         assert true_epsilon(noise, n - silent, d.guarantee.beta) <= ledger * (1 + 1e-9) <= 1.0
     assert 1_000 in accepted, "a configuration that takes no batch is none"
+    assert 2 not in accepted, "one owner's slot is half of a batch"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("silent", [True, False])
+def test_the_ledger_of_a_preset_tells_the_truth(
+    name: str, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = preset(name).spec
+    roles = Roles.load(SHIPPED[f"up {name}"][0], monkeypatch)
+    for n, (d, ledger) in batches(roles, spec.dishonest_fraction, spec).items():
+        noise = d.to_noise()
+        assert isinstance(noise, Noise)
+        honest = n - d.owner_slots * silent
+        truth = least_epsilon(noise, honest, d.guarantee.beta, spec.horizon)
+        assert (0.97 if silent else 0.9) * ledger <= truth <= ledger <= 1.0
+
+
+def test_what_a_load_test_starts_is_refused_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = preset("paper").spec
+    with pytest.raises(LocalError, match="off loopback"):
+        Roles.load(loopback(LoopbackConfig(tmp_path, spec.environment)), monkeypatch)
+    target = Target(tmp_path, "https://shuffler.example:8401", "https://coordinator.example:8400")
+    (assigned,) = assign(LoadConfig(tmp_path, 1, 1.0, 1.0), target, spec, [])
+    node = assigned.settings
+    assert node.max_owner_share <= node.min_dishonest_fraction == spec.dishonest_fraction
 
 
 def test_brute_force_finds_the_old_defaults() -> None:
