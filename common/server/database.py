@@ -30,13 +30,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
+    Computed,
     Connection,
     Engine,
+    Integer,
     MetaData,
     String,
     Table,
@@ -44,14 +46,11 @@ from sqlalchemy import (
     event,
     func,
     inspect,
+    literal_column,
     make_url,
     select,
-    text,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateTable
-from sqlalchemy.sql.compiler import DDLCompiler
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.head import Head, read_number, write_number
@@ -105,7 +104,8 @@ class Schema:
         present = tables.keys() & inspect(connection).get_table_names()
         meta = tables["meta"]
         if not present:
-            self.metadata.create_all(connection)
+            shared = is_shared(connection)
+            (self.metadata if shared else _with_checksums(self.metadata)).create_all(connection)
             write_number(connection, meta, key, self.version)
             return
         found = read_number(connection, meta, key) if "meta" in present else None
@@ -137,9 +137,9 @@ def writer(engine: Engine) -> Engine:
     return engine.execution_options(**{_WRITES: True})
 
 
-def is_shared(engine: Engine) -> bool:
+def is_shared(database: Engine | Connection) -> bool:
     """Returns whether other processes may write to the database. A SQLite file has one process."""
-    return engine.dialect.name != "sqlite"
+    return database.dialect.name != "sqlite"
 
 
 def open_database(url: str, schema: Schema, head: Head | None = None) -> Engine:
@@ -211,9 +211,7 @@ def _connectable(url: str) -> Engine:
         # The message does not repeat the URL: a malformed one may show its password.
         reason = f"the store's URL cannot be used ({type(error).__name__}); say dialect://address"
         raise LocalError("invalid-spec", reason) from error
-    prepare = {"sqlite": _prepare_sqlite, "postgresql": _prepare_postgres}
-    if engine.dialect.name in prepare:
-        prepare[engine.dialect.name](engine)
+    (_prepare_postgres if is_shared(engine) else _prepare_sqlite)(engine)
     return engine
 
 
@@ -283,18 +281,18 @@ def _checksum(*values: object) -> int:
     return zlib.crc32(repr(short).encode())
 
 
-def _checksum_call(table: Table, format_column: Callable[[Column[Any]], str]) -> str:
-    columns = (column for column in table.columns if not column.info.get(AUTHENTICATED))
-    return f"row_checksum({', '.join(map(format_column, columns))})"
+def _row_checksum(table: Table) -> ColumnElement[int]:
+    return func.row_checksum(*(c for c in table.columns if not c.info.get(AUTHENTICATED)))
 
 
-@compiles(CreateTable, "sqlite")
-def _create_with_checksum(create: CreateTable, compiler: DDLCompiler, **options: object) -> str:
-    """Adds a column that SQLite computes whenever it writes a row."""
-    made: str = compiler.visit_create_table(create, **options)  # type: ignore[no-untyped-call]
-    start, _, columns = made.partition("(")
-    call = _checksum_call(create.element, compiler.preparer.format_column)
-    return f"{start}(checksum INTEGER GENERATED ALWAYS AS ({call}) STORED, {columns}"
+def _with_checksums(metadata: MetaData) -> MetaData:
+    """Returns a copy of the tables, each with a column that SQLite computes for a row it writes."""
+    copies = MetaData()
+    for table in metadata.sorted_tables:
+        copy = table.to_metadata(copies)
+        checksum = Computed(_row_checksum(copy), persisted=True)
+        copy.append_column(Column("checksum", Integer, checksum))
+    return copies
 
 
 def _check_integrity(connection: Connection, metadata: MetaData) -> None:
@@ -302,12 +300,11 @@ def _check_integrity(connection: Connection, metadata: MetaData) -> None:
 
     Raises LocalError ``unavailable`` if the file is damaged.
     """
-    if connection.dialect.name != "sqlite":
+    if is_shared(connection):
         return
     damage = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
-    format_column = connection.dialect.identifier_preparer.format_column
     for table in metadata.sorted_tables if damage == "ok" else ():
-        differs = text(f"checksum IS NOT {_checksum_call(table, format_column)}")
+        differs = literal_column("checksum").is_distinct_from(_row_checksum(table))
         if connection.scalar(select(func.count()).select_from(table).where(differs)):
             damage = f"rows of {table.name} are not what was written"
     if damage != "ok":

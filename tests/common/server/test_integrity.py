@@ -19,8 +19,11 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     String,
+    Table,
     Text,
+    create_engine,
     insert,
+    inspect,
 )
 
 from riffle.common.protocol.errors import LocalError
@@ -138,3 +141,12 @@ def test_damage_that_changes_content_is_found(name: str, tmp_path: Path) -> None
     result = tally(name, tmp_path, FLIPS)
     assert result.changed > FLIPS / 4
     assert result.missed == []
+
+
+def test_tables_of_other_programs_get_no_checksum() -> None:
+    metadata = MetaData()
+    Table("theirs", metadata, Column("name", String(9)))
+    engine = create_engine("sqlite://")
+    metadata.create_all(engine)
+    assert [column["name"] for column in inspect(engine).get_columns("theirs")] == ["name"]
+    engine.dispose()
