@@ -16,7 +16,7 @@ from starlette.types import Lifespan
 from riffle.common.process.endpoint import hash_token, server_verification
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.limits import ConcurrencyLimit
-from riffle.common.server.service import make_app, problem_response, serve
+from riffle.common.server.service import make_app, problem_answer, serve
 from riffle.coordinator.api import operations, results, runs
 from riffle.coordinator.api.access import OPERATOR, make_authenticator
 from riffle.coordinator.batches.analyzer import Analyzer
@@ -110,9 +110,10 @@ def _make_app(
     return app
 
 
-async def _answer_store_failure(_: Request, error: Exception) -> Response:
+async def _answer_store_failure(request: Request, error: Exception) -> Response:
     JOURNAL.exception("store-failed", error)
-    return problem_response(LocalError("unavailable", "the store cannot be used; see the log"))
+    failure = LocalError("unavailable", "the store cannot be used; see the log")
+    return problem_answer(request.scope, failure)
 
 
 def prepare_directory(path: Path) -> None:

@@ -44,7 +44,7 @@ from riffle.common.protocol.wire import (
     UploadReply,
 )
 from riffle.common.server.fast_routes import FastRoutes
-from riffle.common.server.limits import ConcurrencyLimit, FailedAttempts
+from riffle.common.server.limits import ConcurrencyLimit
 from riffle.common.server.monitoring import metrics_response
 from riffle.common.server.service import (
     MAX_JSON_BYTES,
@@ -63,7 +63,6 @@ from riffle.shuffler.callers import (
     OperatorOnly,
     authenticator,
     caller_of,
-    failed_attempts_of,
     node_of,
     shuffler_of,
     visible_status,
@@ -107,7 +106,6 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """Returns the service as an ASGI app. ``clock`` returns seconds since 1970."""
 
     metrics = ShufflerMetrics()
-    failed_attempts = FailedAttempts()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -124,8 +122,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         Middleware(FastRoutes, router=router, endpoints=FAST_ROUTES),
     )
     app = make_app("Riffle shuffler", JOURNAL, metrics.requests, lifespan, inner)
-    app.state.failed_attempts = failed_attempts
-    app.state.authenticator = authenticator(settings, failed_attempts)
+    app.state.authenticator = authenticator(settings)
     app.include_router(router)
     return app
 
@@ -192,14 +189,13 @@ async def decline(batch_id: Hex16, request: Request, token: Token, core: Core) -
 async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
     """Stores the reports of an upload; each outcome is durable before it is answered."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
-    with failed_attempts_of(request).attempt(token):
-        node, batch = await core.admission.node_and_batch(token, batch_id)
-    check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
-    with core.callers.request(node, began), core.inflight.meter(node) as meter:
-        request, limit = metered(request, meter), core.upload_limit(batch)
-        # No variable here holds the body, so that its memory is freed once the reports are opened.
-        reply = await core.upload(batch, node, await read_body(request, limit), began)
-        return _as_json(reply)
+    async with node_of(request, token) as node:
+        batch = await core.admission.batch(batch_id)
+        check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
+        with core.inflight.meter(node) as meter:
+            request, limit = metered(request, meter), core.upload_limit(batch)
+            # No variable here holds the body, so its memory is freed once the reports are opened.
+            return _as_json(await core.upload(batch, node, await read_body(request, limit), began))
 
 
 @router.get("/v1/batches/{batch_id}/status", response_model=BatchStatus)
@@ -219,7 +215,7 @@ async def deposits(core: Core) -> Deposits:
 
     It learns no more than from each batch's status, which it may read.
     """
-    return Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids)))
+    return Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
 
 
 @router.get("/v1/batches/{batch_id}/conservation")

@@ -43,13 +43,12 @@ class Admission:
         """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
         return await self._cached(hash_token(token), users.authenticate, token)
 
-    async def node_and_batch(self, token: str, batch_id: str) -> tuple[str, batch_rows.Batch]:
-        """Returns the node id and the batch of an upload, before its body is read.
+    async def batch(self, batch_id: str) -> batch_rows.Batch:
+        """Returns the batch of an upload, or raises RemoteError ``unknown-batch``.
 
-        The batch's counts may be a few uploads old; its keys and sizes never change. Raises
-        RemoteError ``unauthorized`` or ``unknown-batch``.
+        Its counts may be a few uploads old; its keys and sizes never change.
         """
-        return await self.node(token), await self._cached(batch_id, batch_rows.find, batch_id)
+        return await self._cached(batch_id, batch_rows.find, batch_id)
 
     async def _cached(self, key: str, query: Callable[[Connection, str], T], argument: str) -> T:
         version, now = self._changes.version, self._clock()  # before reading: a change counts

@@ -5,9 +5,9 @@ metrics are known by the hash of their token in the settings.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
@@ -21,10 +21,8 @@ COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
 """Limit of all coordinator replicas together; each run waits for its batch in a long poll."""
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
-T = TypeVar("T")
 
-
-def authenticator(settings: Settings, attempts: FailedAttempts) -> Authenticator:
+def authenticator(settings: Settings) -> Authenticator:
     """Returns the authenticator of the callers whose tokens are in the settings."""
     keys = {
         "coordinator": Credential(
@@ -34,23 +32,12 @@ def authenticator(settings: Settings, attempts: FailedAttempts) -> Authenticator
     }
     if (reader := settings.metrics_hash()) is not None:
         keys["metrics"] = Credential(reader, OPERATOR, "operator/shuffler_metrics_token")
-    return Authenticator(attempts, keys)
+    return Authenticator(FailedAttempts(), keys)
 
 
 def shuffler_of(request: Request) -> Shuffler:
     """Returns the shuffler of an app."""
-    return _state(request, "shuffler", Shuffler)
-
-
-def failed_attempts_of(request: Request) -> FailedAttempts:
-    """Returns an app's limit of failed authentications."""
-    return _state(request, "failed_attempts", FailedAttempts)
-
-
-def _state(request: Request, name: str, kind: type[T]) -> T:
-    value = getattr(request.app.state, name)
-    assert isinstance(value, kind)  # noqa: S101 -- narrows starlette's untyped state
-    return value
+    return cast("Shuffler", request.app.state.shuffler)
 
 
 @asynccontextmanager
@@ -60,17 +47,16 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
     Raises RemoteError ``unauthorized`` or LocalError ``too-many-requests``.
     """
     core = shuffler_of(request)
-    with failed_attempts_of(request).attempt(token):
+    with request.app.state.authenticator.failures.attempt(token):
         node = await core.admission.node(token)
     with core.callers.request(node, asyncio.get_running_loop().time()):
         yield node
 
 
-@contextmanager
-def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
+def caller_of(request: Request, token: str, *names: str) -> AbstractContextManager[str]:
     """Yields the first of the named callers whose token it is; refuses others like `node_of`."""
-    with _state(request, "authenticator", Authenticator).authenticate(token, *names) as name:
-        yield name
+    callers: Authenticator = request.app.state.authenticator
+    return callers.authenticate(token, *names)
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")

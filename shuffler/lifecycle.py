@@ -57,11 +57,9 @@ class BatchLifecycle:
         self._clock = clock
         self._changes = changes
         self._metrics = metrics
+        self._settings = settings
         self._demands = settings.demands()
-        self._max_open = settings.max_open_batches
         self._signing_key = settings.signing_key()
-        self._analyzer_keys_file = settings.analyzer_keys_file
-        self._retention = settings.retention_seconds
         self._releases: dict[str, Release] = {}
         self._releasing = asyncio.Lock()
         self._tidying = asyncio.Lock()
@@ -78,7 +76,7 @@ class BatchLifecycle:
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if present is not None:  # the first answer may have failed before the head was written
             return await self._store.write_for_good(lambda _: _same(present, data)), False
-        pins = await asyncio.to_thread(read_pins, self._analyzer_keys_file)
+        pins = await asyncio.to_thread(read_pins, self._settings.analyzer_keys_file)
         if pins != self._demands.analyzer_keys:
             self._demands = replace(self._demands, analyzer_keys=pins)
             note("analyzer-keys-changed", keys=len(pins or ()))
@@ -99,8 +97,9 @@ class BatchLifecycle:
         present = batch_rows.signed_descriptor(connection, batch_id)
         if present is not None:
             return _same(present, data), False
-        if batch_rows.count_open(connection, self._clock()) >= self._max_open:
-            detail = f"{self._max_open} batches are open; end one or wait for one"
+        most = self._settings.max_open_batches
+        if len(batch_rows.open_ids(connection, self._clock())) >= most:
+            detail = f"{most} batches are open; end one or wait for one"
             raise LocalError("too-many-requests", detail, retry_after=60)
         secret = self._vault.put(batch_id, BatchSecret.generate())
         signed = SignedDescriptor(
@@ -269,7 +268,7 @@ class BatchLifecycle:
 
     async def tidy(self) -> None:
         """Ends the batches that are due, then erases those that are over. Safe to repeat."""
-        now, retention = self._clock(), self._retention
+        now, retention = self._clock(), self._settings.retention_seconds
         async with self._tidying:
             if not await self._store.read(self._due):
                 return
@@ -281,7 +280,7 @@ class BatchLifecycle:
         self._changes.notify()
 
     def _due(self, connection: Connection) -> bool:
-        return batch_rows.anything_due(connection, self._clock(), self._retention)
+        return batch_rows.anything_due(connection, self._clock(), self._settings.retention_seconds)
 
     async def _clean(self, batch_id: str) -> None:
         self._releases.pop(batch_id, None)

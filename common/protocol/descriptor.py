@@ -30,7 +30,6 @@ from riffle.common.mechanism.parameters import (
     BatchNoise,
     FairBits,
     Flips,
-    Guarantee,
     Laplace,
     Noise,
     Padding,
@@ -113,22 +112,20 @@ class NoiseDocument(Document):
 
     def noise(self) -> BatchNoise:
         """Returns the noise; raises ValueError if the numbers do not suit its kind."""
-        noise = self._of_kind()
+        noise: BatchNoise
+        match self.kind:
+            case "bernoulli":
+                noise = Noise(self.bits, self.p_numerator, self.p_log2)
+            case "binomial":
+                noise = FairBits(self.bits)
+            case "flips":
+                noise = Flips(self.p_numerator)
+            case "laplace":
+                noise = Laplace(self.p_numerator)
         # Each noise has exactly one document, so fields without a meaning have fixed values.
         if NoiseDocument.of(noise) != self:
             raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
         return noise
-
-    def _of_kind(self) -> BatchNoise:
-        match self.kind:
-            case "bernoulli":
-                return Noise(self.bits, self.p_numerator, self.p_log2)
-            case "binomial":
-                return FairBits(self.bits)
-            case "flips":
-                return Flips(self.p_numerator)
-            case "laplace":
-                return Laplace(self.p_numerator)
 
 
 class GuaranteeDocument(Document):
@@ -252,11 +249,6 @@ class BatchDescriptor(Document):
     def to_noise(self) -> BatchNoise:
         """Returns the noise that every user adds (the coordinator, under trust ``central``)."""
         return self.noise.noise()
-
-    def to_guarantee(self) -> Guarantee:
-        """Returns the guarantee that the descriptor promises."""
-        g = self.guarantee
-        return Guarantee(g.epsilon, g.beta, g.dishonest_fraction)
 
 
 class SignedDescriptor(Document):

@@ -71,7 +71,7 @@ def check_guarantee(
             f"the batch gives epsilon {result.epsilon_upper:.6g} at beta {required.beta:g} "
             f"with {fraction:.0%} dishonest reports; at most {required.epsilon:g} is accepted here",
         )
-    promise = descriptor.to_guarantee()
+    promise = descriptor.guarantee
     actual = account(batch_event(descriptor, promise.dishonest_fraction), promise.beta)
     if not actual.epsilon_upper <= promise.epsilon:
         raise RemoteError(

@@ -161,7 +161,7 @@ class Authenticator:
     """Recognizes callers whose tokens are in the settings, and applies their limits."""
 
     def __init__(self, failures: FailedAttempts, credentials: Mapping[str, Credential]) -> None:
-        self._failures = failures
+        self.failures = failures
         self._credentials = dict(credentials)
         self._limits = {name: CallerLimits(each.limit) for name, each in credentials.items()}
 
@@ -171,7 +171,7 @@ class Authenticator:
 
         Raises RemoteError ``unauthorized`` if none owns it, or LocalError ``too-many-requests``.
         """
-        with self._failures.attempt(token):
+        with self.failures.attempt(token):
             name = self._owner(hash_token(token), names)
         with self._limits[name].request(name, time.monotonic()):
             yield name

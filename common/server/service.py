@@ -106,8 +106,9 @@ def make_app(
     return app
 
 
-def problem_response(error: RiffleError) -> JSONResponse:
-    """Returns an error's problem document as a response."""
+def problem_answer(scope: Scope, error: RiffleError) -> JSONResponse:
+    """Returns an error's problem document as a response, and counts it in the metrics."""
+    scope[PROBLEM_KEY] = error.slug
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -116,41 +117,32 @@ def problem_response(error: RiffleError) -> JSONResponse:
     )
 
 
-def problem_answer(scope: Scope, error: RiffleError) -> JSONResponse:
-    """Returns an error's response and counts the problem in the metrics."""
-    scope[PROBLEM_KEY] = error.slug
-    return problem_response(error)
-
-
 def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
     """Answers every error with a problem document, so that no answer shows a traceback."""
 
-    async def riffle(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RiffleError)  # noqa: S101 -- narrows what the handler is for
+    @app.exception_handler(RiffleError)
+    async def riffle(request: Request, error: RiffleError) -> JSONResponse:
         return problem_answer(request.scope, error)
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)  # noqa: S101
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
         return problem_answer(request.scope, RemoteError("malformed", f"{where}: {fault['msg']}"))
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)  # noqa: S101
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
         slug = _STATUS_SLUGS.get(error.status_code, "malformed")
         response = problem_answer(request.scope, RemoteError(slug, str(error.detail)))
         response.headers.update(error.headers or {})  # such as Allow with a 405
         return response
 
+    @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         method, route = matched_route(request.scope) or ("none", "none")
         journal.exception("unexpected-error", error, method=method, route=route)
-        return problem_response(LocalError("internal", "unexpected error; see the service's log"))
-
-    app.add_exception_handler(RiffleError, riffle)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)
+        failure = LocalError("internal", "unexpected error; see the service's log")
+        return problem_answer(request.scope, failure)
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:

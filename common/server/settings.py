@@ -66,19 +66,14 @@ class ServerSettings(RoleSettings):
         Raises LocalError ``invalid-spec`` if one file is missing, or if both are missing and other
         machines could connect.
         """
-        certificate, key, variable = (
-            self.tls_cert_file,
-            self.tls_key_file,
-            f"{self.prefix()}TLS_CERT_FILE",
-        )
+        certificate, key = self.tls_cert_file, self.tls_key_file
         if certificate is not None and key is not None:
             return Tls(certificate, key)
-        if certificate is not None or key is not None:
-            raise LocalError("invalid-spec", f"set both {variable} and _TLS_KEY_FILE")
-        if not is_loopback(self.host):
-            detail = f"TLS is mandatory off loopback: set {variable} and _TLS_KEY_FILE"
-            raise LocalError("invalid-spec", detail)
-        return None
+        if certificate is None and key is None and is_loopback(self.host):
+            return None
+        demand = "set both" if certificate or key else "TLS is mandatory off loopback: set"
+        files = f"{self.prefix()}TLS_CERT_FILE and _TLS_KEY_FILE"
+        raise LocalError("invalid-spec", f"{demand} {files}")
 
     def storage_cipher(self) -> StorageCipher:
         """Returns the cipher of the private keys on this service's disk.
@@ -128,7 +123,5 @@ class ServerSettings(RoleSettings):
     def check_test_entry(self) -> None:
         """Raises LocalError if other machines could reach the test entry."""
         if self.test_entry and not is_loopback(self.host):
-            raise LocalError(
-                "invalid-spec",
-                f"{self.prefix()}TEST_ENTRY needs a loopback HOST, not {self.host}",
-            )
+            variable = f"{self.prefix()}TEST_ENTRY"
+            raise LocalError("invalid-spec", f"{variable} needs a loopback HOST, not {self.host}")

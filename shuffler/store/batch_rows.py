@@ -25,12 +25,7 @@ from sqlalchemy import (
 from riffle.common.protocol.descriptor import Context, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
-from riffle.common.protocol.wire import (
-    DECLINE_SECONDS,
-    BatchState,
-    BatchStatus,
-    OpenBatch,
-)
+from riffle.common.protocol.wire import DECLINE_SECONDS, BatchState, BatchStatus, OpenBatch
 from riffle.common.server.database import notify
 from riffle.common.server.head import read_number, write_number
 from riffle.shuffler.rules import coarse_slots
@@ -42,14 +37,7 @@ from riffle.shuffler.store.leases import (
     forget_unused,
     read_slots,
 )
-from riffle.shuffler.store.schema import (
-    batches,
-    declined,
-    dropped,
-    lease_groups,
-    meta,
-    reports,
-)
+from riffle.shuffler.store.schema import batches, declined, dropped, lease_groups, meta, reports
 from riffle.shuffler.store.users import add_failures
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
@@ -119,13 +107,7 @@ _OPEN = (
         batches.outerjoin(lease_groups, (lease_groups.c.batch_id == batches.c.batch_id) & LIVE)
     )
     .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
-    .group_by(
-        batches.c.batch_id,
-        batches.c.n,
-        batches.c.reports,
-        batches.c.deposited,
-        batches.c.expires_at,
-    )
+    .group_by(batches.c.batch_id)
     .order_by(batches.c.deposited)
 )
 
@@ -167,15 +149,11 @@ def insert_batch(
 
 def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
     """Returns a batch's descriptor with both signatures, or None if there is no such batch."""
-    row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
+    query = select(*(batches.c[name] for name in SignedDescriptor.model_fields))
+    row = connection.execute(query.where(batches.c.batch_id == batch_id)).mappings().one_or_none()
     if row is None:
         return None
-    return SignedDescriptor(
-        descriptor=bytes(row.descriptor).decode(),
-        coordinator_signature=row.coordinator_signature,
-        batch_key=row.batch_key,
-        shuffler_signature=row.shuffler_signature,
-    )
+    return SignedDescriptor(**dict(row) | {"descriptor": bytes(row["descriptor"]).decode()})
 
 
 def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
@@ -209,11 +187,11 @@ def _update(connection: Connection, batch_id: str, **changes: object) -> None:
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(changes))
 
 
-def count_open(connection: Connection, now: int) -> int:
-    """Returns the number of open batches."""
-    c = batches.c
-    query = select(func.count()).where((c.state == "open") & (c.expires_at > now))
-    return int(connection.scalar(query) or 0)
+def open_ids(connection: Connection, now: int) -> list[str]:
+    """Returns the ids of all batches that are open at ``now``, sorted."""
+    is_open = (batches.c.state == "open") & (batches.c.expires_at > now)
+    query = select(batches.c.batch_id).where(is_open).order_by(batches.c.batch_id)
+    return list(connection.scalars(query))
 
 
 def count_stored(connection: Connection, batch_id: str) -> int:
@@ -289,12 +267,6 @@ def acknowledge(
     if batch.state == "forwarded":
         add_failures(connection, count_by_node(connection, batch_id, failed))
     transition(connection, batch, "acknowledge")
-
-
-def open_ids(connection: Connection) -> list[str]:
-    """Returns the ids of all open batches, sorted."""
-    query = select(batches.c.batch_id).where(batches.c.state == "open")
-    return list(connection.scalars(query.order_by(batches.c.batch_id)))
 
 
 def to_clean(connection: Connection) -> list[str]:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -33,39 +33,27 @@ T = TypeVar("T")
 MAX_GROUP = 64
 
 
-@dataclass(slots=True)
+Answer = Callable[[], None]
+"""Hands over the outcome of a job; it is called only after the group's commit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
-    """A waiting write and the future of its answer."""
+    """A waiting write and the future of its result."""
 
     write: Callable[[Connection], T]
     future: Future[T] = field(default_factory=Future)
-    _answer: Callable[[], None] | None = None
 
-    def run(self, connection: Connection) -> None:
-        """Does the work inside the group's transaction; `answer` hands over the result later."""
-        result = self.write(connection)
-        self._answer = lambda: self.future.set_result(result)
-
-    def run_apart(self, connection: Connection) -> None:
-        """Runs the job in a savepoint, so that a failure affects this job alone."""
+    def run_apart(self, connection: Connection) -> Answer:
+        """Runs the write in a savepoint, so that a failure affects this job alone."""
         try:
             with connection.begin_nested():
-                self.run(connection)
+                result = self.write(connection)
         except Exception as error:
             if _fails_group(error):
                 raise
-            failure = error
-            self._answer = lambda: self.future.set_exception(failure)
-
-    def answer(self) -> None:
-        """Hands over the result; call it only after the group's commit.
-
-        Drops the callback, because the callback and this job refer to each other, and would keep
-        megabytes of an upload until a full garbage collection.
-        """
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer()
+            return partial(self.future.set_exception, error)
+        return partial(self.future.set_result, result)
 
 
 def _fails_group(error: Exception) -> bool:
@@ -133,29 +121,28 @@ class Committer:
 
     def _commit(self, group: Sequence[Job[object]]) -> None:
         try:
-            if not self._commit_together(group):
-                with self._engine.begin() as connection:
-                    for job in group:
-                        job.run_apart(connection)
+            answers = self._commit_together(group) or self._commit_apart(group)
         except Exception as error:
-            for job in group:
-                job.future.set_exception(not_usable("written", error))
-            return
-        for job in group:
-            job.answer()
+            answers = [
+                partial(job.future.set_exception, not_usable("written", error)) for job in group
+            ]
+        for answer in answers:
+            answer()
 
-    def _commit_together(self, group: Sequence[Job[object]]) -> bool:
-        """Commits all jobs; if one fails, undoes all of them and returns False."""
+    def _commit_together(self, group: Sequence[Job[object]]) -> list[Answer]:
+        """Commits all jobs; if one fails, undoes all of them and returns no answer."""
         with self._engine.begin() as connection:
-            for job in group:
-                try:
-                    job.run(connection)
-                except Exception as error:
-                    if _fails_group(error):
-                        raise
-                    connection.rollback()
-                    return False
-        return True
+            try:
+                return [partial(job.future.set_result, job.write(connection)) for job in group]
+            except Exception as error:
+                if _fails_group(error):
+                    raise
+                connection.rollback()
+                return []
+
+    def _commit_apart(self, group: Sequence[Job[object]]) -> list[Answer]:
+        with self._engine.begin() as connection:
+            return [job.run_apart(connection) for job in group]
 
 
 class Store:

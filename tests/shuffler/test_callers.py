@@ -52,7 +52,7 @@ def test_guessing_tokens_is_bounded_and_known_callers_are_admitted(api: Api) -> 
     batch = api.deposit()
     assert api.call("GET", "/batches", api.token).status_code == 200
     _, fresh = api.enrol(1)
-    state.failed_attempts._bucket = TokenBucket(rate=0.1, burst=2.0)
+    state.authenticator.failures._bucket = TokenBucket(rate=0.1, burst=2.0)
     routes = [("GET", "/batches"), ("GET", f"/batches/{ID}/status"), ("POST", "/nodes")]
     answers = [api.call(method, path, "guess") for method, path in routes]
     assert [answer.status_code for answer in answers] == [401, 401, 429]

@@ -322,7 +322,8 @@ class Shuffling(RuleBasedStateMachine):
         body = b"".join(bytes.fromhex(one.lease.lease) + one.sealed for one in frames)
 
         async def work() -> list[str]:
-            node_id, batch = await self.core.admission.node_and_batch(node.token, batch_id)
+            node_id = await self.core.admission.node(node.token)
+            batch = await self.core.admission.batch(batch_id)
             reply = await self.core.upload(batch, node_id, body, self.loop.time())
             return [result.outcome for result in reply.results]
 

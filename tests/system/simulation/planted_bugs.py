@@ -31,11 +31,10 @@ def answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
             commit(committer, group)
             return
         with committer._engine.connect() as connection, connection.begin() as transaction:
-            for job in group:
-                job.run(connection)
+            results = [job.write(connection) for job in group]
             transaction.rollback()
-        for job in group:
-            job.answer()
+        for job, result in zip(group, results, strict=True):
+            job.future.set_result(result)
         again = [Job(job.write) for job in group]
         asyncio.get_running_loop().call_later(0.5, _unless_killed, commit, committer, again)
 
