@@ -216,11 +216,7 @@ class Operator:
         return self._list(f"/v1/runs/{run_id}/history", "events", {"after": after})
 
     def events(
-        self,
-        run_id: str,
-        *,
-        follow: bool = True,
-        on_run: Callable[[Answer], None] = lambda _: None,
+        self, run_id: str, *, follow: bool = True, on_run: Callable[[Answer], None] = lambda _: None
     ) -> Iterator[Answer]:
         """Yields events until the run is over; without ``follow``, only past events.
 

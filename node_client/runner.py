@@ -23,13 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.protocol.wire import (
-    DECLINE_SECONDS,
-    DeclineReason,
-    Lease,
-    LeaseReply,
-    OpenBatch,
-)
+from riffle.common.protocol.wire import DECLINE_SECONDS, DeclineReason, Lease, LeaseReply, OpenBatch
 from riffle.node_client.pipeline import Job, Pipeline
 from riffle.node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential

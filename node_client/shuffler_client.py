@@ -25,11 +25,7 @@ from riffle.common.process.endpoint import (
     split_urls,
 )
 from riffle.common.protocol import wire
-from riffle.common.protocol.descriptor import (
-    MAX_DESCRIPTOR_BYTES,
-    Document,
-    SignedDescriptor,
-)
+from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client.settings import JOURNAL
 

@@ -127,11 +127,7 @@ ledger = Table(
     ),
 )
 
-stages = Table(
-    "stages",
-    metadata,
-    *_of_deployment(Column("result", Text, nullable=False)),
-)
+stages = Table("stages", metadata, *_of_deployment(Column("result", Text, nullable=False)))
 
 # True values that an operator supplies; see `coordinator.learning.true_values`.
 true_values = Table(

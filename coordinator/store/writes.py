@@ -13,23 +13,11 @@ from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.batches.ledger import refuse_beyond
 from riffle.coordinator.learning.learner import json_float, to_json
 from riffle.coordinator.specs import RunSpec, TrueValueSpec
-from riffle.coordinator.states import (
-    DEPLOYMENT,
-    RUN,
-    UNSETTLED,
-    DeploymentEvent,
-    RunEvent,
-    after,
-)
+from riffle.coordinator.states import DEPLOYMENT, RUN, UNSETTLED, DeploymentEvent, RunEvent, after
 from riffle.coordinator.store import schema
 from riffle.coordinator.store.events import Event
 from riffle.coordinator.store.queries import read_deployment, read_run
-from riffle.coordinator.store.records import (
-    DeploymentRecord,
-    RunRecord,
-    Settlement,
-    pack,
-)
+from riffle.coordinator.store.records import DeploymentRecord, RunRecord, Settlement, pack
 
 _runs, _deployments, _events = schema.runs, schema.deployments, schema.events
 

@@ -34,10 +34,7 @@ COMMANDS = {
     "compare": ("up", "Run shuffle, local and central trust on one loopback network."),
     "simulate": ("simulate", "Simulate a run over several seeds and report exact regret."),
     "figures": ("experiments", "Compute figures of the papers."),
-    "account": (
-        "account",
-        "Compute the noise for a guarantee, or the guarantee of given noise.",
-    ),
+    "account": ("account", "Compute the noise for a guarantee, or the guarantee of given noise."),
     "audit": ("experiments", "Attack the real code to bound epsilon and beta from below."),
     "shuffler": ("network", "Run the shuffler, configured by RIFFLE_SHUFFLER_* variables."),
     "coordinator": (

@@ -58,17 +58,12 @@ class RunOptions:
     """The options that describe a run: one for each field, in this order."""
 
     preset: Annotated[
-        str,
-        typer.Option(
-            help="demo or paper: what to start from",
-            autocompletion=_preset_names,
-        ),
+        str, typer.Option(help="demo or paper: what to start from", autocompletion=_preset_names)
     ] = "demo"
     learner: Annotated[
         str,
         typer.Option(
-            help="who learns: its name, or path/file.py:Class",
-            autocompletion=_learner_names,
+            help="who learns: its name, or path/file.py:Class", autocompletion=_learner_names
         ),
     ] = "sdp-pe"
     env: Annotated[

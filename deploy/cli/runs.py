@@ -67,9 +67,7 @@ UNLOGGED = {"run", "at", "policy", "timings", "constants", "spec"}
 
 @one_line_errors
 def list_command(
-    network: Network = SECRETS,
-    coordinator_url: CoordinatorUrl = None,
-    output: TableOutput = "text",
+    network: Network = SECRETS, coordinator_url: CoordinatorUrl = None, output: TableOutput = "text"
 ) -> None:
     """List all runs, oldest first, with trust model and progress."""
     with Operator.of(network, coordinator_url) as operator:

@@ -12,10 +12,7 @@ from riffle.deploy.output import Output, emit, one_line_errors, table
 @one_line_errors
 @expand_options(without=["batch_seconds", "reissues"])
 def simulate_command(
-    context: typer.Context,
-    options: RunOptions,
-    how: SimulationOptions,
-    output: Output = "text",
+    context: typer.Context, options: RunOptions, how: SimulationOptions, output: Output = "text"
 ) -> None:
     """Simulate a run over several seeds and report exact regret.
 

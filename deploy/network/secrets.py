@@ -33,12 +33,7 @@ from pydantic import TypeAdapter, ValidationError
 from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
-from riffle.common.protocol.errors import (
-    LocalError,
-    RiffleError,
-    foreign_answer,
-    read_refusal,
-)
+from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
 from riffle.common.protocol.wire import Enrolment, EnrolRequest
 from riffle.common.server.at_rest import StorageCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
@@ -192,10 +187,7 @@ def shuffler_operator(folder: Path, url: str) -> httpx.Client:
 
 
 def ask(
-    client: httpx.Client,
-    service: str,
-    request: httpx.Request,
-    read: Callable[[httpx.Response], T],
+    client: httpx.Client, service: str, request: httpx.Request, read: Callable[[httpx.Response], T]
 ) -> T:
     """Sends a request; returns the answer as parsed by ``read``.
 

@@ -20,10 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import everything, upper_occupancy
-from riffle.coordinator.learning.adversarial.layered import (
-    induced_policy,
-    uniform_occupancy,
-)
+from riffle.coordinator.learning.adversarial.layered import induced_policy, uniform_occupancy
 from riffle.coordinator.learning.adversarial.log_barrier import log_barrier_step
 from riffle.coordinator.learning.adversarial.omd import Step
 from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
