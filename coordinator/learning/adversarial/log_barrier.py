@@ -34,7 +34,6 @@ from riffle.coordinator.learning.adversarial.layered import (
     Layers,
     induced_policy,
     induced_transitions,
-    occupancy,
     violation,
 )
 from riffle.coordinator.learning.adversarial.omd import Step
@@ -49,23 +48,22 @@ START = 0.01  # mu: consecutive steps are near each other
 STAY = 0.99  # share of the way to the boundary that a step may go
 
 
-def log_barrier_step(
-    layers: Layers, box: Box, cost: FloatArray, q: FloatArray, tolerance: float = GAP
-) -> Step:
+def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
     """Solves for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
 
-    Stops above `tolerance` where rounding forbids more (rows of the box near MARGIN); the answer's
+    Stops above GAP where rounding forbids more (rows of the box near MARGIN); the answer's
     gap says so.
 
     Raises:
         LearnerError: the numbers are out of reach. The method suits cost q_k <= 10; in the
             algorithm eta l^ q_k <= eta.
     """
-    (sizes, own, after), (problem, rows) = _structure(layers), start(layers, box, cost, q)
+    sizes, own, after = _structure(layers)
+    problem, rows = start(np.array(layers.widths), box.lower, box.upper, cost, q)
     y = np.zeros(own[-1] + 1)
     try:
         with np.errstate(all="ignore"):  # uncompiled loops warn where compiled ones are silent
-            gap, iterations = minimise(sizes, own, after, problem, rows, y, tolerance)
+            gap, iterations = minimise(sizes, own, after, problem, rows, y)
     except np.linalg.LinAlgError as error:
         raise LearnerError("the log-barrier step stopped at a gap out of reach") from error
     if not np.isfinite(gap) or iterations == MAX_ITERATIONS:
@@ -82,37 +80,50 @@ def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Ste
     return Step(q, log_q, policy, P, violation(layers, q), gap, iterations, np.zeros((0, 0)))
 
 
+@compiled
 def start(
-    layers: Layers, box: Box, cost: FloatArray, q: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+    widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats
+) -> tuple[Floats, Floats]:
     """Returns `problem` and the point to start from, `rows`; see `minimise`.
 
     The start is q_k's policy, with its transitions moved well inside the box. Bounds that cannot
-    bind are moved out of the way. Padding is never read.
+    bind are moved out of the way.
     """
-    pairs, beyond = layers.pairs, ~layers.cells[layers.pairs]
-    P = move_inside(layers, box, induced_transitions(layers, q))
-    at = occupancy(P, induced_policy(layers, q))[pairs]
-    upper, lower = box.upper[pairs], box.lower[pairs]
-    c = cost[pairs][:, None] + 1 / np.where(beyond, 1.0, q[pairs])
-    problem = np.stack((c, np.where(upper < 1, upper, 2.0), np.where(lower > 0, lower, -1.0)))
-    slacks = np.array([[1.0], [-1.0]])[..., None] * (problem[1:] * at.sum(axis=1)[:, None] - at)
-    slacks[:, beyond] = 1.0
-    inverse = 1 / np.where(beyond, 1.0, at)
-    return problem, np.concatenate((at[None], slacks, inverse[None], START / slacks))
+    (H, W, A), i = cost.shape, 0
+    R, visits = widths[:-1].sum() * A, np.zeros((H + 1, W))
+    problem, rows = np.zeros((3, R, W)), np.zeros((6, R, W))
+    visits[0, 0] = 1.0
+    for h in range(H):
+        n = widths[h + 1]
+        for x in range(widths[h]):
+            total = q[h, x, :, :n].sum()
+            for a in range(A):
+                row, low, high = q[h, x, a, :n], lower[h, x, a, :n], upper[h, x, a, :n]
+                pair, here, at = row.sum(), problem[:, i, :n], rows[:, i, :n]
+                P = move_inside(low, high, row / pair if pair > 0 else np.full(n, 1 / n))
+                at[0] = P * (visits[h, x] * (pair / total if total > 0 else 1 / A))
+                visits[h + 1, :n] += at[0]
+                m = at[0].sum()
+                for w in range(n):
+                    here[0, w] = cost[h, x, a] + 1 / row[w]
+                    here[1, w] = high[w] if high[w] < 1 else 2.0
+                    here[2, w] = low[w] if low[w] > 0 else -1.0
+                    at[1, w], at[2, w] = here[1, w] * m - at[0, w], at[0, w] - here[2, w] * m
+                    at[3, w], at[4, w], at[5, w] = 1 / at[0, w], START / at[1, w], START / at[2, w]
+                i += 1
+    return problem, rows
 
 
-def move_inside(layers: Layers, box: Box, P: FloatArray) -> FloatArray:
-    """Moves rows P towards a centre of the box until they are well inside every bound."""
-    room = box.upper - box.lower
-    need = 1 - box.lower.sum(axis=-1, keepdims=True)
-    centre = box.lower + room * need / np.maximum(room.sum(axis=-1, keepdims=True), 1e-300)
-    theta = np.zeros(need.shape)
-    for at, best in ((P - box.lower, centre - box.lower), (box.upper - P, box.upper - centre)):
-        short = layers.cells & (at < INSIDE * best)
-        part = np.divide(INSIDE * best - at, best - at, out=np.zeros(P.shape), where=short)
-        theta = np.maximum(theta, part.max(axis=-1, keepdims=True))
-    return np.asarray(((1 - theta) * P + theta * centre) * layers.cells)
+@compiled
+def move_inside(lower: Floats, upper: Floats, P: Floats) -> Floats:
+    """Moves a row P towards a centre of the box until it is well inside every bound."""
+    room, theta = upper - lower, 0.0
+    centre = lower + room * ((1 - lower.sum()) / max(room.sum(), 1e-300))
+    for at, best in ((P - lower, centre - lower), (upper - P, upper - centre)):
+        for w in range(len(P)):
+            if at[w] < INSIDE * best[w]:
+                theta = max(theta, (INSIDE * best[w] - at[w]) / (best[w] - at[w]))
+    return (1 - theta) * P + theta * centre
 
 
 @lru_cache(maxsize=64)
@@ -130,7 +141,7 @@ def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
 
 @compiled
 def minimise(
-    sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats, tolerance: float
+    sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> tuple[float, int]:
     """Takes Newton steps in place; returns the gap and their number.
 
@@ -146,7 +157,7 @@ def minimise(
             for w in range(sizes[i]):
                 mu += rows[1, i, w] * rows[4, i, w] + rows[2, i, w] * rows[5, i, w]
         mu /= 2 * count
-        if not (gap > tolerance and mu > ROUNDING):
+        if not (gap > GAP and mu > ROUNDING):
             return gap, iteration
         y_new = newton(sizes, own, after, problem, rows, sigma * mu, change)
         t, u = longest(sizes, rows[:3], change[:3]), longest(sizes, rows[3:], change[3:])

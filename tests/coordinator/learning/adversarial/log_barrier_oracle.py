@@ -16,12 +16,12 @@ from riffle.coordinator.learning.adversarial.layered import (
 )
 from riffle.coordinator.learning.adversarial.log_barrier import (
     GAP,
+    INSIDE,
     MAX_ITERATIONS,
     ROUNDING,
     START,
     STAY,
     answer,
-    move_inside,
 )
 from riffle.coordinator.learning.adversarial.omd import Step
 from riffle.coordinator.learning.learner import BoolArray, FloatArray, LearnerError
@@ -137,7 +137,7 @@ class Point:
 
 def start_at(layers: Layers, box: Box, problem: Problem, q: FloatArray) -> Point:
     """Where to start after q: the same policy, its transitions moved well inside the box."""
-    P = move_inside(layers, box, induced_transitions(layers, q))
+    P = _inside(layers, box, induced_transitions(layers, q))
     return Point.start(problem, occupancy(P, induced_policy(layers, q))[layers.pairs])
 
 
@@ -203,6 +203,19 @@ def _length(*pairs: tuple[FloatArray, FloatArray]) -> float:
     rates = [-step / np.where(value > 0, value, np.inf) for value, step in pairs]
     worst = max(float(rate.max()) for rate in rates)
     return min(1.0, STAY / worst) if worst > 0 else 1.0
+
+
+def _inside(layers: Layers, box: Box, P: FloatArray) -> FloatArray:
+    """P moved towards a centre of the box until it is well inside every bound."""
+    lower, room = box.lower, box.upper - box.lower
+    need = 1 - lower.sum(axis=-1, keepdims=True)
+    centre = lower + room * need / np.maximum(room.sum(axis=-1, keepdims=True), 1e-300)
+    theta = np.zeros(need.shape)
+    for at, best in ((P - box.lower, centre - box.lower), (box.upper - P, box.upper - centre)):
+        short = layers.cells & (at < INSIDE * best)
+        part = np.divide(INSIDE * best - at, best - at, out=np.zeros(P.shape), where=short)
+        theta = np.maximum(theta, part.max(axis=-1, keepdims=True))
+    return np.asarray(((1 - theta) * P + theta * centre) * layers.cells)
 
 
 @lru_cache(maxsize=64)
