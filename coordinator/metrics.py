@@ -41,6 +41,17 @@ class Census:
     suspicious: int
 
 
+SUMS = {
+    "waiting": ("runs_waiting", "runs that cannot go on at the moment"),
+    "opened": ("messages_opened", "messages opened, all batches"),
+    "failed": ("messages_failed", "messages that did not open"),
+    "epsilon": ("epsilon_spent", "largest epsilon that any user's batch spent"),
+    "seeded": ("seeded_batches", "batches without privacy: the test entry"),
+    "suspicious": ("suspicious_batches", "batches whose counts honest reports hardly give"),
+}
+"""Name and help of the gauge of each field of `Census` that is one number."""
+
+
 class CoordinatorMetrics:
     """The metrics of one coordinator process, in a registry."""
 
@@ -62,17 +73,8 @@ class CoordinatorMetrics:
         )
         start_at_zero(self.trouble, PROBLEMS)
         self._runs = _gauge(registry, "runs", "runs in the store", "state")
-        self._waiting = _gauge(registry, "runs_waiting", "runs that cannot go on at the moment")
         self._batches = _gauge(registry, "batches", "batches in the store", "state")
-        self._opened = _gauge(registry, "messages_opened", "messages opened, all batches")
-        self._failed = _gauge(registry, "messages_failed", "messages that did not open")
-        self._epsilon = _gauge(
-            registry, "epsilon_spent", "largest epsilon that any user's batch spent"
-        )
-        self._seeded = _gauge(registry, "seeded_batches", "batches without privacy: the test entry")
-        self._suspicious = _gauge(
-            registry, "suspicious_batches", "batches whose counts honest reports hardly give"
-        )
+        self._sums = {field: _gauge(registry, *about) for field, about in SUMS.items()}
         self._free = _gauge(
             registry, "disk_free_bytes", "free space for the data folder, not for PostgreSQL"
         )
@@ -86,14 +88,10 @@ class CoordinatorMetrics:
         """Sets the gauges."""
         for run_state in get_args(RunState):
             self._runs.labels(run_state).set(census.runs.get(run_state, 0))
-        self._waiting.set(census.waiting)
         for state in get_args(DeploymentState):
             self._batches.labels(state).set(census.batches.get(state, 0))
-        self._opened.set(census.opened)
-        self._failed.set(census.failed)
-        self._epsilon.set(census.epsilon)
-        self._seeded.set(census.seeded)
-        self._suspicious.set(census.suspicious)
+        for field, gauge in self._sums.items():
+            gauge.set(getattr(census, field))
         self._free.set(shutil.disk_usage(data_dir).free)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ class Setting:
     @property
     def constants(self) -> dict[str, Constant]:
         """Every constant that shaped the run, by name."""
-        known: dict[str, Constant] = {**self.bonus.as_dict(), "delta": DELTA, "seed": self.seed}
+        known: dict[str, Constant] = {**asdict(self.bonus), "delta": DELTA, "seed": self.seed}
         if self.trust is None:
             return known
         noise = self.noise

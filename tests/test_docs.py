@@ -3,6 +3,7 @@
 import re
 import shlex
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_no_route_is_undocumented() -> None:
 
 
 def test_no_learner_option_environment_or_problem_is_undocumented() -> None:
-    options = set(PAPER.as_dict()) - {"name"}
+    options = {field.name for field in fields(PAPER)} - {"name"}
     assert set(option_meanings()) == options, "see the docstring of Constants"
     for name, entry in {**BUILT_IN, **BUILDERS}.items():
         assert entry.__doc__, f"{name} has no docstring"

@@ -50,7 +50,7 @@ Two bonuses, the same for every environment and recorded with every run:
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
@@ -83,10 +83,6 @@ class Bonus:
     bonus_scale: float = 0.1
     noise_scale: float = 0.01
     least_visits: float = 1.0
-
-    def as_dict(self) -> dict[str, str | float]:
-        """Returns the fields by name, to be recorded with every run."""
-        return asdict(self)
 
 
 def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -377,7 +377,7 @@ class SDPPE:
             episodes_used=self._episodes,
             episodes_total=self.problem.K,
             finished=self._pending is None,
-            constants=self.constants.as_dict(),
+            constants=asdict(self.constants),
         )
 
     def _check(self, counts: BatchCounts) -> None:

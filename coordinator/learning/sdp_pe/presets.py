@@ -11,7 +11,7 @@ docs/ablation.md says what each is worth and how the numbers were chosen.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -86,10 +86,6 @@ class Constants:
     coverage_tolerance: float = 0.05
     active_set: Literal["auto", "enumerated", "implicit"] = "auto"
     homogeneous: bool = False
-
-    def as_dict(self) -> dict[str, str | int | float | bool]:
-        """Returns the fields by name, to be recorded with every run."""
-        return asdict(self)
 
 
 PAPER = Constants()
