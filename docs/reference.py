@@ -106,7 +106,7 @@ def learners_page() -> str:
 
 
 def _sdp_pe_options() -> Iterator[tuple[str, ...]]:
-    presets = [preset.as_dict() for preset in PRESETS.values()]
+    presets = [asdict(preset) for preset in PRESETS.values()]
     meanings = option_meanings()
     for name in presets[0]:
         if name != "name":

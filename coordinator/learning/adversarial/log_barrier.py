@@ -123,7 +123,7 @@ def move_inside(lower: Floats, upper: Floats, P: Floats) -> Floats:
         for w in range(len(P)):
             if at[w] < INSIDE * best[w]:
                 theta = max(theta, (INSIDE * best[w] - at[w]) / (best[w] - at[w]))
-    return (1 - theta) * P + theta * centre
+    return np.asarray((1 - theta) * P + theta * centre)
 
 
 @lru_cache(maxsize=64)
