@@ -73,7 +73,7 @@ def test_waiting_for_an_unknown_run_leaves_nothing(api: Api) -> None:
 
 def test_a_caller_that_guesses_tokens_is_told_to_come_back(api: Api) -> None:
     authenticator = api.client.app.state.authenticator  # type: ignore[attr-defined]
-    authenticator._failures = FailedAttempts(0.2)
+    authenticator.failures = FailedAttempts(0.2)
     assert api.call("GET", "").status_code == 200
     guess = {"Authorization": "Bearer guess"}
     guesses = [api.client.get("/v1/runs", headers=guess) for _ in range(3)]
