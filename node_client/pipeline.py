@@ -21,6 +21,7 @@ good. Nothing about an episode is stored or logged: totals count reports, withou
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -103,11 +104,12 @@ class ReportTiming:
         """Returns whether one report of L messages takes too long, or the speed is unknown."""
         return not self.messages.things or L * self.messages.mean > SLOWEST * self.lease_seconds
 
-    def most_users(self, L: int, now: float) -> int:
-        """Returns how many more users may be asked at ``now``."""
+    def most_users(self, L: int, now: float, left: float = math.inf) -> int:
+        """Returns how many more users may be asked at ``now``, ``left`` s before the batch ends."""
         if self.is_too_slow(L) or now < self.retry_at:
             return 0
-        fitting = int(PORTION * self.lease_seconds / max(self._report_seconds(L), 1e-6))
+        seconds = PORTION * min(self.lease_seconds, left)  # a lease ends with its batch
+        fitting = int(seconds / max(self._report_seconds(L), 1e-6))
         most = 1 if self.in_vain else max(1, fitting)
         return max(0, most - self.under_way)
 

@@ -41,6 +41,7 @@ def test_the_users_under_way_take_a_quarter_of_a_lease() -> None:
     assert timed(0.5, 0.5, 60).most_users(L, NOW) == 15
     assert timed(40.0, 40.0).most_users(L, NOW) == 1
     assert timed(0.0, 0.0).most_users(L, NOW) > 1_000
+    assert timed(0.5, 0.5).most_users(L, NOW, left=60) == 15, "a lease ends with its batch"
     busy = timed(0.5, 0.5)
     busy.under_way = 20
     assert busy.most_users(L, NOW) == 10
