@@ -31,7 +31,7 @@ from riffle.common.protocol.wire import (
 )
 from riffle.common.server.database import listen, writer
 from riffle.common.server.head import Head
-from riffle.common.server.limits import CallerLimits
+from riffle.common.server.limits import CallerLimits, RateLimit
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.caching import Admission
 from riffle.shuffler.lifecycle import BatchLifecycle
@@ -65,8 +65,11 @@ class Shuffler:
             shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
         )
         self.metrics = metrics or ShufflerMetrics()
-        self.inflight = Budget(settings.max_inflight_bytes, "uploads", settings.inflight_of_one)
-        self.callers = CallerLimits(settings.rate_limit())
+        s, most = settings, settings.max_inflight_bytes
+        self.inflight = Budget(most, "uploads", each=max(most // 4, s.max_upload_bytes))
+        self.callers = CallerLimits(
+            RateLimit(s.node_requests, s.node_reports, s.node_requests_at_once)
+        )
         self._clock = clock
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())

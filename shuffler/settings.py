@@ -18,7 +18,6 @@ from riffle.common.process.configuration import Share, check_shares, hex32, hex_
 from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.limits import RateLimit
 from riffle.common.server.settings import ServerSettings
 from riffle.shuffler.rules import Demands
 from riffle.shuffler.store.schema import sqlite_url
@@ -134,11 +133,6 @@ class Settings(ServerSettings):
         """Database URL."""
         return self.store_url or sqlite_url(self.data_dir)
 
-    @property
-    def inflight_of_one(self) -> int:
-        """Bytes of uploads that one node may have under way: a quarter of all, or one upload."""
-        return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
-
     def public_key(self) -> bytes:
         """Returns the raw Ed25519 public key (32 bytes) of the signing key."""
         private = Ed25519PrivateKey.from_private_bytes(self.signing_key())
@@ -151,10 +145,6 @@ class Settings(ServerSettings):
     def operator_hash(self) -> str:
         """Returns the SHA-256 of the operator's token, hex."""
         return self._bytes("operator_token_hash").hex()
-
-    def rate_limit(self) -> RateLimit:
-        """Returns the rate limit of one node."""
-        return RateLimit(self.node_requests, self.node_reports, self.node_requests_at_once)
 
     def demands(self) -> Demands:
         """Returns the demands. Raises LocalError without a key or with an open test entry."""

@@ -55,7 +55,7 @@ class FastRoutes:
         scope["route"] = route
         request = Request(scope, receive)
         try:
-            token = bearer_token(request)
+            token = await bearer_token(request)
             response = await route.endpoint(request=request, token=token, **arguments)
         except RiffleError as error:
             response = problem_answer(scope, error)

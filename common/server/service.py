@@ -176,29 +176,24 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 _BEARER = Security(HTTPBearer(auto_error=False))
-"""Declares in OpenAPI that a token is needed. `require_token` enforces it."""
+"""Declares in OpenAPI that a token is needed. `bearer_token` enforces it."""
 
 
-def bearer_token(request: Request) -> str:
-    """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one."""
+async def bearer_token(
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
+) -> str:
+    """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one.
+
+    It is a coroutine although it awaits nothing, because FastAPI runs plain functions in a thread,
+    which would cost more than the function itself.
+    """
     scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise RemoteError("unauthorized", "send the header 'Authorization: Bearer <token>'")
     return token
 
 
-async def require_token(
-    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
-) -> str:
-    """Returns `bearer_token`, as a dependency of a route.
-
-    It is a coroutine although it awaits nothing, because FastAPI runs plain functions in a thread,
-    which would cost more than the function itself.
-    """
-    return bearer_token(request)
-
-
-Token = Annotated[str, Depends(require_token)]
+Token = Annotated[str, Depends(bearer_token)]
 
 
 def serve(

@@ -8,6 +8,7 @@ A lease's id is its slot, then the id of its group. A node knows its own slots, 
 told a lease's id, so the id gives nothing away.
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -122,18 +123,12 @@ class LeaseGroup:
 
     @classmethod
     def new(
-        cls,
-        group_id: str,
-        batch_id: str,
-        node_id: str,
-        expires_at: int,
-        users: Sequence[str],
-        slots: Sequence[int],
+        cls, batch_id: str, node_id: str, expires_at: int, slots: list[int], users: Sequence[str]
     ) -> "LeaseGroup":
         """Returns a group of new leases, all held, of ``users`` on ``slots``."""
-        states: list[LeaseState] = ["held"] * len(slots)
-        packed, digests = bytearray.fromhex("".join(users)), bytearray(DIGEST_BYTES * len(slots))
-        return cls(group_id, batch_id, node_id, expires_at, list(slots), states, packed, digests)
+        k, group_id = len(slots), secrets.token_hex(ID_BYTES)
+        packed, digests = bytearray.fromhex("".join(users)), bytearray(DIGEST_BYTES * k)
+        return cls(group_id, batch_id, node_id, expires_at, slots, ["held"] * k, packed, digests)
 
     def row(self) -> dict[str, object]:
         """Returns the group's row."""

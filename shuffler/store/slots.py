@@ -10,7 +10,6 @@ as reported in the transaction that stores its report, so no crash can separate 
 user's newest lease can be marked, so a marked lease shows that its user has reported.
 """
 
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,7 @@ from itertools import repeat
 from sqlalchemy import Connection, bindparam, insert, update
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.wire import (
-    Lease,
-    LeaseReply,
-    Refusal,
-    UploadReply,
-    UploadResult,
-)
+from riffle.common.protocol.wire import Lease, LeaseReply, Refusal, UploadReply, UploadResult
 from riffle.shuffler.rules import (
     Frame,
     Outcome,
@@ -129,8 +122,7 @@ def _grant(
     expired = leases.take_expired_slots(connection, batch.batch_id, now, len(people))
     slots = lowest_free(expired, batch.next_slot, batch.n, len(people))
     expires_at = min(now + life, batch.expires_at)
-    group_id = secrets.token_hex(leases.ID_BYTES)
-    group = LeaseGroup.new(group_id, batch.batch_id, node_id, expires_at, people, slots)
+    group = LeaseGroup.new(batch.batch_id, node_id, expires_at, slots, people)
     connection.execute(_INSERT_LEASES, group.row())
     ids = [group.lease_id(slot) for slot in slots]
     pairs = list(zip(people, ids, strict=True))

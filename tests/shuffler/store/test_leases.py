@@ -10,7 +10,6 @@ from riffle.shuffler.states import LeaseState
 from riffle.shuffler.store.leases import LETTERS, LeaseGroup, group_of, read_slots, write_slots
 from tests.shuffler.world import NOW
 
-ID = "ab" * 8
 STEPS = st.lists(
     st.tuples(st.sampled_from(["report", "supersede", "reassign"]), st.integers(0, 5)), max_size=12
 )
@@ -21,7 +20,7 @@ def people(k: int) -> list[str]:
 
 
 def new_group(slots: list[int]) -> LeaseGroup:
-    return LeaseGroup.new(ID, "b", "n", NOW + 10, people(len(slots)), slots)
+    return LeaseGroup.new("b", "n", NOW + 10, slots, people(len(slots)))
 
 
 def reread(group: LeaseGroup) -> LeaseGroup:
@@ -83,7 +82,7 @@ def test_unused_leases_are_forgotten() -> None:
 def test_a_lease_id_has_its_group_and_its_slot() -> None:
     group = new_group([7, 8])
     lease = group.lease_id(8)
-    assert (len(lease), group_of(lease), group.index(lease)) == (32, ID, 1)
+    assert (len(lease), group_of(lease), group.index(lease)) == (32, group.group_id, 1)
     assert group.index(group.lease_id(9)) is None
 
 
