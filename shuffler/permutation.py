@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from riffle.common.mechanism.shuffle_model import permutation
-from riffle.common.process.tracing import in_span
+from riffle.common.process.tracing import span
 from riffle.common.protocol.errors import LocalError
 
 Messages = npt.NDArray[np.uint8]
@@ -60,7 +60,7 @@ def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:
     return [int(slot) for slot in order[np.array(places)] // L]
 
 
-@in_span("permute")
+@span("permute")
 def permute_messages(
     uploads: Iterable[tuple[Sequence[int], bytes]],
     key: bytes,

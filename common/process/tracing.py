@@ -11,11 +11,10 @@ uploads arrived, so they are for its own operator only.
 """
 
 import functools
-import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from riffle.common.protocol.errors import LocalError
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+AsyncFunction = Callable[P, Coroutine[Any, Any, T]]
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 ALLOWED = frozenset({"http.request.method", "http.route", "http.response.status_code"})
@@ -85,21 +85,16 @@ def span(name: str) -> Iterator["Span | None"]:
         yield current
 
 
-def in_span(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Returns a decorator that runs a function, or a coroutine function, in a span."""
+def in_span(name: str) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]:
+    """Returns a decorator that runs a coroutine function in a span; `span` decorates others."""
 
-    def decorate(work: Callable[P, T]) -> Callable[P, T]:
+    def decorate(work: AsyncFunction[P, T]) -> AsyncFunction[P, T]:
         @functools.wraps(work)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
             with span(name):
-                return work(*args, **kwargs)
+                return await work(*args, **kwargs)
 
-        @functools.wraps(work)
-        async def call_async(*args: P.args, **kwargs: P.kwargs) -> object:
-            with span(name):
-                return await cast("Awaitable[object]", work(*args, **kwargs))
-
-        return cast("Callable[P, T]", call_async) if inspect.iscoroutinefunction(work) else call
+        return call
 
     return decorate
 

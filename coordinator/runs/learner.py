@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from riffle.common.mechanism.counters import Ints
-from riffle.common.process.tracing import in_span
+from riffle.common.process.tracing import span
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.batches.counts import check, private_counts, value_estimate
 from riffle.coordinator.batches.issue import Issuer, same_deployment
@@ -34,7 +34,7 @@ class RunLearner:
         """Drops the learner: it may have observed counts that were not committed."""
         self.learner = None
 
-    @in_span("plan")
+    @span("plan")
     def complete(self, run: RunRecord, row: DeploymentRecord, settlement: Settlement) -> Settlement:
         """Adds to a batch's settlement what the learner makes of its counts, and what follows.
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, bindparam, insert, select, true, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from riffle.common.process.tracing import in_span
+from riffle.common.process.tracing import span
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.database import listen, notify
 from riffle.common.server.head import Head
@@ -211,7 +211,7 @@ class Store(Queries):
                 writes.add_released(connection, lease.run_id, index, opened)
             return first or opened
 
-    @in_span("store")
+    @span("store")
     def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commits spend, counts, stage result, next deployment and events together.
 

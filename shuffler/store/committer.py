@@ -10,13 +10,12 @@ start would cost two statements per job, and jobs hardly ever fail.
 """
 
 import asyncio
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
@@ -68,58 +67,38 @@ class Committer:
 
     def __init__(self, engine: Engine, *, max_waiting: int = 1024) -> None:
         self._engine = writer(engine)
-        self._jobs: queue.Queue[Job[object] | None] = queue.Queue(max_waiting)
-        self._thread = threading.Thread(target=self._loop, name="committer", daemon=True)
-        self._thread.start()
+        self._max_waiting = max_waiting
+        self._jobs: deque[Job[Any]] = deque()
+        self._thread = ThreadPoolExecutor(1, "committer")
 
     def submit(self, write: Callable[[Connection], T]) -> Future[T]:
         """Queues a write, or raises LocalError ``too-many-requests``.
 
         The future gets its result once the write is durable.
         """
-        job: Job[T] = Job(write)
-        try:
-            self._jobs.put_nowait(job)  # type: ignore[arg-type]
-        except queue.Full:
-            raise LocalError(
-                "too-many-requests", "too many writes are waiting", retry_after=1
-            ) from None
+        if self.waiting >= self._max_waiting:
+            raise LocalError("too-many-requests", "too many writes are waiting", retry_after=1)
+        job = Job(write)
+        self._jobs.append(job)
+        self._thread.submit(self._commit_queued)
         return job.future
 
     @property
     def waiting(self) -> int:
         """Number of queued writes."""
-        return self._jobs.qsize()
+        return len(self._jobs)
 
     def close(self) -> None:
         """Finishes the queued writes, then ends the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
-    def _loop(self) -> None:
-        open_for_more = True
-        while open_for_more:
-            group, open_for_more = self._next_group()
-            if group:
-                self._commit(group)
-            del group  # otherwise it would stay in memory until the next group
+    def _commit_queued(self) -> None:
+        """Commits the queued jobs together. There is none if an earlier call took them all."""
+        taken = [self._jobs.popleft() for _ in range(min(self.waiting, MAX_GROUP))]
+        if group := [job for job in taken if job.future.set_running_or_notify_cancel()]:
+            self._commit(group)
 
-    def _next_group(self) -> tuple[list[Job[object]], bool]:
-        """Waits for a job, then takes all queued ones; returns False if the thread shall end."""
-        group: list[Job[object]] = []
-        job = self._jobs.get()
-        while job is not None:
-            if job.future.set_running_or_notify_cancel():
-                group.append(job)
-            if len(group) >= MAX_GROUP:
-                return group, True
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return group, True
-        return group, False
-
-    def _commit(self, group: Sequence[Job[object]]) -> None:
+    def _commit(self, group: Sequence[Job[Any]]) -> None:
         try:
             answers = self._commit_together(group) or self._commit_apart(group)
         except Exception as error:
@@ -129,7 +108,7 @@ class Committer:
         for answer in answers:
             answer()
 
-    def _commit_together(self, group: Sequence[Job[object]]) -> list[Answer]:
+    def _commit_together(self, group: Sequence[Job[Any]]) -> list[Answer]:
         """Commits all jobs; if one fails, undoes all of them and returns no answer."""
         with self._engine.begin() as connection:
             try:
@@ -140,7 +119,7 @@ class Committer:
                 connection.rollback()
                 return []
 
-    def _commit_apart(self, group: Sequence[Job[object]]) -> list[Answer]:
+    def _commit_apart(self, group: Sequence[Job[Any]]) -> list[Answer]:
         with self._engine.begin() as connection:
             return [job.run_apart(connection) for job in group]
 

@@ -46,7 +46,7 @@ def test_functions_and_coroutines_run_in_spans(exporter: InMemorySpanExporter) -
     async def outer() -> int:
         return await asyncio.to_thread(inner)
 
-    @in_span("inner")
+    @span("inner")
     def inner() -> int:
         return 7
 
@@ -58,7 +58,7 @@ def test_functions_and_coroutines_run_in_spans(exporter: InMemorySpanExporter) -
 
 
 def test_spans_do_not_record_errors(exporter: InMemorySpanExporter) -> None:
-    @in_span("work")
+    @span("work")
     def work() -> None:
         raise RemoteError("late", "SECRET")
 
