@@ -168,7 +168,7 @@ def test_alerts_name_metrics_and_are_documented() -> None:
     )
     series = set(re.findall(r"\briffle_(?:shuffler_|coordinator_)?([a-z_]+)\{?", rules))
     alerts = re.findall(r"alert: (\w+)", rules)
-    assert len(alerts) == 9
+    assert len(alerts) == 10
     for name in series - {""}:
         assert name.removesuffix("_total") in code, name
     for alert in alerts:
