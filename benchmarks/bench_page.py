@@ -29,7 +29,7 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import delete, insert, update
 
-from riffle.coordinator.app import create_app, prepare_directory, release_waiting
+from riffle.coordinator.app import create_app, prepare_directory
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store import schema
@@ -98,7 +98,7 @@ def coordinator(folder: Path) -> Iterator[tuple[str, FastAPI]]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", app
         finally:
-            release_waiting(app)
+            app.state.coordinator.signals.close()
             server.should_exit = True
             thread.join()
 

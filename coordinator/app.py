@@ -124,11 +124,6 @@ def prepare_directory(path: Path) -> None:
         raise LocalError("unavailable", f"cannot use data directory {path}: {error}") from error
 
 
-def release_waiting(app: FastAPI) -> None:
-    """Ends all streams and long polls, as the service is about to stop."""
-    app.state.coordinator.signals.close()
-
-
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -137,4 +132,8 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """
     settings.tls()
     app = create_app(settings)
-    serve(app, settings, "coordinator", on_start, lambda: release_waiting(app))
+
+    def release_waiting() -> None:
+        app.state.coordinator.signals.close()
+
+    serve(app, settings, "coordinator", on_start, release_waiting)

@@ -22,8 +22,9 @@ from riffle.common.mechanism.randomness import word
 from riffle.common.mechanism.workflow import count
 from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.coordinator.api.models import Counts
 from riffle.coordinator.batches.analyzer import add_noise
-from riffle.coordinator.batches.counts import counts_document, private_counts
+from riffle.coordinator.batches.counts import private_counts
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learners.registry import Registry, refusal
 from riffle.coordinator.learning.learner import BatchCounts, Deployment, LearnerError
@@ -224,7 +225,7 @@ def run_seed(
                 "batch_id": descriptor.batch_id,
                 "n": descriptor.n,
                 "layer": descriptor.layer,
-                "counts": counts_document(counts),
+                "counts": Counts.model_validate(counts).model_dump(),
             }
             for descriptor, counts in batches
         ],

@@ -141,6 +141,20 @@ class Job:
         keys = SealKeys.of(accepted.context, accepted.batch_key)
         return cls(descriptor.batch_id, PreparedBatch.of(descriptor), keys)
 
+    async def upload(
+        self, shuffler: ShufflerClient, token: str, leases: Sequence[Lease], sealed: bytes
+    ) -> UploadReply:
+        """Uploads sealed reports, which follow each other in the order of ``leases``.
+
+        Raises as `ShufflerClient.upload` does.
+        """
+        descriptor, names = self.batch.descriptor, [lease.lease for lease in leases]
+        size, deadline = descriptor.report_bytes, descriptor.expires_at
+        reports = (sealed[start : start + size] for start in range(0, len(sealed), size))
+        body = b"".join(map(frame, names, reports))
+        key = key_id(self.keys.batch_key)
+        return await shuffler.upload(token, self.batch_id, names, body, deadline, key)
+
 
 @dataclass(slots=True)
 class Totals:
@@ -332,26 +346,13 @@ class Pipeline:
         """
         try:
             sealed = await self.seal(job.keys, messages)
-            return await self._upload(job, credential, chunk, sealed)
+            return await job.upload(self.shuffler, credential.token, chunk, sealed)
         except RemoteError as error:
             if error.slug != "outdated-key" or self.refetch is None:
                 raise
         job = await self.refetch(credential, job)
-        return await self._upload(job, credential, chunk, await self.seal(job.keys, messages))
-
-    async def _upload(
-        self, job: Job, credential: Credential, chunk: Sequence[Lease], sealed: bytes
-    ) -> UploadReply:
-        descriptor = job.batch.descriptor
-        size, deadline = descriptor.report_bytes, descriptor.expires_at
-        leases = [lease.lease for lease in chunk]
-        body = b"".join(
-            frame(lease, sealed[i * size : (i + 1) * size]) for i, lease in enumerate(leases)
-        )
-        batch_key = key_id(job.keys.batch_key)
-        return await self.shuffler.upload(
-            credential.token, job.batch_id, leases, body, deadline, batch_key
-        )
+        sealed = await self.seal(job.keys, messages)
+        return await job.upload(self.shuffler, credential.token, chunk, sealed)
 
     def _settle(self, reply: UploadReply) -> int:
         """Counts the outcomes of an upload; returns how many reports were accepted."""

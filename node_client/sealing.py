@@ -7,7 +7,6 @@ one bytes object of indices in, one bytes object of sealed reports out.
 """
 
 import asyncio
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -111,10 +110,7 @@ class SealingPool(AbstractContextManager["SealingPool"]):
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(pool, seal_reports, keys, packed)
             except BrokenProcessPool:
-                self._replace(pool)
+                if self._pool is pool:  # many tasks see the same dead pool; the first replaces it
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    self._pool = process_pool(self._workers)
         raise LocalError("unavailable", "the sealing processes keep dying; is memory short?")
-
-    def _replace(self, broken: ProcessPoolExecutor) -> None:
-        if self._pool is broken:  # many tasks see the same dead pool; the first replaces it
-            broken.shutdown(wait=False, cancel_futures=True)
-            self._pool = process_pool(self._workers)

@@ -29,6 +29,7 @@ from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, Si
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client.settings import JOURNAL
 
+PEER = "the shuffler"
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES  # a descriptor inside a JSON string, escaped
 CONNECTIONS = 4  # an httpx pool is slow with more connections
 
@@ -136,8 +137,8 @@ class ShufflerClient:
         retry = 0
         while True:
             try:
-                response, body = await self._exchange(request)
-                return read_answer("the shuffler", response, body, document, fits)
+                response, body = await receive(PEER, self.http, request, MAX_ANSWER_BYTES)
+                return read_answer(PEER, response, body, document, fits)
             except LocalError as failure:
                 delay = self.backoff.delay(retry, failure.retry_after or 0)
                 self._give_up(str(failure), retry, delay, deadline)
@@ -153,15 +154,6 @@ class ShufflerClient:
             raise LocalError("unavailable", f"the shuffler does not do its part: {reason}")
         if deadline is not None and self.backoff.clock() + delay >= deadline:
             raise RemoteError("late", f"the batch ended before the report arrived: {reason}")
-
-    async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
-        try:
-            response, body = await receive(self.http, request, MAX_ANSWER_BYTES)
-        except httpx.RequestError as error:
-            raise LocalError("unavailable", f"no answer ({type(error).__name__})") from error
-        if len(body) > MAX_ANSWER_BYTES:
-            raise LocalError("unavailable", f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        return response, body
 
 
 def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:

@@ -99,20 +99,29 @@ def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
 
 
 async def receive(
-    client: httpx.AsyncClient, request: httpx.Request, most: int
+    peer: str, client: httpx.AsyncClient, request: httpx.Request, most: int
 ) -> tuple[httpx.Response, bytes]:
-    """Returns an answer and its body; reading stops just past ``most`` bytes.
+    """Returns a peer's answer and its body; reading stops just past ``most`` bytes.
 
-    Raises httpx.RequestError. A compressed answer raises it too, as its size bounds nothing.
+    Raises LocalError ``unavailable`` if there is no answer, or if it is compressed: the size of a
+    compressed answer bounds nothing.
     """
     request.headers["Accept-Encoding"], body = "identity", bytearray()
-    async with aclosing(await client.send(request, stream=True)) as response:
-        check_plain(response)
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > most:
-                break
+    try:
+        async with aclosing(await client.send(request, stream=True)) as response:
+            check_plain(response)
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > most:
+                    break
+    except httpx.RequestError as error:
+        raise unreachable(peer, error) from error
     return response, bytes(body)
+
+
+def unreachable(peer: str, error: httpx.RequestError) -> LocalError:
+    """Returns the error of a request that a peer did not answer."""
+    return LocalError("unavailable", f"{peer} does not answer ({type(error).__name__})")
 
 
 def read_answer(

@@ -13,6 +13,7 @@ from riffle.common.protocol.descriptor import NoiseKind
 from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.batches.counts import ValueEstimate
 from riffle.coordinator.batches.keys import KeyRecord
+from riffle.coordinator.learning.true_values import Bands
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.states import DeploymentState, RunState
 from riffle.coordinator.store.records import EventRecord
@@ -281,24 +282,6 @@ class History(Answer):
     """The events of a run so far, after some number."""
 
     events: list[EventRecord]
-
-
-class Band(Answer):
-    """A mean and both ends of its interval."""
-
-    mean: Floats
-    low: Floats
-    high: Floats
-
-
-class Bands(Answer):
-    """Pointwise Student t intervals of the mean over runs that differ in ids and seeds only."""
-
-    runs: int
-    confidence: float
-    episodes: Floats
-    regret: Band
-    value: Band
 
 
 class TrueValueCurve(Answer):

@@ -33,7 +33,6 @@ whole episodes nor those below the noise can be found (docs/security.md has both
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -89,18 +88,6 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
         noise_deviation=math.sqrt(variance) / n,
         confidence=1 - delta,
     )
-
-
-def counts_document(counts: BatchCounts) -> dict[str, Any]:
-    """Returns counts with arrays as nested lists; `coordinator.api.models.Counts` describes it."""
-    return {
-        "transitions": counts.transitions.tolist(),
-        "visits": counts.visits.tolist(),
-        "rewards": None if counts.rewards is None else counts.rewards.tolist(),
-        "transition_variance": counts.transition_variance,
-        "visit_variance": counts.visit_variance,
-        "reward_variance": counts.reward_variance,
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from riffle.common.process.endpoint import (
     read_answer,
     receive,
     split_urls,
+    unreachable,
 )
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
@@ -137,7 +138,7 @@ class ShufflerClient:
                     data += piece
                     hasher.update(piece)
         except httpx.RequestError as error:
-            raise _unreachable(error) from error
+            raise unreachable(PEER, error) from error
         digest = response.headers.get(DIGEST_HEADER, "")
         if len(data) != size or digest != hasher.hexdigest():
             raise LocalError("unavailable", "the messages arrived incomplete or changed")
@@ -167,26 +168,12 @@ class ShufflerClient:
         kind: type[Answer],
         fits: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
-        response, body = await self._exchange(request)
+        # The body ends past the bound if it is longer.
+        response, body = await receive(PEER, self._client, request, MAX_ANSWER_BYTES)
+        self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
         if not response.is_success:
             raise _refusal(response, body)
         return read_answer(PEER, response, body, kind, fits)
-
-    async def _exchange(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
-        """Returns an answer and its body, which ends past the bound if it is longer."""
-        try:
-            response, body = await receive(self._client, request, MAX_ANSWER_BYTES)
-        except httpx.RequestError as error:
-            raise _unreachable(error) from error
-        self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
-        return response, body
-
-
-# -- what answers mean ---------------------------------------------------------------------------
-
-
-def _unreachable(error: httpx.RequestError) -> LocalError:
-    return LocalError("unavailable", f"{PEER} does not answer ({type(error).__name__})")
 
 
 def _refusal(response: httpx.Response, body: bytes) -> RiffleError:

@@ -45,19 +45,19 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Mean, low and high (G,) over runs, at the same episodes."""
+    """A mean over runs and both ends of its interval, each (G,)."""
 
-    mean: FloatArray
-    low: FloatArray
-    high: FloatArray
+    mean: list[float]
+    low: list[float]
+    high: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """Bands of regret and value over ``runs`` runs, at ``episodes`` (G,)."""
+    """Pointwise Student t intervals of the mean over runs that differ in ids and seeds only."""
 
     runs: int
-    episodes: FloatArray
+    episodes: list[float]
     regret: Band
     value: Band
     confidence: float = LEVEL
@@ -83,13 +83,13 @@ def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
     grid = np.linspace(0, end, GRID + 1)[1:]
     regret = [np.interp(grid, np.r_[0, c.episodes], np.r_[0, c.regret]) for c in curves]
     value = [c.value[np.searchsorted(c.episodes, grid, "left")] for c in curves]
-    return Bands(len(curves), grid, _band(regret), _band(value))
+    return Bands(len(curves), grid.tolist(), _band(regret), _band(value))
 
 
 def _band(curves: list[FloatArray]) -> Band:
     array = np.array(curves)
     mean, half = array.mean(axis=0), student(array.std(axis=0, ddof=1), len(array))
-    return Band(mean, mean - half, mean + half)
+    return Band(mean.tolist(), (mean - half).tolist(), (mean + half).tolist())
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:

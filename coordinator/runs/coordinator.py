@@ -90,10 +90,8 @@ class Drivers:
     async def restart(self, run_id: str) -> None:
         """Drives a run anew that another replica stopped, so that its long poll ends at once."""
         driven = self.driven.get(run_id)
-        if driven is not None and driven[0].running:
-            lease = await self.halt(run_id)
-            if lease is not None:
-                self.drive(lease)
+        if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
+            self.drive(lease)
 
     def trouble(self, run_id: str) -> str | None:
         """Returns what keeps a run that is driven here from going on at the moment, if anything."""
@@ -154,8 +152,7 @@ class Coordinator:
     test_entry: bool
     max_owner_share: float = 1.0
     stall_seconds: float = 15.0
-    _listening: asyncio.Task[None] | None = field(default=None, init=False)
-    _abandoning: asyncio.Task[None] | None = field(default=None, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -179,15 +176,14 @@ class Coordinator:
     async def start(self) -> None:
         """Takes up every run where it was left, unless another replica drives it."""
         await in_thread(self.keys.erase_unused, self.store.keys_in_use)
-        self._listening = asyncio.create_task(self.store.listen(self._notified))
-        self._abandoning = asyncio.create_task(self._abandon_unknown())
+        for work in (self.store.listen(self._notified), self._abandon_unknown()):
+            self._tasks.append(asyncio.create_task(work))
         await self.drivers.start()
 
     async def close(self) -> None:
         """Stops driving; nothing is lost, `start` takes up again."""
-        for task in (self._listening, self._abandoning):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._restarts:  # each would go on to drive a run that nobody halts
             await asyncio.wait(self._restarts)
         await self.drivers.close()

@@ -36,9 +36,9 @@ from riffle.coordinator.runs.exchange import (
     FULL,
     BatchExchange,
     BatchGoneError,
-    StepTimer,
     Timings,
     log,
+    timed,
 )
 from riffle.coordinator.runs.learner import RunLearner
 from riffle.coordinator.store.events import ChangeSignals, wait
@@ -86,7 +86,7 @@ class Driver:
     trouble: str | None = field(default=None, init=False)
     _progress: tuple[object, float] = field(default=(None, 0.0), init=False)
     _failures: int = field(default=0, init=False)
-    _storing_seconds: float | None = field(default=None, init=False)
+    _storing: dict[str, float] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Drives to the end, or until another replica does."""
@@ -223,10 +223,7 @@ class Driver:
     async def _withdraw(self, _: RunRecord, row: DeploymentRecord) -> None:
         """Gives up the batch of a run that is over; a full one is settled all the same."""
         status = await self.exchange.withdraw(row)
-        if status is None or status.state not in FULL:
-            episodes = 0 if status is None else status.episodes or 0
-            await self._abandon(row, episodes, NextStep(), "belongs to a run that is over")
-        elif row.state == "issued":
+        if row.state == "issued":
             await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
         else:
             await self._seal(row, status)
@@ -245,13 +242,12 @@ class Driver:
         """Fetches, opens and settles. Until `settle` has committed, all of it can be repeated."""
         context, timings = parse(row.data), dict(row.timings)
         opened = await self._open(row, context, timings)
-        timer = StepTimer()
-        spend = await in_thread(ledger.spent, context.descriptor, opened.failed)
-        settlement = Settlement(row.index, spend, opened, timings)
-        settlement = await in_thread(self.learner.complete, run, row, settlement)
-        timings["planning"] = timer.seconds()
-        await self._commit(self.store.settle, self.lease, settlement, self.clock())
-        self._storing_seconds = timer.seconds()
+        with timed(timings, "planning"):
+            spend = await in_thread(ledger.spent, context.descriptor, opened.failed)
+            settlement = Settlement(row.index, spend, opened, timings)
+            settlement = await in_thread(self.learner.complete, run, row, settlement)
+        with timed(self._storing, "storing"):
+            await self._commit(self.store.settle, self.lease, settlement, self.clock())
         event = "counted" if spend.within_promise else "rejected"
         level = logging.INFO if spend.within_promise else logging.WARNING
         counts = {"messages": opened.opened + opened.failed, "failed": opened.failed}
@@ -273,11 +269,10 @@ class Driver:
     # -- counted, rejected, abandoned ------------------------------------------------------------
 
     async def _acknowledge(self, _: RunRecord, row: DeploymentRecord) -> None:
-        timer, timings = StepTimer(), dict(row.timings)
-        await self.exchange.acknowledge(row)
-        if self._storing_seconds is not None:
-            timings["storing"] = self._storing_seconds
-        timings["acknowledging"], self._storing_seconds = timer.seconds(), None
+        timings = {**row.timings, **self._storing}
+        with timed(timings, "acknowledging"):
+            await self.exchange.acknowledge(row)
+        self._storing.clear()
         await in_thread(
             self._end_batch, self.store.record_acknowledgement, self.lease, row.index, timings
         )

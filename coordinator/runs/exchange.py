@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 
 from riffle.common.protocol.descriptor import Context, parse, sign_deposit
@@ -37,16 +37,12 @@ class BatchGoneError(Exception):
         self.episodes = episodes
 
 
-class StepTimer:
-    """Measures consecutive parts of a step."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def seconds(self) -> float:
-        """Returns the seconds since the last call, at first since the start."""
-        last, self._last = self._last, time.perf_counter()
-        return self._last - last
+@contextlib.contextmanager
+def timed(timings: Timings, part: str) -> Iterator[None]:
+    """Records the seconds that a block takes, if it ends well, as a part of a batch's way."""
+    start = time.perf_counter()
+    yield
+    timings[part] = time.perf_counter() - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +109,19 @@ class BatchExchange:
             await asyncio.sleep(LEAST_POLL_SECONDS)
         return status
 
-    async def withdraw(self, row: DeploymentRecord) -> BatchStatus | None:
-        """Abandons the batch, unless it is full; returns its status, None if never deposited."""
+    async def withdraw(self, row: DeploymentRecord) -> BatchStatus:
+        """Returns the status of a full batch; abandons any other.
+
+        Raises BatchGoneError if it was not full, or never deposited.
+        """
         await self._abandon(row)
+        episodes = 0
         with contextlib.suppress(RemoteError):
-            return await self.shuffler.status(row.batch_id, 0.0)
-        return None
+            status = await self.shuffler.status(row.batch_id, 0.0)
+            if status.state in FULL:
+                return status
+            episodes = status.episodes or 0
+        raise BatchGoneError("belongs to a run that is over", episodes)
 
     async def fetch_and_open(
         self, row: DeploymentRecord, context: Context, timings: Timings
@@ -130,12 +133,10 @@ class BatchExchange:
                 meets this too, if the batch was counted before: that spend is in the newer copy
                 only, and its users cannot report again.
         """
-        timer = StepTimer()
-        messages = await self._fetch(row, context)
-        timings["fetching"] = timer.seconds()
-        opened = await self.analyzer.open(context, messages)
-        timings["opening"] = timer.seconds()
-        return opened
+        with timed(timings, "fetching"):
+            messages = await self._fetch(row, context)
+        with timed(timings, "opening"):
+            return await self.analyzer.open(context, messages)
 
     async def acknowledge(self, row: DeploymentRecord) -> None:
         """Tells the shuffler to erase a settled batch, and which of its messages failed.

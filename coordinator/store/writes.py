@@ -3,8 +3,7 @@
 import json
 from dataclasses import asdict
 
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.database import notify
@@ -158,7 +157,9 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
         named=json.dumps(opened.named) if opened.named else None,
         timings=json.dumps(dict(settlement.timings)),
     )
-    connection.execute(delete(schema.released).where(_at(schema.released, run_id, index)))
+    released = schema.released.c
+    settled = (released.run_id == run_id) & (released["index"] == index)
+    connection.execute(delete(schema.released).where(settled))
     entry = {
         **asdict(spend),
         "messages": opened.opened + opened.failed,
@@ -218,7 +219,3 @@ def add_true_values(connection: Connection, run_id: str, supplied: TrueValueSpec
     ]
     if rows:
         connection.execute(insert(table), rows)
-
-
-def _at(table: Table, run_id: str, index: int) -> ColumnElement[bool]:
-    return (table.c.run_id == run_id) & (table.c["index"] == index)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import RiffleError
-from riffle.common.protocol.wire import Lease, frame
+from riffle.common.protocol.wire import Lease
 from riffle.deploy.load.tally import Tally
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import slot_report
@@ -145,12 +144,9 @@ class Fleet:
             row = slot_report(job.batch, self.environment, lease.slot)[1]
         with self._stage("sealing"):
             sealed = await self.seal(job.keys, row[np.newaxis])
-        body, deadline = frame(lease.lease, sealed), job.batch.descriptor.expires_at
-        batch_key, start = key_id(job.keys.batch_key), time.monotonic()
+        start = time.monotonic()
         with self._stage("upload"):
-            reply = await node.shuffler.upload(
-                node.token, job.batch_id, [lease.lease], body, deadline, batch_key
-            )
+            reply = await job.upload(node.shuffler, node.token, [lease], sealed)
         outcome = reply.results[0].outcome
         if outcome in ACCEPTED:
             self.tally.sent.record(time.monotonic() - start)

@@ -269,18 +269,16 @@ class LoopbackNetwork:
 
     def _shuffler(self, name: str) -> dict[str, object]:
         files = self.secrets / "shuffler"
-        return (
-            self._server("shuffler", self.shufflers[name])
-            | self._demands()
-            | {
-                "STORE_URL": self.config.shuffler_store,
-                "DATA_DIR": self.config.folder / "data" / "shuffler",
-                "COORDINATOR_KEY_FILE": files / "coordinator_key",
-                "COORDINATOR_TOKEN_HASH_FILE": files / "coordinator_token_hash",
-                "ANALYZER_KEYS_FILE": files / "analyzer_keys",
-                "LEASE_SECONDS": self.config.lease_seconds,
-            }
-        )
+        return {
+            **self._server("shuffler", self.shufflers[name]),
+            **self._demands(),
+            "STORE_URL": self.config.shuffler_store,
+            "DATA_DIR": self.config.folder / "data" / "shuffler",
+            "COORDINATOR_KEY_FILE": files / "coordinator_key",
+            "COORDINATOR_TOKEN_HASH_FILE": files / "coordinator_token_hash",
+            "ANALYZER_KEYS_FILE": files / "analyzer_keys",
+            "LEASE_SECONDS": self.config.lease_seconds,
+        }
 
     def _coordinator(self, name: str) -> dict[str, object]:
         files = self.secrets / "coordinator"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvicorn
 
-from riffle.coordinator.app import create_app, release_waiting
+from riffle.coordinator.app import create_app
 from riffle.deploy.network.secrets import TOKEN_FILE, URL_FILE, init_network
 from tests.coordinator.world import TOKEN, FakeShuffler, analyzer, registry, settings
 
@@ -39,6 +39,6 @@ def live_coordinator(folder: Path) -> Iterator[tuple[Path, FakeShuffler]]:
         try:
             yield folder / "network", shuffler
         finally:
-            release_waiting(app)
+            app.state.coordinator.signals.close()
             server.should_exit = True
             thread.join()

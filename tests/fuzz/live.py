@@ -20,7 +20,6 @@ from fastapi import FastAPI
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.descriptor import Context, SignedDescriptor, batch_id, parse
 from riffle.coordinator.app import create_app as coordinator_app
-from riffle.coordinator.app import release_waiting
 from riffle.node_client.episode import PreparedBatch, slot_report
 from riffle.node_client.sealing import SealKeys, pack, seal_reports
 from riffle.shuffler.app import create_app as shuffler_app
@@ -51,7 +50,7 @@ def serving(app: FastAPI) -> Iterator[str]:
             if not hasattr(app.state, "coordinator"):
                 release_polls(app)
             else:
-                release_waiting(app)
+                app.state.coordinator.signals.close()
             server.should_exit = True
             thread.join()
 

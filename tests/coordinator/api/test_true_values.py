@@ -31,13 +31,13 @@ def test_a_band_is_students_interval_of_runs_that_came_as_far() -> None:
     np.testing.assert_allclose(result.value.mean, 0.5)
     np.testing.assert_allclose(result.value.low, low)
     np.testing.assert_allclose(result.value.high, high)
-    np.testing.assert_allclose(result.regret.mean, result.episodes * 0.5)
+    np.testing.assert_allclose(result.regret.mean, np.multiply(result.episodes, 0.5))
 
 
 def test_a_band_follows_the_values_step_by_step() -> None:
     result = bands(steps([50, 50], [0.0, 1.0]), [steps([25, 75], [0.0, 1.0])])
     assert result is not None
-    at = dict(zip(result.episodes.tolist(), result.value.mean.tolist(), strict=True))
+    at = dict(zip(result.episodes, result.value.mean, strict=True))
     assert [at[25.0], at[50.0], at[75.0]] == [0.0, 0.5, 1.0]
     assert result.regret.mean[-1] == pytest.approx((50 + 25) / 2)
 
