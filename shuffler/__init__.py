@@ -1,8 +1,8 @@
 """The shuffler: the only service that nodes talk to.
 
-It takes a batch's reports until it holds exactly n distinct ones, removes their outer seals,
-permutes all their messages and hands them to the analyzer. It never sees a plaintext message, and
-the analyzer never sees who sent which message or when.
+It collects the reports of a batch until it holds exactly n distinct ones. It removes their outer
+seals, permutes all their messages and hands the messages to the analyzer. It never sees a plaintext
+message, and the analyzer never sees who sent which message or when.
 
 The path of a report:
 
@@ -14,10 +14,10 @@ The path of a report:
          -> store.batch_rows.mark_forwarded (the digest of the bytes) -> the permuted messages
     coordinator -> app.acknowledge -> lifecycle.tidy -> secret destroyed, reports deleted
 
-``rules`` and ``states`` only decide. ``store`` keeps the durable state; all writes go through
-``store.committer``. ``lifecycle`` orders the steps of a batch's life. ``metrics`` counts, and
-decides who may see the counts. ``core`` joins the parts, ``callers`` tells callers apart, ``app``
-translates HTTP.
+``rules`` and ``states`` decide, and change nothing. ``store`` keeps the durable state; all writes
+go through ``store.committer``. ``lifecycle`` orders the steps of a batch's life. ``metrics`` counts
+the work and decides who may see the counts. ``core`` joins the parts, ``callers`` tells callers
+apart, and ``app`` translates HTTP.
 """
 
 if not __name__.startswith("riffle."):

@@ -1,7 +1,7 @@
 """The shuffler's REST interface, and the process that serves it.
 
-Routes only translate; `callers` decides who may call which. Every body is bounded before it is
-read. Uploads and messages are raw bytes that pydantic never sees.
+Routes only translate; `callers` decides who may call which route. Every body is bounded before it
+is read. Uploads and messages are raw bytes that pydantic never sees.
 """
 
 import asyncio
@@ -312,11 +312,11 @@ async def show_metrics(core: Core) -> Response:
 
 
 FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
-"""Routes that nodes call for every batch; they skip FastAPI's routing and injection."""
+"""Routes that are called often. They skip FastAPI's routing and injection."""
 
 
 async def _chunks(release: Release) -> AsyncIterator[memoryview]:
-    """Yields chunks that are in memory; Starlette would advance a plain iterator in a thread."""
+    """Yields the chunks of a release. Starlette would run a plain iterator in a thread."""
     for chunk in release.chunks():
         yield chunk
 

@@ -1,11 +1,12 @@
 """A cache of nodes and batches, so that most requests need no read before they write.
 
-`Admission` briefly remembers the node of each token and the state of each batch. The cache only
-decides whether a body is read, and who may see the list of open batches and a descriptor: every
-write checks again in its own transaction. The cache is dropped whenever this process changes a
-batch or revokes a node, or is notified that another replica has done so; a revoked node is then
-refused immediately. If a notification is lost, other replicas serve a revoked node for at most
-`CACHE_SECONDS` longer, but grant it no lease and accept no report from it.
+The cache decides only whether a body is read, and who may see open batches and descriptors. Every
+write checks again in its own transaction.
+
+The cache is dropped when this process changes a batch or revokes a node, or is notified that
+another replica did. So a revoked node is refused immediately. If a notification is lost, a replica
+serves a revoked node for at most `CACHE_SECONDS` more. Even then it grants the node no lease and
+accepts no report from it.
 """
 
 import time
@@ -26,9 +27,10 @@ MAX_ENTRIES = 4_096
 
 
 class Admission:
-    """Nodes by token and batches by id: at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS`.
+    """Caches nodes by token and batches by id.
 
-    An answer is dropped earlier when ``changes`` reports a change. ``clock`` returns seconds.
+    It holds at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS` or until ``changes`` reports a
+    change. ``clock`` returns seconds.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The shuffler's callers, told apart by token: who may call which route, and how often.
+"""Tells callers apart by their tokens, and decides who may call which route, and how often.
 
-Nodes are known by their credential in the store. The coordinator, the operator and a reader of the
-metrics are known by the hash of their token in the settings.
+The store knows the tokens of nodes. The settings have the hashes of the tokens of the coordinator,
+the operator and a reader of the metrics.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
 
 COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
-"""Limit of all coordinator replicas together; each run waits for its batch in a long poll."""
+"""The limit of all coordinator replicas together. Each run waits for its batch in a long poll."""
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
 
@@ -42,7 +42,7 @@ def shuffler_of(request: Request) -> Shuffler:
 
 @asynccontextmanager
 async def node_of(request: Request, token: str) -> AsyncIterator[str]:
-    """Yields the caller's node id, within its limits while the request lasts.
+    """Yields the caller's node id, and counts the request toward the node's limits.
 
     Raises RemoteError ``unauthorized`` or LocalError ``too-many-requests``.
     """
@@ -54,7 +54,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 
 def caller_of(request: Request, token: str, *names: str) -> AbstractContextManager[str]:
-    """Yields the first of the named callers whose token it is; refuses others like `node_of`."""
+    """Yields the first of the named callers that owns the token; refuses others as `node_of`."""
     callers: Authenticator = request.app.state.authenticator
     return callers.authenticate(token, *names)
 

@@ -1,4 +1,4 @@
-"""One shuffler: its parts, and the operations that nodes and the operator request.
+"""Joins the parts of one shuffler, and does what nodes and the operator request.
 
 Writes go to the committer and are awaited. Reads and elliptic-curve work run in threads, so that
 the event loop stays free.
@@ -115,7 +115,7 @@ class Shuffler:
     # Nodes
 
     async def open_batches(self, *, wait: float, accepting: bool) -> list[OpenBatch]:
-        """Returns open batches; with ``accepting``, waits and returns those with a free slot."""
+        """Returns open batches; with ``accepting``, waits for some with free slots."""
         if not accepting:
             return (await self._open.get()).batches
         listing = await self.changes.poll(
@@ -151,8 +151,8 @@ class Shuffler:
     ) -> UploadReply:
         """Stores reports; those with the outcome ``accepted`` are durable.
 
-        ``began`` is the time of the request by the event loop's clock. Raises RemoteError
-        ``wrong-size`` if the body is not whole frames, and LocalError ``too-many-requests``.
+        ``began`` is the event loop's time when the request began. Raises RemoteError ``wrong-size``
+        if the body is not a whole number of frames, and LocalError ``too-many-requests``.
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:
@@ -163,7 +163,7 @@ class Shuffler:
             raise
         self.callers.reports(node_id, len(leases), clock())
         opened, cipher = await self._open_reports(batch, leases, sealed)
-        del body, sealed  # 2 MB; the opened reports take as much again
+        del body, sealed  # frees 2 MB; the opened reports take as much again
         summary = await self._store.write(
             slots.store_reports, batch_id, node_id, opened, cipher, self.now
         )
@@ -176,9 +176,9 @@ class Shuffler:
     async def _open_reports(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
-        """Opens every outer seal, so that no sealed batch has a report that cannot be opened.
+        """Opens every outer seal, so that a sealed batch has only reports that open.
 
-        Once the batch is over or its secret is lost, no report opens and there is no cipher.
+        If the batch is over or its secret is lost, no report opens and the cipher is None.
         """
         if batch.state == "open":
             try:
@@ -201,7 +201,7 @@ class Shuffler:
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
         enrolment = await self._store.write_for_good(users.enrol, request, self.now)
-        note("node-enrolled")  # does not name the node; the list of nodes has the times
+        note("node-enrolled")  # names no node; the list of nodes has the times
         return enrolment
 
     async def revoke(self, node_id: str) -> None:

@@ -71,7 +71,8 @@ class BatchLifecycle:
     ) -> tuple[SignedDescriptor, bool]:
         """Checks and countersigns a descriptor; the returned flag tells whether the batch is new.
 
-        Raises RemoteError as `accept_deposit`, or ``descriptor-conflict`` for a second descriptor.
+        Raises RemoteError as `accept_deposit` does, and ``descriptor-conflict`` if the batch has
+        another descriptor.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if present is not None:  # the first answer may have failed before the head was written
@@ -112,7 +113,7 @@ class BatchLifecycle:
         return signed, True
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
-        """Returns a descriptor in the form for nodes, or raises RemoteError ``unknown-batch``."""
+        """Returns a descriptor with its signatures, or raises RemoteError ``unknown-batch``."""
         signed = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if signed is None:
             raise RemoteError("unknown-batch", "no batch has this id here")
@@ -121,7 +122,7 @@ class BatchLifecycle:
     async def status(
         self, batch_id: str, *, wait: float = 0, wanted: BatchState | None = None
     ) -> BatchStatus:
-        """Returns the status once the batch is ``wanted``, or after ``wait`` seconds."""
+        """Returns the status once the batch has reached ``wanted``, or after ``wait`` seconds."""
         return await self._changes.poll(
             wait,
             lambda: self.tidied(batch_rows.status, batch_id, self._clock()),
@@ -187,19 +188,19 @@ class BatchLifecycle:
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> BatchStatus:
         """Erases a batch that the analyzer has received; counts failed messages against nodes.
 
-        ``failed`` has the places, in the order of the hand-over, of messages that did not open
-        according to the coordinator. Nothing proves that, so a coordinator may name any messages:
+        ``failed`` lists messages by their places in the order of the hand-over. The coordinator
+        claims that these did not open. It cannot prove that, so it may name any messages:
 
-        - It learns nothing. No answer, check, status, record or time depends on whose messages
-          these are, and its token cannot read the list of nodes.
-        - It can tell the operator how many of some messages of its choice each node sent, which a
-          colluding coordinator could do anyway. So the operator sees sums over batches by node,
-          never a batch, slot or user, and a batch adds at most `MAX_NAMED`.
+        - It learns nothing. No answer, check, status, record or time depends on who sent these
+          messages, and its token cannot read the list of nodes.
+        - It can show the operator how many messages of its choice each node sent. A coordinator
+          that colludes with the operator could do so anyway. The operator sees sums over batches
+          by node, never a batch, slot or user. A batch adds at most `MAX_NAMED`.
         - It can blame nodes, but only at random or by the content of messages. So nothing follows
-          automatically. The coordinator can notice a revocation: the operator should wait for
-          several batches.
+          automatically. It can notice a revocation, so the operator should wait for several
+          batches before a node is revoked.
 
-        Raises RemoteError ``malformed`` if these are not places of messages, in ascending order.
+        Raises RemoteError ``malformed`` unless these are places of messages in ascending order.
         """
         batch = await self._store.read(batch_rows.find, batch_id)
         if sorted(set(failed)) != list(failed) or (failed and failed[-1] >= batch.n * batch.L):
@@ -219,7 +220,7 @@ class BatchLifecycle:
         return senders(places, key, n=batch.n, L=batch.L)
 
     async def abandon(self, batch_id: str) -> BatchStatus:
-        """Abandons a batch with fewer than n reports; its users may still not report again."""
+        """Abandons a batch with fewer than n reports. Users with a report may not report again."""
         await self._store.write(batch_rows.abandon, batch_id)
         return await self._end(batch_id, "abandoned")
 
@@ -233,7 +234,7 @@ class BatchLifecycle:
     async def give_up(self, batch_id: str) -> None:
         """Gives up a batch whose secret is lost, unless its messages have left."""
         state = await self._store.write(batch_rows.give_up, batch_id)
-        if state in batch_rows.NEED_SECRET:  # else it has ended, and its secret is destroyed
+        if state in batch_rows.NEED_SECRET:  # otherwise its end has destroyed the secret
             note("secret-lost", batch_id=batch_id, state=state)
         await self.tidy()
         self._changes.notify()
@@ -274,7 +275,7 @@ class BatchLifecycle:
                 return
             for batch_id, event in await self._store.write(batch_rows.end_due, now, retention):
                 note(f"{event}d", batch_id=batch_id)
-            # Read after the write has returned: a secret goes only once its batch's end is durable.
+            # This follows the write, so no secret is destroyed before its batch's end is durable.
             for batch_id in await self._store.read(batch_rows.to_clean):
                 await self._clean(batch_id)
         self._changes.notify()

@@ -1,23 +1,22 @@
 """Counts the shuffler's work and decides who may see the counts: metrics, records, the log.
 
-**Metrics** for Prometheus are for the operator alone, since they show single uploads. Counters and
+**Metrics** for Prometheus show single uploads, so they are for the operator alone. Counters and
 histograms count this process alone. Gauges that are read from the store are the same at every
 replica: take their maximum, not their sum. No label names a node, a user or a batch.
 
 **Conservation records** account for everything sent to a batch: accepted = held + forwarded +
-dropped. Each term is counted where it arises: accepted when a report is stored, held by counting
-what the store holds now, forwarded from the bytes that were handed over, dropped by counting what
-the store held in the transaction that ended the batch. So the equation can fail, and then shows a
-fault.
+dropped. Each term has a count of its own. Reports count as accepted when they are stored, and as
+forwarded when their bytes are handed over. What the store has of them counts as held until then,
+or as dropped if the batch ends without a hand-over. So a fault breaks the equation.
 
-The coordinator sees every message, so it must not learn who was slow, late or refused, which the
-accountant does not cover. Its record of a complete batch (`for_coordinator`) follows from state, n
-and L. For an open or abandoned batch it learns at most how many tenths are full, a tenth being ten
-reports or more, a new value every `REFRESH_SECONDS` at most. Refusals are for the operator
-alone.
+The coordinator sees every message. It must not learn who was slow, late or refused, because the
+accountant does not cover that. Its record of a complete batch (`for_coordinator`) follows from
+state, n and L. Of an open or abandoned batch it learns at most how many tenths are full. A tenth is
+at least ten reports, and the number changes at most once in `REFRESH_SECONDS`. Only the operator
+sees refusals.
 
-**The log** (`common.process.journal`) may never name a node, user, lease or slot: a log that shows
-who sent something when would undo the shuffle for its reader.
+**The log** has no fields but those of `JOURNAL`. It may never name a node, user, lease or slot: a
+log that shows who sent something when would undo the shuffle for its reader.
 """
 
 from collections import Counter

@@ -1,10 +1,12 @@
 """The shuffle: one permutation of all messages of all reports.
 
-The permutation sorts 128-bit keys from an AES-256-CTR keystream, whose 32-byte key came from the
-system's CSPRNG at the batch's deposit. So it is uniform up to an adversary's advantage against the
-cipher and the probability of a tie (`common.mechanism.shuffle_model.permutation`). Reports enter in
-the order of their slots, so the same secret and reports give the same bytes after a crash, and
-permuted bytes need never be stored. The reports' order of arrival is not used anywhere.
+The permutation is the order of 128-bit keys from an AES-256-CTR keystream. The keystream's 32-byte
+key is drawn from the system's CSPRNG when the batch is deposited. So the permutation is uniform, up
+to an adversary's advantage against the cipher and the probability that two keys are equal
+(`common.mechanism.shuffle_model.permutation`).
+
+Reports enter in the order of their slots; their order of arrival is not used anywhere. So the same
+secret and reports give the same bytes after a crash, and permuted bytes need never be stored.
 """
 
 import hashlib
@@ -95,9 +97,9 @@ def permute_messages(
 def blank_copies(messages: Messages) -> int:
     """Zeroes every message that is a copy of an earlier one, and returns the number of copies.
 
-    A message begins with an ephemeral public key, so honest messages differ in their first 8 bytes,
-    except in one batch of 1e5 at 1 GiB. Copies of a user's messages would multiply the user in the
-    counts; blank ones do not open and count as dishonest. Here this works across replicas.
+    A message begins with an ephemeral public key. Two honest messages have the same first 8 bytes
+    in one of 1e5 batches of 1 GiB. Copies of a user's messages would count the user several times;
+    a blank message does not open and counts as dishonest. All replicas' reports are compared here.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

@@ -4,19 +4,19 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, has few blanks, and has the path's id, which run and deployment determine;
-- it names this shuffler, has not expired and will soon enough, and names a pinned analyzer key if
-  any key is pinned;
+- it names this shuffler, and a pinned analyzer key if any key is pinned;
+- it has not expired, and expires within the time that the operator allows;
 - the operator allows its trust model;
 - n is at least the operator's smallest batch, and its n * L messages fit the largest;
 - it asks for seeded noise only if the test entry point is open;
-- it lets one owner's nodes hold no more slots than the operator allows, and its guarantee,
-  recomputed at the operator's beta and dishonest fraction, is neither weaker than the operator
-  demands nor weaker than the descriptor promises.
+- it lets one owner's nodes hold no more slots than the operator allows;
+- its guarantee, which the shuffler recomputes, is as strong as the operator demands and as the
+  descriptor promises.
 
-`decide_lease` gives users slots, `judge_frame` gives frames their outcomes. A user reports once,
-over all batches and runs; parallel composition over batches rests on that rule. The nodes of one
-owner together hold at most the descriptor's share of a batch. While a batch is open, the
-coordinator learns that, and no number that grows with single reports (`for_coordinator`).
+`decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
+once, over all batches and runs; parallel composition over batches rests on that rule. The nodes of
+one owner together hold at most the descriptor's share of a batch. While a batch is open, the
+coordinator sees no number that grows with single reports (`for_coordinator`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,13 +41,13 @@ SMALLEST_SHOWN = 100
 """Smallest n at which the coordinator sees the fill, and nodes see free slots, in tenths."""
 
 REPORTS_A_LAPSE = 10
-"""Reports that an owner needs for each lapsed lease in order not to wait."""
+"""An owner with fewer reports than this for each lapsed lease waits."""
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
-"""Whether a lease may report, has reported, or may not report any more (expired or superseded)."""
+"""A lease may report, has reported, or may not report because it expired or was superseded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Demands:
 
 @dataclass(slots=True)
 class Room:
-    """Room left: users in the node's quota, free slots of the batch and of the owner's share."""
+    """What is left: users in the node's quota, slots of the batch and of the owner's share."""
 
     quota: int
     free_slots: int
@@ -82,8 +82,9 @@ class Room:
 
 
 Frame = tuple[str, bytes, bytes | None]
-"""One frame of an upload: its lease, the SHA-256 of its sealed report, and the report without its
-outer seal, or None if the seal does not open under the batch's key."""
+"""One frame of an upload: its lease, the SHA-256 of its sealed report, and the opened report.
+
+The opened report is None if the outer seal does not open under the batch's key."""
 
 
 def accept_deposit(
@@ -104,8 +105,8 @@ def accept_deposit(
 def check_batch_key(batch_key: str, used: str | None) -> None:
     """Raises RemoteError ``outdated-key`` if a node seals reports to a former key of the batch.
 
-    A shuffler with a new store has given the batch another key than nodes remember. ``used`` is the
-    `key_id` of the node's key, if the node sent it.
+    A shuffler that lost its store gives the same batch another key, while nodes remember the first.
+    ``used`` is the `key_id` of the node's key, if the node sent it.
     """
     if used not in (None, key_id(bytes.fromhex(batch_key))):
         raise RemoteError("outdated-key", "the batch has another key now: fetch its descriptor")
@@ -159,8 +160,8 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
     """Returns the status for the coordinator, without numbers that grow with single reports.
 
     The coordinator also sees every message. If it saw when the count of reports changes, it would
-    learn when people report, which the shuffle must hide. ``declined`` may be shown: it tells that
-    some node declines, never which or how many, and no single report changes it.
+    learn when people report, which the shuffle must hide. It may see ``declined``, which tells that
+    some node declines, never which or how many. No single report changes it.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -174,11 +175,11 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
-    ``lapses``: how many leases expired without a report, and the first and last time of this. An
-    owner with more than one for every `REPORTS_A_LAPSE` reports loses these slots to others while
-    it waits: for a lease's life plus the time from its first lapse to its last. So waits double,
-    and an owner who never reports holds slots for less and less of a batch's life. A permanent loss
-    would let one crash end a batch that has few owners.
+    ``lapses`` are the number of leases that expired without a report, and the times of the first
+    and the last. An owner with more than one lapse for every `REPORTS_A_LAPSE` reports waits, and
+    others may take the slots. The wait is a lease's life plus the time from the first lapse to the
+    last. So waits double, and an owner who never reports holds slots for less and less of a batch's
+    life. If the wait had no end, one crash could end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
@@ -195,8 +196,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
-    live lease elsewhere and so may be running an episode. One refusal covers both, and a node
-    without room does not even learn that, so probing users costs slots.
+    live lease elsewhere and so may be running an episode. One refusal covers both cases. A node
+    without room does not get even this answer, so probing users costs slots.
     """
     if room.free_slots < 1:
         return "batch-full"

@@ -8,20 +8,20 @@ Batches:
 
 ``fill`` happens in the transaction that stores the n-th distinct report. A batch with fewer than n
 reports never reaches ``forwarded``: from ``open`` only ``fill`` leads on, and every other event
-ends in ``abandoned``. Only such a short batch is abandoned by choice: a complete one has cost n
-people the one report that each of them has. A complete batch is given up if its secret is lost
-(``lost``), since nobody can open it any more, or if nobody takes it in time (``retire``). Once its
-messages have left (``forwarded``) a batch is never abandoned, since they count as used; when
-retired, it is erased as if the analyzer had acknowledged it.
+ends in ``abandoned``. Callers can abandon only such a short batch, because a complete one has cost
+n people their only report. A complete batch is given up if its secret is lost (``lost``), since
+nobody can open it any more, or if nobody takes it in time (``retire``). Once its messages have left
+(``forwarded``), they count as used, so the batch is never abandoned. If it is then retired, it is
+erased as if the analyzer had acknowledged it.
 
 Leases:
 
     held --report--> reported                  held --supersede--> superseded
     held, superseded --reassign--> lost        held, superseded, lost --forget--> forgotten
 
-A held lease may report until it expires. It is superseded when its user gets a newer lease; it then
-keeps its slot but may not report, so a user reports once. It is lost when it has expired and its
-slot goes to another user, and forgotten when its batch ends without its report. Nothing follows
+A held lease may report until it expires. When its user gets a newer lease, it is superseded: it
+keeps its slot but may not report, so a user reports once. A lease is lost when it has expired and
+its slot goes to another user, and forgotten when its batch ends without its report. Nothing follows
 ``reported``, so no event takes back a user's one report.
 
 An event that leads to the current state is a repetition (a lost answer, a retry) and changes

@@ -23,7 +23,7 @@ IDLE_RECHECK_SECONDS = 5.0
 """Seconds until a waiter checks again otherwise; the check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
-"""Checks of all waiters together: the more wait, the less often each checks."""
+"""Most checks of all waiters together. The more waiters there are, the less often each checks."""
 
 
 class Budget:
@@ -74,7 +74,7 @@ class Budget:
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:
-    """Returns the request, whose body is metered as it arrives; a declared length costs nothing."""
+    """Returns the request with a body that is metered piece by piece as it arrives."""
 
     async def receive() -> Message:
         message = await request.receive()
@@ -85,10 +85,10 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 
 
 class ChangeSignal:
-    """Wakes long polls when a change has been committed for which they may wait.
+    """Wakes long polls when a change that they may wait for is committed.
 
-    ``version`` grows with every change; an answer read before a change may be outdated. ``shared``:
-    other replicas change the same store, and their notifications may be lost.
+    ``version`` grows with every change; an answer read before a change may be outdated. ``shared``
+    if other replicas change the same store: their notifications may be lost.
     """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
@@ -99,7 +99,7 @@ class ChangeSignal:
         self.version = 0
 
     def pause(self, *, silent: bool) -> float:
-        """Returns the seconds until a waiter checks again; ``silent``: a change may not signal."""
+        """Returns the seconds until a waiter checks again; ``silent`` if changes may not signal."""
         seconds = RECHECK_SECONDS if silent or self._shared else IDLE_RECHECK_SECONDS
         return max(seconds, self._waiters.taken / CHECKS_A_SECOND)
 

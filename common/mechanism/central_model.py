@@ -4,8 +4,8 @@ It is the central workflow of paper 000, Fig. 2. Everybody trusts the coordinato
 
 - A user sends the episode as it is, in one message: the indices of its ``data_slots`` increments,
   with dummies if there are fewer.
-- The shuffler permutes the messages as in every workflow, although this protects nobody here. - The
-  analyzer counts, adds one draw of integer noise to every counter, and forgets all the rest.
+- The shuffler permutes the messages as in every workflow, although this protects nobody here.
+- The analyzer counts, adds one draw of integer noise to every counter, and forgets all the rest.
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else, the
 noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up by
@@ -17,8 +17,8 @@ are composed exactly. The proof needs:
 3. *Nothing else is shown* about the counts. Even the number of dummies would reveal their sum.
 
 Draws are exact and use integers only. Discrete Laplace noise is the difference of two geometric
-variables. Each is the number of uniform 32-bit words below the integer q 2^32 before the first that
-is not below it, so the law's ratio is exactly q, and no logarithm or exponential is rounded.
+variables. Each counts the uniform 32-bit words that are below the integer q 2^32, up to the first
+that is not. So the law's ratio is exactly q, and no logarithm or exponential is rounded.
 Binomial(N, 1/2) noise is the number of ones among N random bits.
 """
 

@@ -4,8 +4,8 @@ It is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer:
 
 - A user writes the episode as C bits, one per counter, flips each independently with probability f,
   and sends all of them in one message.
-- The shuffler permutes the messages as in every workflow, although this protects nobody here. - The
-  analyzer adds the n reports bit by bit and removes the flips' mean: with S 1-bits of n on a
+- The shuffler permutes the messages as in every workflow, although this protects nobody here.
+- The analyzer adds the n reports bit by bit and removes the flips' mean: with S 1-bits of n on a
   counter, (S - n f) / (1 - 2 f) is unbiased with variance n f (1 - f) / (1 - 2 f)**2.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, against everyone,

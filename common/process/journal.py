@@ -1,10 +1,14 @@
 """Logs by allow-list: one JSON object per line, with fields from the role's own list.
 
 A line has ``time`` (UTC), ``level``, ``service``, ``event`` and the event's fields. Each role's
-folder lists the fields that it may log; no other can be logged. Texts of exceptions, values of
-variables and requested paths can name people. So an unexpected error is logged as its type and its
-places in the code; a request, as the template of its route; and a library's log record, as its
-logger, its place in the code and the type of its error, without its text.
+``JOURNAL`` lists the fields that the role may log: the shuffler's in `shuffler.metrics`, the
+coordinator's in `coordinator.metrics`, a node's in `node_client.settings`. No other can be logged.
+
+Texts of exceptions, values of variables and requested paths can name people. So they are left out:
+
+- An unexpected error is logged as its type and its places in the code.
+- A request is logged as the template of its route.
+- A library's log record is logged as its logger, its place in the code and the type of its error.
 """
 
 import json

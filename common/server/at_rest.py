@@ -1,9 +1,9 @@
 """Private keys at rest: AES-256-GCM under a storage key that is kept elsewhere.
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Its key is HKDF-SHA256 of the storage
-key's 32 random bytes, with the file's name as ``info``, so nonces of different files never meet
-under one key. The name is authenticated too: one file cannot replace another. Without a storage key
-files are in clear, for a demonstration on one machine.
+key's 32 random bytes, with the file's name as ``info``. So files of different names never share a
+key, nor its nonces. The name is authenticated too: one file cannot replace another. Without a
+storage key files are in clear, for a demonstration on one machine.
 """
 
 import os

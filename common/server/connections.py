@@ -1,9 +1,10 @@
-"""Connections of a server: what callers may hold open before anybody knows who they are.
+"""Bounds the connections that callers hold open before anybody knows who they are.
 
-A request's head has a largest size and a deadline, and connections without a request under way have
-a largest number. Beyond it the one that waits longest is closed: newcomers are always let in, and a
-caller who sends a request at once is answered, whatever others hold open. Addresses do not count,
-because behind one proxy are many honest callers. `limits.ConcurrencyLimit` bounds requests.
+A request's head has a largest size and a deadline. The number of connections without a request
+under way is bounded. Beyond that bound, the server closes the connection that has waited longest.
+So newcomers are always let in, and a caller who sends a request at once is answered, whatever
+others hold open. Addresses do not count, because many honest callers may share a proxy's address.
+`limits.ConcurrencyLimit` bounds requests.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.server.settings import ServerSettings
 
 LINGER_SECONDS = 1.0
-"""Time to read a refusal, and to end a TLS session, which idle clients do not."""
+"""Seconds in which a peer may read a refusal, or end its TLS session, which idle clients do not."""
 MAX_PIPELINED = 16
 ACCEPTED_AT_ONCE = 64
 

@@ -5,13 +5,13 @@ and before anybody is answered, the number is written into a folder outside the 
 database whose number is below the folder's has lost something that somebody relies on: it was
 emptied, or replaced by an older copy. Services refuse such a database.
 
-This order makes crashes harmless: a process killed between commit and write leaves a database that
-is ahead of the folder; the next start accepts it and updates the folder. The number never stands in
-the folder before it is durable in the database.
+This order makes crashes harmless: the folder never has a number that is not yet durable in the
+database. A process killed between commit and write leaves a database that is ahead of the folder.
+The next start accepts it and updates the folder.
 
-The folder holds each number as the name of an empty file, and the highest counts. So replicas may
-share the folder without a lock. If each has its own folder, that folder misses at most the changes
-of other replicas since this replica's last start or change.
+The folder holds each number as the name of an empty file, and the highest number counts. So
+replicas may share the folder without a lock. A replica with a folder of its own misses at most what
+other replicas changed since its own last start or change.
 """
 
 from dataclasses import dataclass, field
@@ -91,8 +91,9 @@ class Head:
     def start(self, connection: Connection) -> int:
         """Returns the number of a database that is being opened, to be written next.
 
-        A number below the folder's is refused (LocalError ``unavailable``) unless the operator's
-        setting names the folder's number. Then it is raised above that, so the setting works once.
+        Raises LocalError ``unavailable`` if the number is below the folder's, unless the operator's
+        setting names the folder's number. Then the database gets a higher number than that, so the
+        setting works once.
         """
         number, head = self._read(connection), self.written()
         if number < head:

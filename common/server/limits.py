@@ -190,7 +190,7 @@ class Authenticator:
 def only(*names: str) -> params.Depends:
     """Returns a route's dependency. It yields the first of ``names`` that owns the token.
 
-    It refuses everybody else, as ``app.state.authenticator`` does (`Authenticator.authenticate`).
+    It refuses all other callers, as the app's `Authenticator` does.
     """
 
     async def caller(request: Request, token: Token) -> AsyncIterator[str]:

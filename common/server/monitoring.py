@@ -89,7 +89,7 @@ class RequestMetrics:
 def matched_route(scope: Scope) -> tuple[str, str] | None:
     """Returns the method and path template of a request's route; neither quotes the caller.
 
-    None if no route has this path, or the route lacks this method: either could be any text.
+    Returns None if no route has this path, or the route lacks this method: both could be any text.
     """
     route, method = scope.get("route"), str(scope["method"])
     if route is None or method not in route.methods:

@@ -169,7 +169,7 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 
 
 def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
-    """Moves a locked batch to the state `after` the event; returns that state. Raises as `after`.
+    """Moves a locked batch to its state `after` the event, which it returns; raises as `after`.
 
     ``changes`` are stored with the new state.
     """
@@ -207,7 +207,7 @@ def stored_slots(connection: Connection, batch_id: str) -> list[int]:
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
-    """Abandons a batch with less than n reports; raises RemoteError ``wrong-state`` at n."""
+    """Abandons a batch with fewer than n reports; raises RemoteError ``wrong-state`` for others."""
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
@@ -256,10 +256,11 @@ def acknowledge(
 ) -> None:
     """Records that the analyzer has the messages, so that the batch will be erased.
 
-    ``failed`` has the slot of each message that did not open. Messages are counted to their nodes
-    in this transaction, which ends the batch, so a repetition or another replica counts none twice.
+    ``failed`` has the slot of each message that did not open. This transaction counts them to their
+    nodes and ends the batch, so neither a repetition nor another replica counts them again.
 
-    Raises RemoteError ``wrong-state`` if the digest is of other bytes, or in a wrong state.
+    Raises RemoteError ``wrong-state`` if the digest is of other bytes or the batch was not handed
+    over.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -309,7 +310,7 @@ def stored_reports(connection: Connection, batch_id: str) -> Generator[tuple[lis
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
-    """Returns the operator's status (see `for_coordinator`); raises as `find` does."""
+    """Returns the whole status, for the operator; raises RemoteError ``unknown-batch``."""
     batch = find(connection, batch_id)
     counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
     fresh = (declined.c.batch_id == batch_id) & (declined.c.at > now - 3 * DECLINE_SECONDS)

@@ -1,12 +1,12 @@
-"""The event loop's access to the store: reads run in threads, writes in the committer's thread.
+"""Gives the event loop the store: reads run in threads, writes in the committer's thread.
 
 The committer groups waiting writes into one transaction and answers them after the sync. A sync
 costs the same for one write as for fifty, so under load the groups grow and share the cost of
 durability. No answer leaves before the commit has returned.
 
-A job that fails is undone alone: the committer rolls the whole group back and runs it again with a
-savepoint around each job. So a job may run twice, but only one run counts. Savepoints from the
-start would cost two statements per job, and jobs hardly ever fail.
+If a job fails, the committer rolls the whole group back and runs it again with a savepoint around
+each job, so only the failed job is undone. A job may then run twice, but only one run counts.
+Savepoints from the start would cost two statements per job, and jobs hardly ever fail.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ class Store:
     async def write(
         self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns a write's result once this is durable. Raises LocalError as `read`, `submit`."""
+        """Returns a write's result once it is durable. Raises LocalError as `read` and `submit`."""
 
         @wraps(write)
         def job(connection: Connection) -> T:

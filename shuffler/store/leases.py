@@ -97,8 +97,8 @@ _SAVE = (
 class LeaseGroup:
     """The k leases of one request, addressed by their index in the group.
 
-    ``slots`` (k,) ascend. ``states`` (k,). ``users`` has 16 k bytes. ``digests`` has 32 k bytes:
-    the SHA-256 of each lease's report, zero before it reports.
+    ``slots`` ascend. ``users`` has 16 bytes for each lease. ``digests`` has 32 bytes for each: the
+    SHA-256 of its report, or zeros before it reports.
     """
 
     group_id: str
@@ -270,7 +270,7 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
 def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list[int]:
     """Returns what an owner's nodes have of a batch: live leases, reports, and lapsed leases.
 
-    Then the first and the last time of a lapse.
+    The last two of the five numbers are the times of the first and the last lapse.
     """
     values = {"batch": batch_id, "owner": owner, "now": now}
     return [int(value or 0) for value in connection.execute(_HOLDING, values).one()]
@@ -291,7 +291,7 @@ def forget_unused(connection: Connection, batch_id: str) -> None:
 
 
 def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -> Counter[str]:
-    """Returns, by node, how many of these slots' reports it sent; slots may be repeated."""
+    """Returns how many reports of these slots each node sent; a repeated slot counts again."""
     wanted, nodes = Counter(slots), Counter[str]()
     for node_id, _, slot in _reports(connection, batch_id):
         nodes[node_id] += wanted[slot]

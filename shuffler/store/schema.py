@@ -78,7 +78,7 @@ batches = Table(
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # The fate of accepted reports: messages handed over, reports dropped, the event that ended it.
+    # What became of accepted reports: messages handed over, reports dropped, and the batch's end.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),

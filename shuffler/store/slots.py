@@ -148,8 +148,8 @@ def build_frames(
 ) -> list[Frame]:
     """Returns the frames of an upload.
 
-    ``sealed`` are the reports as uploaded; ``opened`` are the same without their outer seals, with
-    None for each that does not open. Without ``opened``, no report opens.
+    ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, and None
+    for each that does not open. Without ``opened``, no report opens.
     """
     digests = [sha256(report).digest() for report in sealed]
     return list(zip(lease_ids, digests, opened or repeat(None, len(lease_ids)), strict=True))
@@ -202,7 +202,7 @@ def _reported_elsewhere(
     *,
     accepting: bool,
 ) -> set[str]:
-    """Returns the leases that may not report any more because their users did, with another lease.
+    """Returns the leases whose users have reported with another lease.
 
     A live lease is its user's newest, so if all leases are live, nothing has to be looked up.
     """

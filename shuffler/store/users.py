@@ -5,8 +5,8 @@ batches and runs. The store knows users by `user_key`, so the same id at another
 user: owners cannot find or lock out others' users. A user's newest lease shows whether the user has
 reported, and is never replaced after that. So a user's row and that lease outlive their batch.
 
-The shuffler's operator enrols nodes, never the coordinator. A node's token has 256 random bits, and
-only its SHA-256 is kept. A revoked node stays in the store: its users still cannot report twice.
+The shuffler's operator enrols nodes; the coordinator cannot. A node's token has 256 random bits,
+and only its SHA-256 is kept. A revoked node stays in the store, so its users cannot report twice.
 """
 
 import secrets
@@ -160,7 +160,7 @@ def add_failures(connection: Connection, messages: Mapping[str, int]) -> None:
 
 
 def list_nodes(connection: Connection, now: int) -> NodeList:
-    """Returns all nodes with their counts. This reads all leases, so it is for the operator."""
+    """Returns all nodes with their counts. It reads all leases, so only the operator may ask."""
     rows = connection.execute(_LIST, {"now": now}).mappings()
     return NodeList(nodes=tuple(NodeSummary(**row) for row in rows))
 
