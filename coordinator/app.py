@@ -20,11 +20,13 @@ from riffle.common.server.service import make_app, problem_answer, serve
 from riffle.coordinator.api import operations, results, runs
 from riffle.coordinator.api.access import OPERATOR, make_authenticator
 from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
 from riffle.coordinator.runs.coordinator import Coordinator
+from riffle.coordinator.runs.exchange import BatchExchange
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.schema import meta
@@ -67,18 +69,15 @@ def create_app(
             closing.callback(opener.close)
             coordinator = Coordinator(
                 store=store,
-                shuffler=client,
-                analyzer=opener,
+                issuer=Issuer(settings.shuffler_id, keys.active, clock, settings.max_owner_share),
+                exchange=BatchExchange(client, opener, signing_key, clock),
                 keys=keys,
                 registry=learners,
                 signals=ChangeSignals(shared=store.shared),
                 metrics=metrics,
-                shuffler_id=settings.shuffler_id,
-                signing_key=signing_key,
                 clock=clock,
                 replica=settings.replica(),
                 test_entry=settings.test_entry,
-                max_owner_share=settings.max_owner_share,
                 stall_seconds=settings.stall_seconds,
             )
             app.state.coordinator = coordinator

@@ -1,5 +1,6 @@
 """Dependencies of routes: the operator's token, and the parts of the service that they call."""
 
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -30,22 +31,18 @@ def make_authenticator(settings: Settings) -> Authenticator:
     return Authenticator(FailedAttempts(), keys)
 
 
-def _part(name: str) -> object:
-    """Returns the dependency that gives routes a part of the running coordinator."""
+def _part(path: str) -> object:
+    """Returns the dependency that gives routes the running coordinator, or a part of it."""
 
     async def part(request: Request) -> object:
-        return getattr(request.app.state.coordinator, name)
+        return attrgetter(path)(request.app.state)
 
     return Depends(part)
 
 
-async def _coordinator(request: Request) -> object:
-    return request.app.state.coordinator
-
-
-CoordinatorPart = Annotated[Coordinator, Depends(_coordinator)]
-StorePart = Annotated[Store, _part("store")]
-ShufflerPart = Annotated[ShufflerClient, _part("shuffler")]
-KeysPart = Annotated[KeyRing, _part("keys")]
-SignalsPart = Annotated[ChangeSignals, _part("signals")]
-MetricsPart = Annotated[CoordinatorMetrics, _part("metrics")]
+CoordinatorPart = Annotated[Coordinator, _part("coordinator")]
+StorePart = Annotated[Store, _part("coordinator.store")]
+ShufflerPart = Annotated[ShufflerClient, _part("coordinator.exchange.shuffler")]
+KeysPart = Annotated[KeyRing, _part("coordinator.keys")]
+SignalsPart = Annotated[ChangeSignals, _part("coordinator.signals")]
+MetricsPart = Annotated[CoordinatorMetrics, _part("coordinator.metrics")]

@@ -3,7 +3,7 @@
 An unbounded epsilon (a seeded test batch) is the string "Infinity": JSON has no such number.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -170,13 +170,9 @@ class DeploymentDetail(DeploymentProgress):
 class Ledger(Answer):
     """All spends of a run and their composition."""
 
-    unit: Literal["one user: one episode, one report over all runs"] = (
-        "one user: one episode, one report over all runs"
-    )
-    neighbours: Literal["replace one user"] = "replace one user"
-    composition: Literal["parallel: every user is in one batch"] = (
-        "parallel: every user is in one batch"
-    )
+    unit: str = "one user: one episode, one report over all runs"
+    neighbours: str = "replace one user"
+    composition: str = "parallel: every user is in one batch"
     epsilon: float
     beta: float
     budget_epsilon: float

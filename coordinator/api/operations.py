@@ -87,7 +87,7 @@ def shared_readiness(parts: Coordinator, data_dir: Path) -> VersionedCache[model
             store=store_status,
             analyzer=analyzer_status,
             shuffler=shuffler_status,
-            clock=clock_trouble(parts.shuffler.skew) or "ok",
+            clock=clock_trouble(parts.exchange.shuffler.skew) or "ok",
             disk=disk_trouble(data_dir) or "ok",
         )
 
@@ -110,14 +110,14 @@ def _check_keys(parts: Coordinator) -> None:
     """Raises LocalError unless the analyzer's keys are there and open every unsettled batch."""
     parts.keys.check()
     for data in parts.store.unsettled_descriptors():
-        parts.analyzer.check_key(parse(data))
+        parts.exchange.analyzer.check_key(parse(data))
 
 
 async def _check_shuffler(parts: Coordinator) -> None:
     async with asyncio.timeout(READY_SECONDS):
-        identity = await parts.shuffler.identity()
-    if identity != parts.shuffler_id:
-        raise LocalError("unavailable", f"is {identity!r}, expected {parts.shuffler_id!r}")
+        identity = await parts.exchange.shuffler.identity()
+    if identity != (expected := parts.issuer.shuffler_id):
+        raise LocalError("unavailable", f"is {identity!r}, expected {expected!r}")
 
 
 # -- keys ---------------------------------------------------------------------------------------

@@ -82,18 +82,16 @@ class Registry:
                 refuses the problem, or its own code makes a mistake at once; ``batch-too-small``
                 from the noise it asked about.
         """
-        factory = self._factory(spec.learner)
+        if spec.learner in self._known:
+            factory = self._known[spec.learner]
+        elif spec.learner in self._offered:
+            factory = partial(_external, load_entry_point(self._offered[spec.learner]))
+        else:
+            raise RemoteError("invalid-spec", unknown_name("learner", spec.learner, self.names))
         try:
             return factory(problem(spec), spec.preset, spec.options)
         except LearnerError as error:
             raise refusal(spec, error) from error
-
-    def _factory(self, name: str) -> Factory:
-        if name in self._known:
-            return self._known[name]
-        if name in self._offered:
-            return partial(_external, load_entry_point(self._offered[name]))
-        raise RemoteError("invalid-spec", unknown_name("learner", name, self.names))
 
 
 def _external(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:

@@ -11,10 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.issue import Issue, Issuer, same_deployment
 from riffle.coordinator.batches.keys import KeyRing
-from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.coordinator.learners.registry import Registry, batches, refusal
 from riffle.coordinator.learning.learner import Deployment, Learner, LearnerError
 from riffle.coordinator.metrics import JOURNAL, CoordinatorMetrics
@@ -133,39 +131,33 @@ class Drivers:
 class Coordinator:
     """All runs of one store. Made and closed inside a running event loop.
 
-    ``signing_key`` (Ed25519, private) signs descriptors. ``clock`` returns seconds since 1970.
-    ``test_entry``: runs may be seeded. ``max_owner_share``: what descriptors give one owner.
-    ``stall_seconds``: see `Driver`.
+    ``clock`` returns seconds since 1970. ``test_entry``: runs may be seeded. ``stall_seconds``: see
+    `Driver`.
     """
 
     store: Store
-    shuffler: ShufflerClient
-    analyzer: Analyzer
+    issuer: Issuer
+    exchange: BatchExchange
     keys: KeyRing
     registry: Registry
     signals: ChangeSignals
     metrics: CoordinatorMetrics
-    shuffler_id: str
-    signing_key: bytes
     clock: Callable[[], float]
     replica: Replica
     test_entry: bool
-    max_owner_share: float = 1.0
     stall_seconds: float = 15.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self.issuer = Issuer(self.shuffler_id, self.keys.active, self.clock, self.max_owner_share)
         self.drivers = Drivers(self.store, self._make_driver, self.replica, self.clock)
-        self._exchange = BatchExchange(self.shuffler, self.analyzer, self.signing_key, self.clock)
 
     def _make_driver(self, lease: RunLease, learner: Learner | None) -> Driver:
         return Driver(
             lease,
             RunLearner(self.store, self.registry, self.issuer, learner),
             self.store,
-            self._exchange,
+            self.exchange,
             self.keys,
             self.signals,
             self.metrics,
@@ -295,11 +287,11 @@ class Coordinator:
         """
         while True:
             try:
-                open_batches = await self.shuffler.open_batches()
+                open_batches = await self.exchange.shuffler.open_batches()
                 known = await in_thread(self.store.batch_ids)
                 for batch_id in sorted(set(open_batches) - known):
                     with contextlib.suppress(RemoteError):  # it is full or over meanwhile
-                        await self.shuffler.abandon(batch_id)
+                        await self.exchange.shuffler.abandon(batch_id)
                         JOURNAL.note("unknown-batch-abandoned", logging.WARNING, batch_id=batch_id)
             except (RiffleError, SQLAlchemyError):
                 await asyncio.sleep(RETRY_SECONDS)

@@ -133,8 +133,8 @@ class Queries:
     def next_work(self, run_id: str) -> tuple[RunRecord, DeploymentRecord | None]:
         """Returns a run and its first deployment that needs a step, if any."""
         with self._engine.connect() as connection:
-            row = _first(connection, NEXT_WORK, run_id)
-            return read_run(connection, run_id), row
+            row = connection.execute(NEXT_WORK, {"run_id": run_id}).first()
+            return read_run(connection, run_id), None if row is None else deployment_record(row)
 
     # -- deployments -----------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class Queries:
 
     def newest(self, run_id: str) -> DeploymentRecord | None:
         """Returns a run's deployment of the highest index."""
-        with self._engine.connect() as connection:
-            return _first(connection, NEWEST, run_id)
+        rows = self._rows(NEWEST, run_id=run_id)
+        return deployment_record(rows[0]) if rows else None
 
     def unsettled_descriptors(self) -> list[bytes]:
         """Returns the descriptors, as bytes, of all batches that are still to be opened."""
@@ -263,8 +263,3 @@ def read_released(connection: Connection, run_id: str, index: int) -> OpenedBatc
         return None
     histogram, named = unpack(row.histogram), tuple(json.loads(row.named))
     return OpenedBatch(histogram, row.opened, row.failed, row.messages_sha256, named)
-
-
-def _first(connection: Connection, query: Select[Any], run_id: str) -> DeploymentRecord | None:
-    row = connection.execute(query, {"run_id": run_id}).first()
-    return None if row is None else deployment_record(row)

@@ -53,6 +53,13 @@ def _environment_names() -> list[str]:
     return environment_names()
 
 
+SPEC_FIELDS = (
+    *("episodes", "epsilon", "beta", "dishonest_fraction"),
+    *("trust", "families", "batch_seconds", "reissues"),
+)
+"""The fields of a run's spec that options of the same names change."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options that describe a run: one for each field, in this order."""
@@ -110,29 +117,16 @@ class RunOptions:
         """
         from riffle.deploy.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
 
+        horizon = {} if self.horizon is None else {"horizon": self.horizon}
+        own = {name: getattr(self, name) for name in SPEC_FIELDS}
         return customize(
             preset(self.preset),
             self.learner,
             self.env,
-            parameters=read_pairs(self.param) | self._given("horizon"),
+            parameters=read_pairs(self.param) | horizon,
             constants=read_pairs(self.option),
-            changes=self._given(
-                "episodes",
-                "epsilon",
-                "beta",
-                "dishonest_fraction",
-                "trust",
-                "families",
-                "batch_seconds",
-                "reissues",
-            )
-            | {"preset": self.constants}
-            | changes,
+            changes=own | {"preset": self.constants} | changes,
         )
-
-    def _given(self, *names: str) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

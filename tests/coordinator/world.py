@@ -43,11 +43,13 @@ from riffle.common.protocol.wire import (
 from riffle.common.server.at_rest import StorageCipher
 from riffle.common.server.head import Head
 from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.metrics import CoordinatorMetrics
 from riffle.coordinator.runs.coordinator import Coordinator
+from riffle.coordinator.runs.exchange import BatchExchange
 from riffle.coordinator.settings import Settings
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.store.events import ChangeSignals
@@ -333,14 +335,12 @@ class Parts:
     def coordinator(self, name: str = "one", lease_seconds: float = 15.0) -> Coordinator:
         return Coordinator(
             store=self.store,
-            shuffler=self.shuffler,
-            analyzer=self.analyzer,
+            issuer=Issuer(SHUFFLER_ID, self.keys.active, self.clock),
+            exchange=BatchExchange(self.shuffler, self.analyzer, SIGNING, self.clock),
             keys=self.keys,
             registry=self.registry,
             signals=self.signals,
             metrics=CoordinatorMetrics(),
-            shuffler_id=SHUFFLER_ID,
-            signing_key=SIGNING,
             clock=self.clock,
             replica=Replica(name, lease_seconds),
             test_entry=True,
