@@ -71,7 +71,6 @@ class Shuffler:
             RateLimit(s.node_requests, s.node_reports, s.node_requests_at_once)
         )
         self._clock = clock
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._vault = Vault(settings.data_dir / "secrets", settings.storage_cipher())
         self._store = Store(settings.url, store_head(settings))
         self.changes = ChangeSignal(shared=self._store.shared)

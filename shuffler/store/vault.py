@@ -69,7 +69,8 @@ class Vault:
         self._directory = directory
         self._cipher = cipher
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (directory.parent, directory):  # the mode is the last one's only
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
 

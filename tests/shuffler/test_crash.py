@@ -345,6 +345,15 @@ def test_a_store_rolled_back_under_the_service_is_written_no_more(api: Api) -> N
         preflight(api.settings)
 
 
+def test_only_its_owner_may_enter_the_data_folder(api: Api, tmp_path: Path) -> None:
+    data, head = tmp_path / "new" / "data", tmp_path / "heads"
+    head.mkdir()
+    changes = {"data_dir": data, "head_dir": head, "store_url": None}
+    preflight(api.settings.model_copy(update=changes))
+    for folder in (data, data / "secrets"):
+        assert folder.stat().st_mode & 0o077 == 0
+
+
 def test_a_file_deleted_under_the_service_is_written_no_more(api: Api) -> None:
     if api.settings.store_url:
         pytest.skip("PostgreSQL's files are its own")
