@@ -20,9 +20,9 @@ log that shows who sent something when would undo the shuffle for its reader.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import get_args
+from typing import TypeVar, get_args
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry
@@ -40,58 +40,52 @@ JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "
 note = JOURNAL.note
 
 
+M = TypeVar("M")
+
+
+def _metric(
+    kind: Callable[..., M], registry: CollectorRegistry, name: str, text: str, *labels: str
+) -> M:
+    return kind(f"riffle_shuffler_{name}", text, labels, registry=registry)
+
+
 class ShufflerMetrics:
     """The registry of one shuffler process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = RequestMetrics(self.registry)
-        counter = partial(prometheus.Counter, registry=self.registry)
-        histogram = partial(prometheus.Histogram, buckets=LATENCY_BUCKETS, registry=self.registry)
-        gauge = partial(prometheus.Gauge, registry=self.registry)
-        self.frames = counter(
-            "riffle_shuffler_frames", "frames of uploads, by outcome", ["outcome"]
+        counter = partial(_metric, prometheus.Counter, self.registry)
+        gauge = partial(_metric, prometheus.Gauge, self.registry)
+        histogram = partial(
+            _metric, partial(prometheus.Histogram, buckets=LATENCY_BUCKETS), self.registry
         )
-        self.leases = counter(
-            "riffle_shuffler_leases", "slots asked for: granted, or why not", ["outcome"]
-        )
-        self.uploading = histogram(
-            "riffle_shuffler_upload_seconds", "from an upload's head until it was durable"
-        )
-        self.opening = counter(
-            "riffle_shuffler_opening_seconds", "processor time of opening outer seals"
-        )
-        self.shuffling = histogram(
-            "riffle_shuffler_shuffle_seconds", "opening and permuting one batch"
-        )
-        self.shuffled = counter("riffle_shuffler_shuffled_messages", "messages permuted")
-        self._batches = gauge("riffle_shuffler_batches", "batches in the store", ["state"])
-        self._held = gauge("riffle_shuffler_reports_stored", "reports whose bytes are stored")
+        self.frames = counter("frames", "frames of uploads, by outcome", "outcome")
+        self.leases = counter("leases", "slots asked for: granted, or why not", "outcome")
+        self.uploading = histogram("upload_seconds", "from an upload's head until it was durable")
+        self.opening = counter("opening_seconds", "processor time of opening outer seals")
+        self.shuffling = histogram("shuffle_seconds", "opening and permuting one batch")
+        self.shuffled = counter("shuffled_messages", "messages permuted")
+        self._batches = gauge("batches", "batches in the store", "state")
+        self._held = gauge("reports_stored", "reports whose bytes are stored")
         self._discarded = gauge(
-            "riffle_shuffler_reports_dropped",
+            "reports_dropped",
             "accepted reports that were never handed over, by what ended their batch",
-            ["reason"],
+            "reason",
         )
         self._refused = gauge(
-            "riffle_shuffler_frames_refused",
-            "frames refused in all batches of the store",
-            ["problem"],
+            "frames_refused", "frames refused in all batches of the store", "problem"
         )
-        self._failed = gauge(
-            "riffle_shuffler_messages_failed", "messages that coordinators named as failed"
-        )
-        self._blamed = gauge("riffle_shuffler_nodes_failed", "nodes that sent some of these")
+        self._failed = gauge("messages_failed", "messages that coordinators named as failed")
+        self._blamed = gauge("nodes_failed", "nodes that sent some of these")
+        self.inflight = gauge("inflight_bytes", "bytes of uploads under way")
+        self.waiting = gauge("writes_waiting", "writes that wait for the store")
+        self.free = gauge("disk_free_bytes", "free space for the data folder, not for PostgreSQL")
         outcomes = {*get_args(Outcome), "wrong-size"}
         start_at_zero(self.frames, outcomes)
         start_at_zero(self._refused, outcomes - {"accepted"})
         decisions = {"granted", *get_args(Closed), *get_args(Decision)}
         start_at_zero(self.leases, decisions - {"grant"})
-        self.inflight = gauge("riffle_shuffler_inflight_bytes", "bytes of uploads under way")
-        self.waiting = gauge("riffle_shuffler_writes_waiting", "writes that wait for the store")
-        self.free = gauge(
-            "riffle_shuffler_disk_free_bytes",
-            "free space for the data folder, not for PostgreSQL",
-        )
 
     def count_leases(self, reply: LeaseReply) -> None:
         """Counts the leases and refusals in the answer to a lease request."""

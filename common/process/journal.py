@@ -14,10 +14,9 @@ Texts of exceptions, values of variables and requested paths can name people. So
 import json
 import logging
 import traceback
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 
 from riffle.common.protocol.errors import RiffleError, one_line
 
@@ -28,19 +27,11 @@ FRAMES = 3
 _ERROR_FIELDS = frozenset({"error", "where", "method", "route"})
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """The content of one line. Its text is the line without time, level and service."""
-
-    event: str
-    fields: MappingProxyType[str, Value]
-
-    def document(self) -> dict[str, Value]:
-        """Returns the event's name, then its fields."""
-        return {"event": self.event, **self.fields}
+class Event(dict[str, Value]):
+    """The content of one line, without time, level and service: the event's name and its fields."""
 
     def __str__(self) -> str:
-        return json.dumps(self.document())
+        return json.dumps(self)
 
 
 class Journal:
@@ -56,7 +47,7 @@ class Journal:
         unknown = sorted(fields.keys() - self.allowed - _ERROR_FIELDS)
         if unknown:
             raise ValueError(f"fields {unknown} may not be logged")
-        self._log.log(level, Event(event, MappingProxyType(fields)))
+        self._log.log(level, Event(event=event, **fields))
 
     def problem(
         self, event: str, error: RiffleError, level: int = logging.WARNING, **fields: Value
@@ -74,8 +65,7 @@ class Journal:
 
         That sentence is about the role's own settings, files and credentials, not about a request.
         """
-        fields = {"problem": error.slug, "detail": error.detail}
-        self._log.error(Event("ended", MappingProxyType(fields)))
+        self._log.error(Event(event="ended", problem=error.slug, detail=error.detail))
 
 
 def _places(trace: TracebackType | None) -> str:
@@ -97,7 +87,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the JSON line for a record."""
-        event = record.msg.document() if isinstance(record.msg, Event) else _library_event(record)
+        event = record.msg if isinstance(record.msg, Event) else _library_event(record)
         moment = datetime.fromtimestamp(record.created, UTC)
         head = {
             "time": moment.isoformat(timespec="milliseconds"),

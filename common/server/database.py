@@ -142,7 +142,7 @@ def is_shared(database: Engine | Connection) -> bool:
     return database.dialect.name != "sqlite"
 
 
-def open_database(url: str, schema: Schema, head: Head | None = None) -> Engine:
+def open_database(schema: Schema, url: str, head: Head | None = None) -> Engine:
     """Returns an engine of the database at ``url``, with its tables.
 
     ``head``: a service starts with it, so the database is compared with its head and checked whole.

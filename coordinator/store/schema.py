@@ -3,13 +3,13 @@
 A change of a table raises the version of the schema.
 """
 
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Engine,
     Float,
     ForeignKeyConstraint,
     Integer,
@@ -21,7 +21,6 @@ from sqlalchemy import (
 )
 
 from riffle.common.server.database import Schema, meta_table, open_database
-from riffle.common.server.head import Head
 
 metadata = MetaData()
 
@@ -150,6 +149,5 @@ events = Table(
 )
 
 
-def open_store(url: str, head: Head | None = None) -> Engine:
-    """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
-    return open_database(url, SCHEMA, head)
+open_store = partial(open_database, SCHEMA)
+"""Opens the store at a URL; raises as `common.server.database.open_database` does."""

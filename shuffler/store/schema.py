@@ -4,13 +4,13 @@ A user's row outlives its batch: it prevents a second report, over all batches a
 a table raises the version of the schema.
 """
 
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Engine,
     ForeignKey,
     Index,
     Integer,
@@ -23,7 +23,6 @@ from sqlalchemy import (
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import AUTHENTICATED, Schema, meta_table, open_database
-from riffle.common.server.head import Head
 
 metadata = MetaData()
 
@@ -147,9 +146,8 @@ declined = Table(
 )
 
 
-def open_store(url: str, head: Head | None = None) -> Engine:
-    """Opens the store at ``url``; raises as `common.server.database.open_database` does."""
-    return open_database(url, SCHEMA, head)
+open_store = partial(open_database, SCHEMA)
+"""Opens the store at a URL; raises as `common.server.database.open_database` does."""
 
 
 def sqlite_url(directory: Path) -> str:

@@ -50,7 +50,7 @@ SCHEMA = Schema("thing", 1, metadata)
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    found = open_database(url, SCHEMA)
+    found = open_database(SCHEMA, url)
     yield found
     found.dispose()
 
@@ -58,7 +58,7 @@ def engine(url: str) -> Iterator[Engine]:
 @pytest.fixture
 def other(url: str, engine: Engine) -> Iterator[Engine]:
     """The same store as another replica has it open."""
-    found = open_database(url, SCHEMA)
+    found = open_database(SCHEMA, url)
     yield found
     found.dispose()
 
@@ -73,7 +73,7 @@ postgres_only = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 def refusal(address: str) -> LocalError:
     with pytest.raises(LocalError) as caught:
-        open_database(address, SCHEMA)
+        open_database(SCHEMA, address)
     return caught.value
 
 
@@ -106,7 +106,7 @@ def test_postgres_syncs_each_commit_and_limits_waits(engine: Engine) -> None:
 def test_a_reopened_database_has_what_was_written(url: str, engine: Engine) -> None:
     with writer(engine).begin() as connection:
         connection.execute(insert(things).values(thing=7))
-    again = open_database(url, SCHEMA)
+    again = open_database(SCHEMA, url)
     with again.connect() as connection:
         assert connection.scalars(select(things.c.thing)).all() == [7]
     again.dispose()
@@ -273,7 +273,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_page_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
-    open_database(f"sqlite:///{path}", SCHEMA).dispose()
+    open_database(SCHEMA, f"sqlite:///{path}").dispose()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
     connection.close()
@@ -282,7 +282,7 @@ def test_a_damaged_page_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     for head in (None, Head(tmp_path, "things", meta)):
         with pytest.raises(LocalError, match="cannot be used") as caught:
-            open_database(f"sqlite:///{path}", SCHEMA, head)
+            open_database(SCHEMA, f"sqlite:///{path}", head)
         assert caught.value.slug == "unavailable"
 
 
