@@ -17,26 +17,29 @@ from pydantic import ValidationError
 
 from riffle.common.process.plugins import is_file_reference, short_name, unknown_name
 from riffle.common.protocol.descriptor import first_fault
-from riffle.coordinator.learners.registry import BUILT_IN
+from riffle.coordinator.learners.registry import BUILT_IN, choose
 from riffle.coordinator.specs import MANUAL, RunSpec
 from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Modelled
 
 DECLARED = BUILT_IN.keys() - {MANUAL}
 """Learners that understand a preset's declarations about its environment."""
+AUTO = "auto"
+"""Instead of a learner's name: choose one by what is known before the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A run, its environment's parameters, the number of nodes, and learners from files.
 
-    ``learners`` maps names to ``path/file.py:Class``.
+    ``learners`` maps names to ``path/file.py:Class``. ``because``: why `AUTO` chose the learner.
     """
 
     spec: RunSpec
     environment: dict[str, Parameter]
     nodes: int = 20
     learners: dict[str, str] = field(default_factory=dict)
+    because: str = ""
 
 
 def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Preset:
@@ -81,7 +84,8 @@ def customize(
 
     Sizes, rewards and start come from the environment itself. ``parameters`` are the environment's,
     ``constants`` the learner's; ``changes`` are fields of the spec, and None leaves a field as it
-    is. A learner or environment may be in a file, as ``path/file.py:name``.
+    is. A learner or environment may be in a file, as ``path/file.py:name``. The learner `AUTO` is
+    replaced by one that fits the environment's sizes.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.
@@ -90,6 +94,7 @@ def customize(
     chosen_parameters = own_parameters | dict(parameters)
     made = make(environment_id, **chosen_parameters)
     name = short_name(learner) if is_file_reference(learner) else learner
+    name, because = choose(made.sizes) if name == AUTO else (name, "")
     # A preset's declarations to SDP-PE hold for the preset's own environment only.
     declared = base.spec.options if environment is None and name in DECLARED else {}
     low, high = made.reward_range
@@ -110,7 +115,7 @@ def customize(
     except ValidationError as error:
         raise ValueError(first_fault(error)) from error
     learners = {name: _absolute(learner)} if is_file_reference(learner) else {}
-    return Preset(spec, chosen_parameters, base.nodes, learners)
+    return Preset(spec, chosen_parameters, base.nodes, learners, because)
 
 
 def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:

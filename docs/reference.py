@@ -22,6 +22,7 @@ from typer.main import get_command
 from riffle.common.protocol.errors import PROBLEMS, URN
 from riffle.coordinator.app import create_app as coordinator_app
 from riffle.coordinator.learners.registry import BUILT_IN
+from riffle.coordinator.learning import ucbvi_shuffle
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
 from riffle.coordinator.learning.ucbvi_parameters import Bonus
 from riffle.coordinator.settings import Settings as CoordinatorSettings
@@ -76,6 +77,7 @@ def _learner(factory: Callable[..., object]) -> str:
 
 def learners_page() -> str:
     """Returns learners with their options, and environments with their parameters, as Markdown."""
+    shuffled = asdict(ucbvi_shuffle.Options())
     bonus = {name: value for name, value in asdict(Bonus()).items() if name != "name"}
     return _page(
         "# Learners and environments",
@@ -93,6 +95,9 @@ def learners_page() -> str:
         "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names. All "
         "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",
         _table(("option", *(f"`{name}`" for name in PRESETS), "meaning"), _sdp_pe_options()),
+        "## Options of batched UCBVI",
+        "`ucbvi-shuffle`. What they do is in `coordinator/learning/ucbvi_shuffle.py`.",
+        _table(("option", "default"), ((f"`{n}`", f"`{v}`") for n, v in shuffled.items())),
         "## Options of UCBVI",
         "`ucbvi`, `ucbvi-jdp`, `ucbvi-ldp`. " + _paragraph(Bonus, 1),
         _table(("option", "default"), ((f"`{n}`", f"`{v}`") for n, v in bonus.items())),

@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.accounting import CalibrationError
+from riffle.common.mechanism.counters import Sizes
 from riffle.common.process.plugins import (
     Constructor,
     entry_points_of,
@@ -39,11 +41,14 @@ from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, schedule_for
+from riffle.coordinator.learning.ucbvi_shuffle import Options as UCBVIOptions
+from riffle.coordinator.learning.ucbvi_shuffle import UCBVIShuffle
 from riffle.coordinator.specs import MANUAL, MAX_EPISODES, Option, RunSpec
 
 GROUP = "riffle.learners"
 
 Options = Mapping[str, Option]
+C = TypeVar("C", Constants, UCBVIOptions)
 Factory = Callable[[Problem, str, Options], Learner]
 
 TRIALS, LEAST_STEP = 10, 1.5
@@ -125,7 +130,7 @@ def sdp_pe(kind: type[SDPPE], problem: Problem, preset: str, options: Options) -
     Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. An operator sets
     K, not a batch's n, so it names a K that is large enough, if one was found.
     """
-    constants = _constants(preset, options)
+    constants = _replace(PRESETS[preset], options)
     try:
         learner = kind(problem, constants)
         _check_batches(problem, learner.schedule)
@@ -186,18 +191,35 @@ def pe(problem: Problem, preset: str, options: Options) -> Learner:
     On the services nodes add noise all the same: the run is as private as its batches, and the
     learner merely wrong about the noise.
     """
-    return SDPPE(replace(problem, noise=lambda n, layer: 0.0), _constants(preset, options))
+    silent = replace(problem, noise=lambda n, layer: 0.0)
+    return SDPPE(silent, _replace(PRESETS[preset], options))
 
 
-def _constants(preset: str, options: Options) -> Constants:
-    constants = asdict(PRESETS[preset])
+def ucbvi_shuffle(problem: Problem, _: str, options: Options) -> Learner:
+    """Makes batched UCBVI with its own constants, some of them replaced by options."""
+    return UCBVIShuffle(problem, _replace(UCBVIOptions(), options))
+
+
+def choose(sizes: Sizes) -> tuple[str, str]:
+    """Returns the learner for a problem of these sizes, and a sentence that says why.
+
+    It rests on what was measured (docs/algorithm.md), and on nothing that users reveal.
+    """
+    if sizes.X == 1:
+        return "sdp-pe", "with one state there is nothing to plan, and elimination loses less"
+    return "ucbvi-shuffle", "with several states it loses least in most measured settings"
+
+
+def _replace(base: C, options: Options) -> C:
+    """Returns constants with some replaced; raises LearnerError for a wrong name or value."""
+    constants = asdict(base)
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
     if unknown:
         raise LearnerError(unknown_name("option", unknown[0], settable))
     try:
         document = json.dumps({**constants, **options})
-        return TypeAdapter(Constants).validate_json(document, strict=True)
+        return TypeAdapter(type(base)).validate_json(document, strict=True)
     except ValidationError as error:
         raise LearnerError(f"option {first_fault(error)}") from error
 
@@ -219,6 +241,8 @@ def sdp_pe_in(learner: Learner) -> SDPPE | None:
 
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
     """Returns sizes and layers of the batches that a learner will ask for, as far as is known."""
+    if isinstance(learner, UCBVIShuffle):
+        return learner.batches
     inner = sdp_pe_in(learner)
     if inner is None:
         return set()
@@ -279,5 +303,6 @@ BUILT_IN: dict[str, Factory] = {
     "sdp-pe": partial(sdp_pe, SDPPE),
     "sdp-pe-conference": partial(sdp_pe, ConferenceSDPPE),
     "pe": pe,
+    "ucbvi-shuffle": ucbvi_shuffle,
     MANUAL: manual,
 }

@@ -44,7 +44,7 @@ def _preset_names() -> list[str]:
 def _learner_names() -> list[str]:
     from riffle.coordinator.learners.registry import Registry  # noqa: PLC0415
 
-    return Registry().names
+    return ["auto", *Registry().names]
 
 
 def _environment_names() -> list[str]:
@@ -70,7 +70,7 @@ class RunOptions:
     learner: Annotated[
         str,
         typer.Option(
-            help="who learns: its name, or path/file.py:Class", autocompletion=_learner_names
+            help="who learns: its name, auto, or path/file.py:Class", autocompletion=_learner_names
         ),
     ] = "sdp-pe"
     env: Annotated[
@@ -113,13 +113,15 @@ class RunOptions:
     def apply(self, **changes: float | str | None) -> "Preset":
         """Returns the preset with these options and further ``changes`` to its spec.
 
+        Prints which learner was chosen, and why, if the choice was left to Riffle.
+
         Raises as `deploy.presets.customize`, or ValueError if a text is not NAME=VALUE.
         """
         from riffle.deploy.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
 
         horizon = {} if self.horizon is None else {"horizon": self.horizon}
         own = {name: getattr(self, name) for name in SPEC_FIELDS}
-        return customize(
+        chosen = customize(
             preset(self.preset),
             self.learner,
             self.env,
@@ -127,6 +129,9 @@ class RunOptions:
             constants=read_pairs(self.option),
             changes=own | {"preset": self.constants} | changes,
         )
+        if chosen.because:
+            typer.echo(f"learner {chosen.spec.learner}: {chosen.because}", err=True)
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)

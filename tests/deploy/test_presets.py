@@ -26,3 +26,18 @@ def environment_of(reference: str) -> tuple[str, dict[str, object]]:
     base = presets.preset("demo")
     chosen = presets.customize(base, "sdp-pe", reference, parameters={}, constants={}, changes={})
     return chosen.spec.environment, dict(chosen.environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "learner"), [("Bandit-v0", "sdp-pe"), ("RiverSwim-v0", "ucbvi-shuffle")]
+)
+def test_auto_chooses_a_learner_by_the_sizes_and_says_why(environment: str, learner: str) -> None:
+    base = presets.preset("demo")
+    chosen = presets.customize(
+        base, presets.AUTO, environment, parameters={}, constants={}, changes={}
+    )
+    assert chosen.spec.learner == learner
+    assert "state" in chosen.because
+    named = presets.customize(base, learner, environment, parameters={}, constants={}, changes={})
+    assert named.because == ""
+    assert named.spec == chosen.spec

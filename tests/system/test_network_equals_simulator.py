@@ -63,7 +63,8 @@ def over(operator: Operator) -> bool:
 
 def test_two_commands_say_the_same(tmp_path: Path) -> None:
     """What `riffle up` does of a test seed, `riffle simulate --per-user` repeats alone."""
-    run = ["--horizon", "3", "--param", "states=3", "--episodes", "300", "--epsilon", "8"]
+    run = ["--learner", "ucbvi-shuffle", "--horizon", "3", "--param", "states=3"]
+    run += ["--episodes", "300", "--epsilon", "8"]
     seed = ["--beta", "1e-3", "--test-seed", "7", "--format", "json"]
     up = riffle("up", *run, *seed, "--nodes", "3", "--workers", "1", "--out", str(tmp_path))
     assert up.exit_code == 0, up.stderr

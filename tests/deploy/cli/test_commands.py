@@ -170,7 +170,10 @@ def test_simulate_reports_the_documented_keys() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("learner", ["sdp-pe-conference", "pe", "ucbvi", "ucbvi-jdp", "ucbvi-ldp"])
+@pytest.mark.parametrize(
+    "learner",
+    ["sdp-pe-conference", "pe", "ucbvi", "ucbvi-jdp", "ucbvi-ldp", "ucbvi-shuffle"],
+)
 def test_simulate_any_learner(learner: str) -> None:
     result = riffle("simulate", "--learner", learner, "--calibration", "tight", "--episodes",
                     "1000", "--seeds", "2", "--workers", "1", "--horizon", "3", "--format",

@@ -1,0 +1,66 @@
+"""Measures `--learner auto` beside SDP-PE as it was at 6b57412: the tables of docs/algorithm.md.
+
+    python -m benchmarks.bench_learners river     # RiverSwim-v0 at three K, and messages
+    python -m benchmarks.bench_learners epsilons  # five environments, five epsilons, K = 20,000
+
+``--first`` and ``--seeds`` choose the seeds; the default, 7000 to 7019, was not used for tuning. A
+cell is the pseudo-regret, its mean with half the width of its 95 % Student t band over seeds. The
+baseline is in `baseline_sdp_pe.json`. The exit code is 1 if some cell is worse than the baseline
+beyond both bands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.bench_ablation import EPSILONS, WORLDS, Setting
+from riffle.coordinator.learners.registry import choose
+from riffle.experiments.study import band
+from riffle.node_client.environments.registry import exact_mdp, make
+
+BASELINE = json.loads(Path(__file__).with_name("baseline_sdp_pe.json").read_text())
+RIVER = (20_000, 200_000, 2_000_000)
+
+
+def compare(setting: Setting, seeds: range, before: list[float]) -> bool:
+    """Prints a row; returns whether the learner is no worse than before, beyond both bands."""
+    runs = [setting.run(seed) for seed in seeds]
+    mean, interval = band([run.regret for run in runs])
+    half = mean - interval[0] if interval else 0.0
+    within = sum(run.within_5_percent for run in runs) / len(runs)
+    print(
+        f"| {setting.world} | {setting.K:,} | {setting.epsilon:g} | {setting.learner} | "
+        f"{before[0]:,}±{before[1]} | {mean:,.0f}±{half:,.0f} | {mean / before[0] - 1:+.0%} | "
+        f"{within:.0%} | {max(run.messages for run in runs):,} |",
+        flush=True,
+    )
+    return mean - half <= before[0] + before[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("table", choices=["river", "epsilons"])
+    parser.add_argument("--first", type=int, default=7000)
+    parser.add_argument("--seeds", type=int, default=20)
+    asked = parser.parse_args()
+    seeds = range(asked.first, asked.first + asked.seeds)
+    print("| environment | K | epsilon | learner | SDP-PE | regret | change | near V* | messages |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    if asked.table == "river":
+        rows = [(Setting(K=K, learner="ucbvi-shuffle"), BASELINE["RiverSwim-v0"]) for K in RIVER]
+        river = [compare(setting, seeds, before[str(setting.K)]) for setting, before in rows]
+        return 0 if all(river) else 1
+    fine = []
+    for world in WORLDS:
+        learner, _ = choose(exact_mdp(make(world, **WORLDS[world])).sizes)
+        for epsilon in EPSILONS:
+            setting = Setting(world, epsilon=epsilon, learner=learner)
+            fine.append(compare(setting, seeds, BASELINE["epsilons"][world][f"{epsilon:g}"]))
+    return 0 if all(fine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""UCBVI in batches: optimistic policies from the private counts of a few batches of users.
+
+UCBVI plans before every episode, but in the shuffle model a user hides in a batch. So a batch of
+n_i users follows the policies of S bonus scales at once, all planned from the batches before:
+
+    n_1 = first sigma X A,  mixture_1 = uniform over random policies
+    for batch i = 1, 2, ..., as many as fit in (1 - exploit_share) K episodes:
+        run n_i episodes of mixture_i and add their counts: P^, r^, N
+        for each scale c:
+            for h = H-1 .. 0:  Q_h = min(H - h, r^ + P^ V_{h+1} + c decay^(i-1) b_h)
+                               V_h = max_a Q_h,  pi_c(h, .) = argmax_a Q_h
+        mixture_{i+1} = uniform over the pi_c,  n_{i+1} = growth n_i
+    run the remaining episodes with the policy without bonus
+
+Here V_H = 0, and sigma is the standard deviation of the noise on a visit count: if all (x, a) were
+visited alike, batch 1 would visit each `first` sigma times at every step. So batches are sized by
+the noise, and K only decides how many there are (all are stretched by one factor to fill K).
+
+**Counts.** Counts of every batch are projected on the equations of flow and added with weights
+w_i(h, x, a) = m / (m + X v_i), where m is the number of visits that batch i expects there and v_i
+its noise (`sdp_pe.estimation`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets
+`shrinkage` s pseudo-visits with the mean row over all steps, s the standard deviation of its
+visits' noise. So steps share what they have in common until their counts rise above the noise.
+`homogeneous` declares that all steps are alike: counts are summed over steps instead.
+
+**Bonus.** With the variances v_T and v_R of the noise on the sums, and N of at least s visits,
+
+    b_h(x, a) = sqrt(v_T sum_x' (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)),
+
+a standard deviation of what noise does to r^ + P^ V_{h+1}, plus one of a reward bit's sampling.
+
+Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
+regret: b_h is one deviation and no confidence bound, and shrinkage is biased where steps differ.
+`docs/algorithm.md` says what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import generator_for
+from riffle.coordinator.learning.learner import (
+    BatchCounts,
+    Deployment,
+    FloatArray,
+    LearnerError,
+    LearnerSummary,
+    PolicyArray,
+    Problem,
+)
+from riffle.coordinator.learning.planning import Model, Plan, plan
+from riffle.coordinator.learning.postprocess import estimate_rewards
+from riffle.coordinator.learning.sdp_pe.estimation import (
+    Evidence,
+    evidence_of,
+    pool,
+    visit_weights,
+)
+
+SCALES = (0.0, 0.1, 0.4, 1.5)
+"""The bonus scales c of a mixture's policies."""
+EXPLORERS = 64
+"""Number of random policies in the first mixture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The constants of a run, the same for every environment, K and epsilon (module docstring)."""
+
+    first: float = 1.5
+    growth: float = 1.45
+    exploit_share: float = 0.55
+    decay: float = 0.85
+    shrinkage: float = 1.5
+    smallest_n: int = 64
+    homogeneous: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.first > 0 and self.growth >= 1 and 0 <= self.exploit_share < 1):
+            raise ValueError("first must be above 0, growth at least 1, exploit_share in [0, 1)")
+        if not (0 < self.decay <= 1 and self.shrinkage >= 0 and self.smallest_n >= 1):
+            raise ValueError("decay must be in (0, 1], shrinkage at least 0, smallest_n above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A model, with visits N (H, X, A) and the noise variances v_T, v_R behind it, (H, X, A)."""
+
+    model: Model
+    N: FloatArray
+    v_T: FloatArray
+    v_R: FloatArray
+
+    def optimistic(self, c: float) -> PolicyArray:
+        """Returns the policy that is greedy in Q with c times the bonus; the first action wins."""
+        (P, r), H = self.model, len(self.N)
+        policy, V = np.zeros(r.shape[:2], dtype=np.int64), np.zeros(r.shape[1])
+        for h in reversed(range(H)):
+            PV = P[h] @ V
+            spread = ((V - PV[..., None]) ** 2).sum(axis=-1)
+            bonus = np.sqrt(self.v_T[h] * spread + self.v_R[h]) / self.N[h]
+            bonus += np.sqrt(0.25 / self.N[h])
+            Q = np.minimum(r[h] + PV + c * bonus, H - h)
+            policy[h], V = Q.argmax(axis=-1), Q.max(axis=-1)
+        return policy
+
+
+class UCBVIShuffle:
+    """A `Learner`; see the module's docstring.
+
+    Raises LearnerError if K is too small for one batch, and as ``problem.noise`` if the noise of a
+    batch cannot be made.
+    """
+
+    def __init__(self, problem: Problem, options: Options | None = None) -> None:
+        self.problem, self.options = problem, options or Options()
+        self.sizes = batch_sizes(problem, self.options)
+        X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
+        generator = generator_for(problem.seed, "explorers")
+        self._mixture = _uniform(list(generator.integers(A, size=(EXPLORERS, H, X))))
+        self._batches: list[Evidence] = []
+        self._model: Model | None = None
+        self._best = Plan(np.zeros((H, X), dtype=np.int64), np.zeros(()))
+        self._used = 0
+        for n, layer in self.batches:
+            problem.noise(n, layer)
+
+    @property
+    def batches(self) -> set[tuple[int, int | None]]:
+        """Sizes and layers of all batches; the exploiting one is counted at its first step only."""
+        exploit = self.problem.K - sum(self.sizes)
+        return {(n, None) for n in self.sizes} | ({(exploit, 0)} if exploit else set())
+
+    def next_deployment(self) -> Deployment | None:
+        """Returns the next batch, or None once K episodes were observed."""
+        i = len(self._batches)
+        if i < len(self.sizes):
+            return Deployment(i + 1, "fine", self._mixture, self.sizes[i], None)
+        if left := self.problem.K - self._used:
+            return Deployment(i + 1, "exploit", Mixture.single(self._best.policy), left, 0)
+        return None
+
+    def observe(self, counts: BatchCounts) -> None:
+        """Adds a batch's counts and plans the next mixture; there are no stages."""
+        asked = self.next_deployment()
+        if asked is None or (asked.n, asked.layer) != (counts.n, counts.layout.layer):
+            raise LearnerError(f"asked for {asked}, got counts of {counts.n} of {counts.layout}")
+        self._used += counts.n
+        if asked.purpose == "exploit":
+            return
+        self._batches.append(evidence_of([counts], [asked.mixture]).conserve_flow())
+        estimate = self._estimate()
+        self._model = estimate.model
+        self._best = plan(*estimate.model, self.problem.d1)
+        scale = self.options.decay ** (len(self._batches) - 1)
+        self._mixture = _uniform([estimate.optimistic(c * scale) for c in SCALES])
+
+    def _estimate(self) -> Estimate:
+        weights = [np.ones(batch.visits.shape) for batch in self._batches]
+        if self._model is not None:
+            weights = list(visit_weights(self._batches, self._model.P, self.problem.d1))
+        alike = self.options.homogeneous
+        sums = pool(self._batches, weights, alike=alike)
+        N = sums.consistent(0.0, add_on=False)
+        R, v_R = self._rewards(weights)
+        s = np.sqrt(sums.visit_variance) + 1e-3  # above zero without noise, too
+        T, visits = N.transitions, N.visits
+        if not alike:
+            k = self.options.shrinkage * s
+            row, mean = _over_steps(T, visits, R, s)
+            T, visits, R = T + k[..., None] * row, visits + k, R + k * mean
+        P = T / np.maximum(T.sum(axis=-1, keepdims=True), 1e-9)
+        least = np.maximum(visits, np.maximum(s, 1.0))
+        shape = (self.problem.sizes.H, *visits.shape[1:])
+        every_step = (*shape, shape[1])
+        return Estimate(
+            Model(
+                np.broadcast_to(P, every_step),
+                np.broadcast_to(estimate_rewards(R, least), shape),
+            ),
+            np.broadcast_to(least, shape),
+            np.broadcast_to(sums.transition_variance, shape),
+            np.broadcast_to(v_R, shape),
+        )
+
+    def _rewards(self, weights: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Returns the weighted sum of rewards and its noise's variance, (H or 1, X, A) each."""
+        w = np.stack(weights)
+        counted = np.stack([batch.rewards for batch in self._batches if batch.rewards is not None])
+        variances = np.array([batch.reward_variance for batch in self._batches])
+        R, v_R = (w * counted).sum(axis=0), np.tensordot(variances, w**2, 1)
+        if self.options.homogeneous:
+            return R.sum(axis=0, keepdims=True), v_R.sum(axis=0, keepdims=True)
+        return R, v_R
+
+    def summary(self) -> LearnerSummary:
+        """Returns the best policy of the present model."""
+        return LearnerSummary(
+            policy=self._best.policy,
+            value_estimate=float(self._best.value),
+            active=None,
+            stage=len(self._batches),
+            episodes_used=self._used,
+            episodes_total=self.problem.K,
+            finished=self._used == self.problem.K,
+            constants=asdict(self.options),
+        )
+
+
+def batch_sizes(problem: Problem, options: Options) -> list[int]:
+    """Returns n_1, n_2, ...: as many as fit, then stretched to fill their share of K.
+
+    Raises LearnerError if K leaves less than one batch to learn from.
+    """
+    K, X, A = problem.K, problem.sizes.X, problem.sizes.A
+    episodes = K - int(K * options.exploit_share)
+    if episodes < options.smallest_n:
+        raise LearnerError(
+            f"K={K} leaves {episodes} episodes to learn from, but a batch takes "
+            f"smallest_n={options.smallest_n}. Raise K."
+        )
+    # A visit count is a sum over x' (and r) of counters, or a counter itself.
+    terms = {"joint": 2 * X, "lean": X, "paper": 1}[problem.families]
+    sigma = math.sqrt(terms * problem.noise(max(episodes // 4, options.smallest_n), None))
+    least = max(options.smallest_n, math.ceil(options.first * sigma * X * A))
+    lengths = [1.0]
+    while least * (sum(lengths) + options.growth ** len(lengths)) <= episodes:
+        lengths.append(options.growth ** len(lengths))
+    sizes = [round(episodes * length / sum(lengths)) for length in lengths[:-1]]
+    return [*sizes, episodes - sum(sizes)]
+
+
+def _over_steps(
+    T: FloatArray, visits: FloatArray, R: FloatArray, s: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Returns the mean row (1, X, A, X) and the mean reward (1, X, A) over all steps."""
+    total = T.sum(axis=0, keepdims=True)
+    row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)
+    noise = np.sqrt((s**2).sum(axis=0, keepdims=True))
+    least = np.maximum(visits.sum(axis=0, keepdims=True), noise)
+    return row, estimate_rewards(R.sum(axis=0, keepdims=True), least)
+
+
+def _uniform(policies: Sequence[PolicyArray]) -> Mixture:
+    return Mixture.from_probabilities(np.stack(policies), np.ones(len(policies)))
