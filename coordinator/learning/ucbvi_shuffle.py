@@ -18,7 +18,7 @@ the noise, and K only decides how many there are (all are stretched by one facto
 
 **Counts.** Counts of every batch are projected on the equations of flow and added with weights
 w_i(h, x, a) = m / (m + X v_i), where m is the number of visits that batch i expects there and v_i
-its noise (`sdp_pe.estimation`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets
+its noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets
 `shrinkage` s pseudo-visits with the mean row over all steps, s the standard deviation of its
 visits' noise. So steps share what they have in common until their counts rise above the noise.
 `homogeneous` declares that all steps are alike: counts are summed over steps instead.
@@ -44,6 +44,12 @@ import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
+from riffle.coordinator.learning.evidence import (
+    Evidence,
+    evidence_of,
+    pool,
+    visit_weights,
+)
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -55,12 +61,6 @@ from riffle.coordinator.learning.learner import (
 )
 from riffle.coordinator.learning.planning import Model, Plan, plan
 from riffle.coordinator.learning.postprocess import estimate_rewards
-from riffle.coordinator.learning.sdp_pe.estimation import (
-    Evidence,
-    evidence_of,
-    pool,
-    visit_weights,
-)
 
 SCALES = (0.0, 0.1, 0.4, 1.5)
 """The bonus scales c of a mixture's policies."""

@@ -20,6 +20,15 @@ import numpy as np
 from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
+from riffle.coordinator.learning.evidence import (
+    Counts,
+    Evidence,
+    Weights,
+    batch_weights,
+    evidence_of,
+    pool,
+    visit_weights,
+)
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     BoolArray,
@@ -36,15 +45,8 @@ from riffle.coordinator.learning.postprocess import estimate_transition, precisi
 from riffle.coordinator.learning.sdp_pe.active import ActiveSet, all_policies
 from riffle.coordinator.learning.sdp_pe.coverage import Design, design
 from riffle.coordinator.learning.sdp_pe.estimation import (
-    Counts,
     Estimator,
-    Evidence,
-    Weights,
-    batch_weights,
     bootstrap,
-    evidence_of,
-    pool,
-    visit_weights,
 )
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, schedule_for

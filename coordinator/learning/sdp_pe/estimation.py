@@ -4,17 +4,7 @@ Raw counts -> Eq. 7 -> P~ and r~ (000, Eq. 3) is one function (`Estimator.model`
 stacks of counts, so that the parametric bootstrap runs the very estimator that it judges.
 
 **Which counts.** The document uses the fine batch of the stage only. Pooling adds the stage's crude
-batches, memory those of earlier stages. Batches i are added with weights w_i, in one of two ways
-(m visits of a typical or of this very (h, x, a), sigma_i^2 the variance of the noise on a
-transition count):
-
-    batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A);
-    visits:  w_i(h,x,a) = m / (m + X sigma_i^2),   m = n_i d_i(h,x,a), the visits that the batch's
-             own mixture pays to (h, x, a) under a first model of the transitions.
-
-Both are the share of sampling in a count's variance: near one where visits abound, about
-m / sigma^2 (the matched filter) where they are lost in noise. With `visits` a batch that never goes
-to (h, x, a) adds no noise there.
+batches, memory those of earlier stages, with the weights of `evidence`.
 
 **Bootstrap radius.** It replaces line 9 of Algorithm 1. The counts are drawn again in the estimated
 model (sampling error and privacy noise, both Gaussian, around the post-processed counts) and each
@@ -49,149 +39,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from riffle.common.mechanism.counters import Families
-from riffle.common.mechanism.policy import Mixture
-from riffle.coordinator.learning.learner import BatchCounts, BoolArray, FloatArray, PolicyArray
-from riffle.coordinator.learning.planning import Model, occupancy, plan, value
+from riffle.coordinator.learning.evidence import Evidence, Weights, pool, sum_terms
+from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArray
+from riffle.coordinator.learning.planning import Model, plan, value
 from riffle.coordinator.learning.postprocess import (
     ConsistentCounts,
-    conserve,
     consistent,
     estimate_rewards,
     estimate_transition,
 )
 from riffle.coordinator.learning.sdp_pe.active import ActiveSet
 
-Weights = Sequence[FloatArray]
-
 DRAWS = 400
 LIKELY = 50
 LARGEST_STACK = 4_000_000
 """Most numbers in stacked draws; beyond it, counts are drawn one by one to fit the cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Unbiased counts of a batch (or of one a layer): (..., Hs, X, A, X), (..., Hs, X, A) twice.
-
-    `rewards` is None when they were not counted; n is the number of episodes behind each step. The
-    variances are those of the noise on one entry. `mixtures` are what was deployed: one for all
-    steps, or one a step.
-    """
-
-    n: float
-    transitions: FloatArray
-    visits: FloatArray
-    rewards: FloatArray | None
-    transition_variance: float
-    visit_variance: float
-    reward_variance: float
-    mixtures: tuple[Mixture, ...] = ()
-
-    def step(self, h: int) -> Evidence:
-        """Returns the counts of step h alone, Hs = 1."""
-        return replace(
-            self,
-            transitions=self.transitions[..., h : h + 1, :, :, :],
-            visits=self.visits[..., h : h + 1, :, :],
-            rewards=None if self.rewards is None else self.rewards[..., h : h + 1, :, :],
-        )
-
-    def conserve_flow(self) -> Evidence:
-        """Returns flow-consistent counts (`postprocess.conserve`); visits are then sums.
-
-        The variances stay those of the counts as they came, which errs on the safe side.
-        """
-        if len(self.mixtures) > 1:
-            # A batch a step: all that is known of each is its sum.
-            N = conserve(self.transitions[..., None, :, :, :], self.n)[..., 0, :, :, :]
-        elif self.visit_variance == self.transition_variance * self.transitions.shape[-1]:
-            N = conserve(self.transitions, self.n)
-        else:
-            ratio = self.transition_variance / self.visit_variance
-            N = conserve(self.transitions, self.n, visits=self.visits, ratio=ratio)
-        return replace(self, transitions=N, visits=N.sum(axis=-1))
-
-    def expected_visits(self, P: FloatArray, d1: FloatArray) -> FloatArray:
-        """Returns n d(h, x, a) of the steps counted, (Hs, X, A), under P (H, X, A, X)."""
-        d = [_visitation(mixture, P, d1) for mixture in self.mixtures]
-        if len(d) == 1:
-            return np.asarray(self.n * d[0][: self.transitions.shape[-4]])
-        return np.asarray(self.n * np.stack([rows[h] for h, rows in enumerate(d)]))
-
-
-def _visitation(mixture: Mixture, P: FloatArray, d1: FloatArray) -> FloatArray:
-    """Returns d(h, x, a) (H, X, A) of a mixture."""
-    d = occupancy(P, d1, mixture.policies)
-    return np.asarray((mixture.probabilities @ d.reshape(len(d), -1)).reshape(P.shape[:-1]))
-
-
-def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> Evidence:
-    """Returns the evidence of one batch, or of stacked one-layer batches (n may differ by one)."""
-    rewards = [batch.rewards for batch in batches if batch.rewards is not None]
-    return Evidence(
-        float(np.mean([batch.n for batch in batches])),
-        np.concatenate([batch.transitions for batch in batches]),
-        np.concatenate([batch.visits for batch in batches]),
-        np.concatenate(rewards) if len(rewards) == len(batches) else None,
-        max(batch.transition_variance for batch in batches),
-        max(batch.visit_variance for batch in batches),
-        max(batch.reward_variance for batch in batches),
-        tuple(mixtures),
-    )
-
-
-def batch_weights(parts: Sequence[Evidence]) -> Weights:
-    """Returns one weight a batch; a single batch has weight one, so that E stays in counts."""
-    if len(parts) == 1:
-        return (np.ones(()),)
-    X, A = parts[0].transitions.shape[-3:-1]
-    return tuple(np.asarray(p.n / (p.n + X * A * p.transition_variance)) for p in parts)
-
-
-def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> Weights:
-    """Returns the weights (Hs, X, A) of each batch, one for every (h, x, a)."""
-    weights = []
-    for part in parts:
-        m = part.expected_visits(P, d1)
-        noise = m.shape[-2] * part.transition_variance
-        weights.append(np.divide(m, m + noise, out=np.zeros_like(m), where=m > 0))
-    return tuple(weights)
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """A weighted sum of evidence; the variances are those of the noise on an entry of each."""
-
-    transitions: FloatArray
-    visits: FloatArray
-    transition_variance: FloatArray
-    visit_variance: FloatArray
-
-    def consistent(self, E: float, *, add_on: bool) -> ConsistentCounts:
-        """Applies Eq. 7 and the add-on, with E in (weighted) counts."""
-        return consistent(self.transitions, self.visits, E, add_on=add_on)
-
-
-def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) -> Counts:
-    """Returns the weighted sum; `alike` sums over steps too (Hs = 1): homogeneous environments."""
-    pairs = list(zip(weights, parts, strict=True))
-    squares = [np.broadcast_to(w**2, part.visits.shape[-3:]) for w, part in pairs]
-    return Counts(
-        _sum([w[..., None] * part.transitions for w, part in pairs], 4, alike),
-        _sum([w * part.visits for w, part in pairs], 3, alike),
-        _sum([w2 * p.transition_variance for w2, p in zip(squares, parts, strict=True)], 3, alike),
-        _sum([w2 * p.visit_variance for w2, p in zip(squares, parts, strict=True)], 3, alike),
-    )
-
-
-def _sum(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray:
-    """Adds terms whose layer axis is `axes` from the end; `alike` sums over layers as well."""
-    if alike:
-        terms = [term.sum(axis=-axes, keepdims=True) for term in terms]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +93,9 @@ class Estimator:
         ]
         counts = pool([part for _, part in pairs], [w for w, _ in pairs], alike=self.alike)
         N = counts.consistent(self.E, add_on=self.add_on).visits
-        R = _sum([w * part.rewards for w, part in pairs if part.rewards is not None], 3, self.alike)
+        R = sum_terms(
+            [w * part.rewards for w, part in pairs if part.rewards is not None], 3, self.alike
+        )
         least = self.least_visits * np.sqrt(counts.visit_variance)
         return estimate_rewards(R, np.maximum(N, least))
 

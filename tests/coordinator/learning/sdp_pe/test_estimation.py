@@ -8,6 +8,12 @@ import pytest
 
 from riffle.common.mechanism.counters import Families, Sizes
 from riffle.common.mechanism.policy import Mixture
+from riffle.coordinator.learning.evidence import (
+    Evidence,
+    batch_weights,
+    pool,
+    visit_weights,
+)
 from riffle.coordinator.learning.planning import Model, plan, value
 from riffle.coordinator.learning.postprocess import consistent
 from riffle.coordinator.learning.sdp_pe.algorithm import literal_radius
@@ -15,12 +21,8 @@ from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.coordinator.learning.sdp_pe.estimation import (
     LIKELY,
     Estimator,
-    Evidence,
     _resample,
-    batch_weights,
     bootstrap,
-    pool,
-    visit_weights,
 )
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL
 from tests.coordinator.learning.worlds import random_model
