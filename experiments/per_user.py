@@ -11,7 +11,7 @@ id. Seed s adds s to the spec's seeds.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from riffle.common.mechanism.randomness import word
 from riffle.common.mechanism.workflow import count
 from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.coordinator.api.models import Counts
 from riffle.coordinator.batches.analyzer import add_noise
 from riffle.coordinator.batches.counts import private_counts
 from riffle.coordinator.batches.issue import Issuer
@@ -225,8 +224,19 @@ def run_seed(
                 "batch_id": descriptor.batch_id,
                 "n": descriptor.n,
                 "layer": descriptor.layer,
-                "counts": Counts.model_validate(counts).model_dump(),
+                "counts": _public(counts),
             }
             for descriptor, counts in batches
         ],
     )
+
+
+def _public(counts: BatchCounts) -> dict[str, Any]:
+    """Returns the fields that `coordinator.api.models.Counts` publishes, arrays as lists.
+
+    That module loads the services' libraries, which a simulation does without.
+    """
+    fields = asdict(counts)
+    for name in ("layout", "n", "term"):
+        del fields[name]
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
