@@ -1,6 +1,6 @@
-"""The coordinator's REST service, put together, and run as a process.
+"""Assembles the coordinator's REST service and runs it as a process.
 
-All routes under /v1 need the operator's token; nobody else calls the coordinator.
+All routes under /v1 need the operator's token. Nobody else calls the coordinator.
 """
 
 import time
@@ -41,10 +41,9 @@ def create_app(
     analyzer: Analyzer | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """Returns the service. Shuffler, learners, analyzer and clock can be replaced, for tests.
+    """Returns the service. Tests replace shuffler, learners, analyzer and clock.
 
-    Raises:
-        LocalError: a setting or a key file is wrong.
+    Raises LocalError if a setting or a key file is wrong.
     """
     settings.check_test_entry()
     keys = KeyRing(settings.analyzer_keys_dir, settings.storage_cipher(), clock)
@@ -92,7 +91,7 @@ def create_app(
 def _make_app(
     settings: Settings, lifespan: Lifespan[FastAPI], metrics: CoordinatorMetrics
 ) -> FastAPI:
-    """Returns the app with its routes, and with the state that they need before the start."""
+    """Returns the app with its routes, and with the state that they need before it starts."""
     inner = [Middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)]
     app = make_app("Riffle coordinator", JOURNAL, metrics.requests, lifespan, inner)
     app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
@@ -126,8 +125,7 @@ def prepare_directory(path: Path) -> None:
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM or SIGINT.
 
-    Raises:
-        LocalError: a setting, a key file, the store or the port cannot be used.
+    Raises LocalError if a setting, a key file, the store or the port cannot be used.
     """
     settings.tls()
     app = create_app(settings)

@@ -1,11 +1,12 @@
 """The coordinator's metrics and journal. They hold batches and sums, and nothing smaller.
 
-Counters and histograms are this process's. Gauges are read from the store (`Census`) and are the
-same at every replica: take their maximum, not their sum. No label names a run or a batch.
+Counters and histograms count the work of this process. Gauges are read from the store (`Census`)
+and are the same at every replica: take their maximum, not their sum. No label names a run or a
+batch.
 
-The journal (`common.process.journal`) has no user, slot lease or node to name. Its ``detail`` is a
-sentence of Riffle's own errors about a run, as ``trouble`` shows it, or of a learner that cannot go
-on, which knows private counts only.
+The journal (`common.process.journal`) names no user, slot lease or node. Its ``detail`` is one
+sentence about a run: that of one of Riffle's own errors, as ``trouble`` shows it, or that of a
+learner that cannot go on. A learner knows private counts only.
 """
 
 import shutil
@@ -24,11 +25,11 @@ from riffle.coordinator.states import DeploymentState, RunState
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Numbers of runs and batches by state, of messages, and the largest epsilon spent.
+    """The numbers of runs, batches (by state) and messages, and the largest epsilon spent.
 
-    ``waiting``: runs that cannot go on at the moment.
-    ``seeded``: batches of the test entry, whose epsilon is unbounded. ``suspicious``: batches whose
-    counts honest reports hardly give (`coordinator.batches.counts`).
+    ``waiting`` counts runs that cannot go on now. ``seeded`` counts batches of the test entry,
+    whose epsilon is unbounded. ``suspicious`` counts batches whose counts honest reports would
+    hardly give (`coordinator.batches.counts`).
     """
 
     runs: Mapping[str, int]

@@ -1,7 +1,7 @@
 """The coordinator's settings: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
 
-Files of keys, hashes and tokens hold one line of text: keys and hashes as 64 hexadecimal digits,
-the token as it is sent.
+A file of a key, a hash or a token holds one line of text. Keys and hashes are 64 hexadecimal
+digits. The token is written as it is sent.
 """
 
 import socket
@@ -21,7 +21,7 @@ from riffle.coordinator.store.records import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60
-"""Time of a run lease without a `store_url`, and so without other replicas."""
+"""Duration of a run lease if there is no `store_url`, and so no other replica."""
 
 
 class Settings(ServerSettings):

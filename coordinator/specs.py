@@ -1,7 +1,7 @@
 """The documents that an operator may send: run spec, manual deployment, true values.
 
 All are strict: unknown fields, wrong types and values out of range are refused with the name of the
-field. What only the learner or the accountant can judge is checked when the run is created.
+field. Faults that only the learner or the accountant can see are refused when the run is created.
 """
 
 import math
@@ -179,7 +179,7 @@ class TrueValue(Document):
 class TrueValueSpec(Document):
     """V* of a simulated environment and V of deployed mixtures, rewards scaled to [0, 1].
 
-    An operator's annotation (`coordinator.learning.true_values`), which no learner reads.
+    An operator supplies them (`coordinator.learning.true_values`). No learner reads them.
     """
 
     optimal_value: float = Field(ge=0, allow_inf_nan=False)

@@ -1,7 +1,7 @@
 """The states of a run, a deployment, an analyzer key and a run lease: one table each.
 
-A table maps (state, event) to the next state, and `after` refuses every pair that it does not
-hold. An event whose target is the present state is a repetition and changes nothing.
+A table maps (state, event) to the next state, and `after` refuses every pair that the table lacks.
+An event whose target is the present state is a repetition and changes nothing.
 
 A deployment is
 
@@ -9,8 +9,9 @@ A deployment is
 - open: the shuffler has it and takes reports;
 - sealed: it holds n distinct reports;
 - counted: spend, counts, stage result and next deployment are committed together;
-- rejected: more reports were dishonest than promised: spend committed, counts not used;
-- abandoned: given up, or lost by the shuffler, before anything of it was kept, so nothing is spent.
+- rejected: more reports were dishonest than promised; the spend is committed, the counts are not
+  used;
+- abandoned: given up, or lost by the shuffler, before it was opened, so it spent nothing.
 
 The shuffler erases a counted or rejected batch only after it was acknowledged.
 
@@ -21,10 +22,11 @@ An analyzer key is
 - expired: opens the batches that were issued under it; no new batch is sealed to it;
 - erased: no unsettled batch names it, and its private half is destroyed.
 
-A run lease is one holder's right to drive a run, under one fence. It is held for some time, then
-expired: its holder may still write and renew it, until another holder (or the same one, after a
-restart) takes the run under the next fence. From then on the lease is lost, for good. A lease's
-state is not stored: it follows from the row's fence and time (`coordinator.store.transactions`).
+A run lease is one holder's right to drive a run, under one fence. It is held for some time and then
+expires. Its holder may still write and renew it, until another holder (or the same one, after a
+restart) takes the run under the next fence. Then the lease is lost for good. The store holds no
+state of a lease: the state follows from the row's fence and time
+(`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The response models of the coordinator's API. Values are in rewards scaled to [0, 1].
+"""The response models of the coordinator's API. Values refer to rewards scaled to [0, 1].
 
 An unbounded epsilon (a seeded test batch) is the string "Infinity": JSON has no such number.
 """
@@ -134,7 +134,7 @@ class Counts(Answer):
 class Spend(Answer):
     """The spend of a batch. ``used`` is false if more reports were dishonest than promised.
 
-    The counts of a batch that is used are tested for lies (`coordinator.batches.counts`).
+    Counts that are used are tested for lies (`coordinator.batches.counts`).
     """
 
     deployment: int
@@ -230,7 +230,7 @@ class BatchConservation(Answer):
 
 
 class RunConservation(Answer):
-    """All batches of a run, and sums of messages over the batches that tell them."""
+    """All batches of a run, and sums of messages over the batches whose numbers are known."""
 
     batches: list[BatchConservation]
     accepted: int

@@ -1,12 +1,12 @@
 """Routes that machines and operators use beside runs: health, metrics, analyzer keys, the page.
 
-Keys. To rotate: make a key (pending), pin its public half at nodes and shuffler, activate it. The
-key before it opens the batches that were issued under it, and is erased once the last of them is
-acknowledged. No private half leaves.
+Keys. To rotate the key, make one (pending), pin its public half at nodes and shuffler, and activate
+it. The previous key still opens the batches that were issued under it. It is erased once the last
+of them is acknowledged. No private half leaves the coordinator.
 
-The page. One document, whose scripts and styles are files beside it. It calls the REST routes with
-the operator's token like any other client, so its files need none. The content security policy
-allows nothing inline, nothing from elsewhere, no frames and no HTML made from strings.
+The page. It is one document, with scripts and styles in files beside it. It calls the REST routes
+with the operator's token, like any other client, so its files need no token. The content security
+policy allows nothing inline, nothing from elsewhere, no frames and no HTML made from strings.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
 
 
 def shared_readiness(parts: Coordinator, data_dir: Path) -> VersionedCache[models.Readiness]:
-    """Returns what `readyz` answers, read once a second at most, as anybody may ask."""
+    """Returns the answer of `readyz`, computed at most once a second because anybody may ask."""
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(
@@ -185,7 +185,7 @@ async def file(name: str, if_none_match: Annotated[str | None, Header()] = None)
 
 
 def _file_response(name: str, known: str | None) -> Response:
-    # Only files listed from the folder are opened, never a path of a client.
+    # Only files found in the folder are opened, never a path that a client sends.
     path = _files().get(name)
     if path is None:
         raise RemoteError("not-found", "the page has no such file")

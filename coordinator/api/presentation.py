@@ -34,7 +34,7 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress; ``trouble``: as its driver here has it, if it is here."""
+    """Presents a run and its progress. ``trouble`` comes from its driver, if that is here."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     return _model(
@@ -128,8 +128,8 @@ def conservation_model(
 ) -> models.RunConservation:
     """Presents conservation over both services, for all batches and in sum.
 
-    At the shuffler accepted = held + forwarded + dropped; of a settled batch opened + failed = n L
-    = forwarded.
+    At the shuffler, accepted = held + forwarded + dropped. For a settled batch, opened + failed = n
+    L = forwarded.
     """
     by_index = {spend.index: spend for spend in spends}
     batches = [
@@ -154,7 +154,7 @@ def _batch_conservation(
     row: DeploymentRecord, spend: LedgerRecord | None, record: ShufflerRecord
 ) -> models.BatchConservation:
     known = record if isinstance(record, Conservation) else None
-    # The shuffler keeps a row of every batch that was ever deposited: this one has no report.
+    # The shuffler knows every batch that was ever deposited, so this one has no report.
     unknown = isinstance(record, RemoteError) and record.slug == "unknown-batch"
     empty = unknown and row.opened_at is None
     expected = row.n * row.descriptor.padding.messages

@@ -1,4 +1,4 @@
-"""Routes of what a run leaves behind: history, CSV files, true values of a simulation."""
+"""Routes of a run's records: history, CSV files, and the true values of a simulation."""
 
 import asyncio
 from collections.abc import Sequence

@@ -188,7 +188,7 @@ async def show_result(run_id: str, store: StorePart) -> models.Result:
 
 
 async def _known_run(run_id: str, store: StorePart) -> str:
-    """Looks the run up: a stream's status is sent before its first event."""
+    """Looks the run up before the stream begins, because its status is sent first."""
     return (await in_thread(store.run, run_id)).id
 
 
@@ -203,7 +203,7 @@ async def follow_events(
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:
         signal = signals.signal(run_id)
-        # Read first: the last event may be lost, when the store was restored from an older copy.
+        # Read before the events: a store restored from an older copy may lack the last one.
         over = (await in_thread(store.run, run_id)).state != "running"
         for event in await in_thread(store.events, run_id, last_event_id):
             last_event_id = event.id

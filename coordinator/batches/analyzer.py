@@ -4,10 +4,10 @@ Opening one message costs some 80 microseconds of elliptic-curve work that holds
 lock. So chunks of 1,000 to 20,000 messages go to worker processes, and histograms come back.
 Conservation, opened + failed = n L, is checked for every batch.
 
-Sums leave this module, and the places of messages that failed, for the shuffler's operator only
-(`common.protocol.wire.Acknowledgement`). A place in the permuted order says nothing about a
-sender. Nothing else may depend on it: to whom a failure is shown it would be an oracle, as whoever
-changes a ciphertext would learn whether it still opens.
+Only sums and the places of failed messages leave this module. The places are for the shuffler's
+operator alone (`common.protocol.wire.Acknowledgement`). A place in the permuted order says nothing
+about a sender. Nothing else may depend on a failure: whoever changes a ciphertext would learn
+whether it still opens.
 """
 
 import asyncio
@@ -72,10 +72,8 @@ class Analyzer:
     async def open(self, context: Context, messages: Messages) -> OpenedBatch:
         """Opens and counts all messages of a batch.
 
-        Raises:
-            RemoteError: ``wrong-size``: these are not exactly n L messages.
-            LocalError: ``unavailable``: the batch was sealed to another key, or the worker
-                processes died.
+        Raises RemoteError ``wrong-size`` unless these are exactly n L messages, and LocalError
+        ``unavailable`` if the batch was sealed to another key or the worker processes died.
         """
         private = self.check_key(context)
         _check_size(context, messages.data)
@@ -100,9 +98,8 @@ class Analyzer:
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.
 
-        Raises:
-            LocalError: ``unavailable``: the key is not here. A restart with the right folder of
-                keys mends that, so it must not cost the run.
+        Raises LocalError ``unavailable`` if the key is not here. A restart with the right folder of
+        keys mends that, so it must not cost the run.
         """
         descriptor = context.descriptor
         private = self._private_key(descriptor.analyzer_key)
@@ -155,9 +152,9 @@ def open_messages(
 
 
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
-    """Returns the histogram as others than the analyzer may see it: ``central`` trust adds noise.
+    """Returns the histogram that may leave the analyzer: under ``central`` trust it gets noise.
 
-    Noise comes from the system's CSPRNG, or from the batch's own stream where a test seeds it.
+    Noise comes from the system's CSPRNG, or from the batch's own stream if a test seeds it.
     """
     noise = descriptor.to_noise()
     if not isinstance(noise, CentralNoise):

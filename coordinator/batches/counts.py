@@ -11,12 +11,12 @@ dynamics. Its error has two parts, each given half of delta:
 The value is clipped to [0, H], where V^pi lies, which only brings it nearer. All of this holds for
 honest reports; a dishonest one can move a counter by up to L.
 
-Poisoning. True counts of n episodes satisfy equations that private counts break by noise only,
-and lies break them by more. `check` computes how far counts are from each:
+Poisoning. True counts of n episodes satisfy certain equations. Noise alone makes private counts
+miss them by little; lies make them miss by more. `check` computes how far counts miss each:
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
-  h + 1. Of each cell (h, x, a, x') it tests the part that breaks these equations
-  (`postprocess.imbalance`): no linear test of them finds a lie on one cell better;
+  step h + 1. Of each cell (h, x, a, x') the test takes the part that breaks these equations
+  (`postprocess.imbalance`). No linear test of these equations finds a lie on one cell better;
 - total: all transitions of a batch sum to n times its steps. Silent reports lower it;
 - start: visits at step 0 are n draws from the declared start;
 - visits: where they are counted on their own, they are sums over x';
@@ -24,10 +24,10 @@ and lies break them by more. `check` computes how far counts are from each:
 
 Bernstein's inequality bounds the probability of each deviation r, of variance V with terms of size
 at most b, by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the population; a union bound over all tests
-of the batch makes it `CountCheck.chance`. It holds for every environment that has the declared
-start, for steps alike or not, for every choice of families, for one layer and for all, and for
-every trust model, as it needs nothing but the noise's variance and term. Neither lies that are
-whole episodes nor those below the noise can be found (docs/security.md has both in numbers).
+of the batch makes it `CountCheck.chance`. The bound needs only the noise's variance and term. So it
+holds for every environment that has the declared start, every choice of families, one layer or all,
+and every trust model. The tests find neither lies that are whole episodes nor lies below the noise
+(docs/security.md gives numbers).
 """
 
 import math
@@ -43,8 +43,8 @@ from riffle.coordinator.learning.learner import BatchCounts, FloatArray, batch_c
 from riffle.coordinator.learning.postprocess import imbalance, leverage
 
 FALSE_ALARM = 1e-5
-"""Largest chance of a batch that is marked: of honest batches at most this share is."""
-TINY = 1e-12  # of a variance: without noise (simulations) every deviation is a finding
+"""A batch is marked if its chance is smaller, so at most this share of honest batches is."""
+TINY = 1e-12  # added to a variance: without noise, as in simulations, every deviation counts
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
@@ -92,7 +92,7 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
 
 @dataclass(frozen=True, slots=True)
 class CountCheck:
-    """The test that counts fail worst: its name, and the deviation in standard deviations.
+    """The test that the counts fail worst, with their deviation in standard deviations.
 
     ``chance`` bounds the probability that honest reports give such a deviation in any test.
     """

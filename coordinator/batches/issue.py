@@ -1,9 +1,9 @@
 """Makes a batch of a learner's deployment: noise, padding, descriptor.
 
 Noise is calibrated to the run's (epsilon, beta) by `common.accounting.calibrate`: under trust
-``shuffle`` with N = honest_reports(n, gamma) * bits Bernoulli bits a counter, under ``local`` and
-``central`` whatever n is. A user is in one batch of one run, so every batch may spend the whole
-budget, and a run spends the largest of its batches' spends, not their sum.
+``shuffle`` a counter gets N = honest_reports(n, gamma) * bits Bernoulli bits; under ``local`` and
+``central`` the noise does not depend on n. A user is in one batch of one run, so every batch may
+spend the whole budget, and a run spends the largest of its batches' spends, not their sum.
 """
 
 import math
@@ -66,9 +66,8 @@ def noise_variance(spec: RunSpec, n: int, layer: int | None) -> float:
 def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoise]:
     """Returns noise and padding of a batch of n reports.
 
-    Raises:
-        RemoteError: ``batch-too-small`` when a report would need more than ``max_messages``; the
-            detail names the smallest n that works.
+    Raises RemoteError ``batch-too-small`` if a report would need more than ``max_messages``; the
+    detail names the smallest n that works.
     """
     layout = CounterLayout(spec.sizes, spec.families, layer)
     try:
@@ -109,9 +108,8 @@ class Issuer:
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
         """Refuses a batch of n reports that no shuffler takes.
 
-        Raises:
-            RemoteError: ``batch-too-small``, as `calibrated` or because no owner may hold a slot;
-                ``invalid-spec`` if it is too large to hand over, saying what to change.
+        Raises RemoteError ``batch-too-small`` as `calibrated` does, or because no owner may hold a
+        slot; ``invalid-spec`` if it is too large to hand over, with advice.
         """
         if n * self.max_owner_share < 1.0:
             least = math.ceil(1.0 / self.max_owner_share)
@@ -140,9 +138,8 @@ class Issuer:
     ) -> Issue:
         """Returns the batch that carries out ``deployment``; `RunSpec.batch_seconds` is its life.
 
-        Raises:
-            RemoteError: ``batch-too-small``; ``invalid-spec``: no descriptor can hold it, or the
-                batch would be too large to hand over.
+        Raises RemoteError as `check` does, and ``invalid-spec`` if no descriptor can hold the
+        batch.
         """
         self.check(spec, deployment.n, deployment.layer)
         calibration = calibrated(spec, deployment.n, deployment.layer)

@@ -1,10 +1,10 @@
 """The analyzer's keys, in one folder; their states are in `coordinator.states`.
 
-``keys.json`` holds ids, public halves and states, and is replaced as a whole: that is the
-transaction. ``<id>.key`` holds a private half, encrypted by the storage key. An erasure is recorded
-first and carried out after, if need be by a later call; a key that is recorded as erased is never
-used. Replicas share the folder: they change it under a lock, and read it again once the file was
-replaced.
+``keys.json`` holds ids, public halves and states. It is replaced as a whole, so that every change
+is a transaction. ``<id>.key`` holds a private half, encrypted by the storage key. An erasure is
+recorded before it is carried out, which a later call may have to do. A key that is recorded as
+erased is never used. Replicas share the folder. They change it under a lock, and read it again
+after the file was replaced.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ _RECORDS = TypeAdapter(tuple[KeyRecord, ...], config=ConfigDict(strict=True))
 
 
 class KeyRing:
-    """The keys of one folder. Made with its first key by `init`."""
+    """The keys of one folder. `init` makes the folder and its first key."""
 
     def __init__(self, folder: Path, cipher: StorageCipher, clock: Callable[[], float]) -> None:
         self._folder = folder
@@ -104,7 +104,7 @@ class KeyRing:
         return self._privates.get(public)
 
     def make(self) -> KeyRecord:
-        """Makes a pending key, unless one is pending: a retry makes no second one."""
+        """Makes a pending key, or returns the pending one: a retry makes no second key."""
         with self._lock():
             records = self.records()
             pending = [record for record in records if record.state == "pending"]
@@ -117,8 +117,7 @@ class KeyRing:
     def activate(self, identifier: str) -> KeyRecord:
         """Seals new batches to a pending key; the active one expires. A repeat changes nothing.
 
-        Raises:
-            RemoteError: ``not-found``; ``wrong-state`` when it was active before.
+        Raises RemoteError ``not-found``, or ``wrong-state`` if the key was active before.
         """
         with self._lock():
             record = next((record for record in self.records() if record.id == identifier), None)
@@ -142,8 +141,8 @@ class KeyRing:
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
         """Erases expired keys whose public half is not ``in_use``, and their files.
 
-        ``in_use`` is called once the expired keys are known: a batch may have been sealed to a key
-        that expires during the call, without ``in_use`` having seen that batch.
+        ``in_use`` is called after the expired keys are read. In the other order, a key could expire
+        in between, and ``in_use`` might have missed a batch that is sealed to it.
         """
         expired = {record.public for record in self.records() if record.state == "expired"}
         unused = expired - set(in_use()) if expired else expired
@@ -214,7 +213,7 @@ class KeyRing:
 
 
 def _parse(document: bytes) -> tuple[KeyRecord, ...]:
-    """Parses the records; raises ValueError for anything else, as an id is part of a file name."""
+    """Parses the records; raises ValueError for anything else, as ids become file names."""
     records = _RECORDS.validate_json(document)
     for record in records:
         if record.id != key_id(bytes.fromhex(record.public)):

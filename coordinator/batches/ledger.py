@@ -1,9 +1,9 @@
 """The privacy ledger: what each batch spent, and what a run may spend. Pure.
 
-Unit: one user, who is in only one batch across all runs (the shuffler refuses a second report).
-Neighbours: one user's episode replaced. Batches have disjoint users, even when later ones depend on
-earlier ones, so spends compose in parallel: a run's epsilon is the largest of its batches'
-(`common.accounting.run_guarantee`).
+The unit is one user, who is in only one batch of all runs, because the shuffler refuses a second
+report. Neighbours differ in one user's episode. Batches have disjoint users, even when later ones
+depend on earlier ones, so spends compose in parallel: a run's epsilon is the largest of its
+batches' (`common.accounting.run_guarantee`).
 
 The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. With L
 messages a report, f messages that do not open mean that at least ceil(f / L) reports were

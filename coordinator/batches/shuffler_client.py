@@ -1,9 +1,10 @@
 """The coordinator's client of the shuffler: a few calls over HTTP, each of which may be repeated.
 
-Every answer becomes a value or an error here. A RemoteError is a refusal that the shuffler means,
-with its slug (`common.protocol.errors.read_refusal`). Everything else may pass, and is a LocalError
-``unavailable``: no connection, an answer that is not the shuffler's or not to this call, a token or
-key that the shuffler does not know yet. Answers are read up to a bound, never compressed.
+Every answer becomes a value or an error here. A RemoteError is the shuffler's own refusal, with its
+slug (`common.protocol.errors.read_refusal`). Every other failure may be temporary and is a
+LocalError ``unavailable``: there is no connection, the answer is not the shuffler's or not to this
+call, or the shuffler does not know a token or key yet. Answers are read up to a bound, and
+compressed ones are refused.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ MAY_PASS = {
     "forbidden": "the coordinator's token; see SHUFFLER_TOKEN",
     "outdated-key": "pin the analyzer's new key at the shuffler",
 }
-"""Refusals that people mend while the run waits, with what to do."""
+"""Refusals that people can resolve while the run waits, with advice."""
 
 Answer = TypeVar("Answer", bound=Document)
 Octets = bytes | memoryview
@@ -64,7 +65,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. ``skew``: seconds that its clock was ahead of ours, if it answered."""
+    """Calls the shuffler. ``skew``: the seconds by which its clock was last ahead, or None."""
 
     skew: float | None = None
 
@@ -73,7 +74,7 @@ class ShufflerClient:
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
-        """Returns a client of the shuffler at ``url``, or at several replicas' with commas between.
+        """Returns a client of the shuffler at ``url``, which may list replicas by commas.
 
         ``verify``: see `common.process.endpoint.server_verification`.
         """
@@ -121,8 +122,7 @@ class ShufflerClient:
     async def messages(self, batch_id: str, size: int) -> Messages:
         """Returns a sealed batch's messages, ``size`` bytes; the same bytes until acknowledged.
 
-        Raises:
-            LocalError: ``unavailable``: there are more or fewer, or they do not have the digest.
+        Raises LocalError ``unavailable`` if there are more or fewer, or if their digest is wrong.
         """
         path, headers = f"/v1/batches/{batch_id}/messages", {"Accept-Encoding": "identity"}
         data, hasher = bytearray(), hashlib.sha256()

@@ -1,7 +1,7 @@
-"""External learners: the base class and tools they are written with, and the wrapper they run in.
+"""External learners: the base class and tools for writing them, and the wrapper that runs them.
 
-`OwnLearner` keeps the books that every `Learner` must keep (the episodes left, whether counts are
-those that were asked for, the answer so far). Its author writes the idea:
+`OwnLearner` does the bookkeeping of every `Learner`: the episodes left, the check that counts are
+those that were asked for, the answer so far. The author adds the idea:
 
     class Mine(OwnLearner):
         def next_deployment(self): ...      # what to deploy in this state, or None at the end
@@ -14,9 +14,9 @@ post-processing and costs no privacy.
 
 `ExternalLearner` runs such a learner, or any other that its user brings, and reports each of its
 mistakes in one line: an exception becomes a `LearnerError` that names the line of the learner's
-file, and every returned value is checked before it is used. Its own LearnerErrors, and Riffle's
-refusals (a batch that is too small), keep their words. The first deployment is asked for at once,
-which changes nothing, so most mistakes are found before a run is created.
+file, and every returned value is checked before it is used. The learner's own LearnerErrors and
+Riffle's refusals (such as a batch that is too small) keep their words. The first deployment is
+asked for at once, which changes nothing, so most mistakes are found before a run is created.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class OwnLearner(ABC):
 def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
     """Estimates P (H, X, A, X), r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
 
-    Visits are at least one standard deviation of their noise, so that noise on a pair that is
-    hardly visited does not look like a reward. Rows of P may then sum to less than one; the rest
-    leads nowhere.
+    Visits count as at least one standard deviation of their noise, so that noise on a pair that is
+    hardly visited does not look like a reward. Rows of P may then sum to less than one. The missing
+    mass leads nowhere.
 
     Raises LearnerError if the batch counted one layer only, without rewards.
     """
@@ -172,9 +172,8 @@ T = TypeVar("T")
 class ExternalLearner:
     """A `Learner` around ``learner``, which ``maker`` makes from the problem and the options.
 
-    Raises:
-        LearnerError: there is no such option, ``maker`` made no learner, or its first deployment
-            is not valid.
+    Raises LearnerError if there is no such option, ``maker`` made no learner, or its first
+    deployment is not valid.
     """
 
     def __init__(self, maker: Constructor, problem: Problem, options: Mapping[str, object]) -> None:

@@ -2,7 +2,7 @@
 
 Another package adds a learner with an entry point in the group ``riffle.learners``: a class, or a
 function, that takes the `Problem` and its options by name. The entry point's name is then a run's
-``learner``. A Python file that the starter of this process names does the same
+``learner``. A Python file does the same if this process was started with its name
 (`common.process.plugins`).
 """
 
@@ -55,7 +55,7 @@ TRIALS, LEAST_STEP = 10, 1.5
 """How many larger K are tried for a refused run, and the least factor between two of them."""
 
 LEAST_GROWTH = 1.1
-"""Least growth of stages for which larger K are tried: slower ones are as small for every K."""
+"""Least growth of stages for which larger K are tried. Slower stages stay small for every K."""
 
 
 class Registry:
@@ -82,10 +82,9 @@ class Registry:
     def build(self, spec: RunSpec) -> Learner:
         """Returns a fresh learner for a run.
 
-        Raises:
-            RemoteError: ``invalid-spec``: there is no such learner, its options are not valid, it
-                refuses the problem, or its own code makes a mistake at once; ``batch-too-small``
-                from the noise it asked about.
+        Raises RemoteError ``invalid-spec`` if there is no such learner, its options are not valid,
+        it refuses the problem, or its own code fails at once; ``batch-too-small`` from the noise
+        that it asked about.
         """
         if spec.learner in self._known:
             factory = self._known[spec.learner]
@@ -110,7 +109,7 @@ def refusal(spec: RunSpec, error: LearnerError) -> RemoteError:
 
 
 def problem(spec: RunSpec) -> Problem:
-    """Returns what a learner is told of a run."""
+    """Returns the facts about a run that its learner is told."""
     return Problem(
         sizes=spec.sizes,
         d1=spec.d1,
@@ -128,7 +127,7 @@ def sdp_pe(kind: type[SDPPE], problem: Problem, preset: str, options: Options) -
     """Makes SDP-PE (000 or 003) with a preset's constants, some of them replaced by options.
 
     Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. An operator sets
-    K, not a batch's n, so it names a K that is large enough, if one was found.
+    K, not a batch's n, so the error names a K that is large enough, if one was found.
     """
     constants = _replace(PRESETS[preset], options)
     try:
@@ -152,8 +151,8 @@ def _sufficient_K(
 ) -> int | None:
     """Returns a larger K, to two digits, whose batches are large enough; None if none was found.
 
-    Batches grow with K, but not in proportion: one more stage makes those before it smaller, and
-    the first of a preset may be as large for every K. So only a K that was tried is returned.
+    Batches grow with K, but not in proportion: one more stage makes those before it smaller, and a
+    preset's first stage may have one size for every K. So only a K that was tried is returned.
     """
     if constants.growth < LEAST_GROWTH:
         return None
@@ -188,8 +187,8 @@ def _two_digits(number: float) -> int:
 def pe(problem: Problem, preset: str, options: Options) -> Learner:
     """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
-    On the services nodes add noise all the same: the run is as private as its batches, and the
-    learner merely wrong about the noise.
+    On the services, nodes add noise all the same. The run is then as private as its batches. Only
+    the learner is wrong about the noise.
     """
     silent = replace(problem, noise=lambda n, layer: 0.0)
     return SDPPE(silent, _replace(PRESETS[preset], options))
@@ -225,7 +224,7 @@ def _replace(base: C, options: Options) -> C:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Computes the noise of the smallest batches now, so that one too small is refused at once."""
+    """Computes the noise of the smallest batches now, to refuse at once one that is too small."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)

@@ -32,12 +32,12 @@ RENEWALS = 3
 
 @dataclass
 class Drivers:
-    """The drivers of this replica by run; takes runs that nobody drives, and renews their leases.
+    """This replica's drivers, by run. Takes runs that nobody drives, and renews their leases.
 
-    A replica that ends in good order releases its leases. One that is killed leaves them until
-    their time is over; then the replica that looks first goes on, as after a crash.
-    ``make_driver`` makes the driver of a lease, from the run's learner at its first deployment or
-    None.
+    A replica that stops normally releases its leases. The leases of a replica that was killed last
+    until their time is over. Then the first replica that looks takes the runs over, as after a
+    crash. ``make_driver`` makes the driver of a lease. Its second argument is the run's learner in
+    its state at the first deployment, or None.
     """
 
     store: Store
@@ -50,7 +50,7 @@ class Drivers:
 
     @property
     def until(self) -> float:
-        """When a lease granted now ends, in seconds since 1970."""
+        """The time at which a lease granted now ends, in seconds since 1970."""
         return self.clock() + self.replica.lease_seconds
 
     async def start(self) -> None:
@@ -66,11 +66,11 @@ class Drivers:
         leases = [driver.lease for driver, _ in self.driven.values()]
         for run_id in list(self.driven):
             await self.halt(run_id)
-        with contextlib.suppress(SQLAlchemyError):  # then they end by themselves
+        with contextlib.suppress(SQLAlchemyError):  # the leases then expire by themselves
             await in_thread(self.store.renew_leases, leases, 0.0)
 
     def drive(self, lease: RunLease, learner: Learner | None = None) -> None:
-        """Starts driving a run; ``learner``: as it is at the run's first deployment."""
+        """Starts driving a run. ``learner`` is in its state at the run's first deployment."""
         driver = self.make_driver(lease, learner)
         task = asyncio.create_task(driver.run(), name=f"run {lease.run_id}")
         task.add_done_callback(lambda done: self._remove(lease.run_id, done))
@@ -86,13 +86,13 @@ class Drivers:
         return driven[0].lease
 
     async def restart(self, run_id: str) -> None:
-        """Drives a run anew that another replica stopped, so that its long poll ends at once."""
+        """Restarts the driver of a run that another replica stopped, which ends its long poll."""
         driven = self.driven.get(run_id)
         if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
             self.drive(lease)
 
     def trouble(self, run_id: str) -> str | None:
-        """Returns what keeps a run that is driven here from going on at the moment, if anything."""
+        """Returns why a run that is driven here cannot go on now, or None."""
         driven = self.driven.get(run_id)
         return driven[0].trouble if driven else None
 
@@ -173,7 +173,7 @@ class Coordinator:
         await self.drivers.start()
 
     async def close(self) -> None:
-        """Stops driving; nothing is lost, `start` takes up again."""
+        """Stops driving. Nothing is lost: `start` takes the runs up again."""
         for task in self._tasks:
             task.cancel()
         if self._restarts:  # each would go on to drive a run that nobody halts
@@ -183,9 +183,8 @@ class Coordinator:
     async def create(self, spec: RunSpec) -> str:
         """Creates a run with its first deployment and starts driving it; returns its id.
 
-        Raises:
-            RemoteError: ``invalid-spec``, ``batch-too-small`` (naming the smallest n),
-                ``test-entry-refused``, ``wrong-state`` when the id has another spec.
+        Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``batch-too-small`` (naming the
+        smallest n), or ``wrong-state`` if the id has another spec.
         """
         if spec.test_seed is not None and not self.test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
@@ -216,8 +215,7 @@ class Coordinator:
     async def stop(self, run_id: str) -> None:
         """Stops a run; its open batch is abandoned. Stopping a stopped run changes nothing.
 
-        Raises:
-            RemoteError: ``unknown-run``; ``wrong-state`` when it finished or failed.
+        Raises RemoteError ``unknown-run``, or ``wrong-state`` if the run finished or failed.
         """
         run = await in_thread(self.store.run, run_id)
         if run.state == "stopped":
@@ -267,7 +265,7 @@ class Coordinator:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)
-        await in_thread(self.store.run, run_id)  # a signal of no run would be kept for ever
+        await in_thread(self.store.run, run_id)  # an unknown run's signal would be kept for ever
         while True:
             signal = self.signals.signal(run_id)
             run = await in_thread(self.store.run, run_id)
@@ -280,10 +278,10 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons the shuffler's open batches that this store does not know: it is an older copy.
+        """Abandons the shuffler's open batches that this store, an older copy, does not know.
 
-        Nobody would count them, so nobody shall spend a report on them. The shuffler is asked
-        first: a batch is in the store before it is deposited, by whichever replica.
+        Nobody would count them, so no user should spend a report on them. The shuffler is asked
+        before the store, because every replica stores a batch before it deposits the batch.
         """
         while True:
             try:
@@ -299,7 +297,7 @@ class Coordinator:
                 return
 
     def _notified(self, payload: str) -> None:
-        """Takes a notification that a replica, perhaps this one, changed a run; "": any run."""
+        """Handles the notification that some replica changed a run; "" means any run."""
         if not payload:
             self.signals.fire_all()
             return

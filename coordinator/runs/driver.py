@@ -1,16 +1,16 @@
 """Carries out one run: deposit, wait, fetch, open, settle, acknowledge, and again.
 
-A driver holds no state that matters, and a lease (`coordinator.store.transactions`) without which
-it changes nothing. Each turn reads the run's first unfinished deployment from the store and does
-the one step that its state needs; `coordinator.runs` lists the steps. Every step may be repeated,
-so a crash between any two lines costs at most the step it fell into.
+A driver holds no state that matters. It changes something only while it has the run's lease
+(`coordinator.store.transactions`). Each turn reads the run's first unfinished deployment from the
+store and does the one step that its state needs; `coordinator.runs` lists the steps. Every step may
+be repeated, so a crash costs at most one step.
 
-When the shuffler or the disk does not answer, the step is tried again, later and later. Once a run
-was stopped or has failed, a batch that is not sealed is abandoned; one that is sealed is settled,
-as its users reported already.
+If the shuffler or the disk does not answer, the driver tries the step again, after ever longer
+pauses. Once a run was stopped or has failed, its driver abandons a batch that is not sealed. It
+settles a sealed batch, because the batch's users have already reported.
 
-Of a batch's progress a driver uses its state, and once the batch is sealed or over its number of
-episodes. The shuffler says no more: a number that grows with single reports tells when they came.
+A driver uses a batch's state and, once the batch is sealed or over, its number of episodes. The
+shuffler shows no more: a number that grows with every report would tell when reports came.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ Step = Callable[[RunRecord, DeploymentRecord], Awaitable[str | None]]
 class Driver:
     """Carries out one run until it is over and nothing of it is left at the shuffler.
 
-    ``clock`` returns seconds since 1970. A batch without visible progress for ``stall_seconds`` is
-    the run's trouble. ``running`` and ``trouble`` are the run's state and what keeps it from going
-    on, as this driver saw them last.
+    ``clock`` returns seconds since 1970. A batch that makes no visible progress for
+    ``stall_seconds`` is the run's trouble. ``running`` tells whether the run is running and
+    ``trouble`` why it cannot go on, as this driver last saw.
     """
 
     lease: RunLease
@@ -89,7 +89,7 @@ class Driver:
     _storing: dict[str, float] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
-        """Drives to the end, or until another replica does."""
+        """Drives the run to its end, or until another replica drives it."""
         with contextlib.suppress(LeaseLostError):
             while await self._turn():
                 pass
@@ -159,7 +159,7 @@ class Driver:
         try:
             await in_thread(self.store.fail, self.lease, error.detail, self.clock())
         except SQLAlchemyError as second:
-            await self._pause(run, store_error(second))  # the same step fails again, then this
+            await self._pause(run, store_error(second))  # the step fails again, then this
         except LocalError as second:
             if isinstance(second, LeaseLostError):
                 raise
@@ -177,7 +177,7 @@ class Driver:
         await asyncio.sleep(max(pause, error.retry_after or 0))
 
     async def _explain(self, run: RunRecord, trouble: str) -> None:
-        """Shows what keeps the run from going on, or that nothing does; logs and stores changes."""
+        """Shows why the run cannot go on, or "" if it can; logs and stores a change."""
         before = run.trouble if self.trouble is None else self.trouble
         self.trouble = trouble
         if trouble == before or run.state != "running":
@@ -205,9 +205,9 @@ class Driver:
         return await self._stalled(row)
 
     async def _stalled(self, row: DeploymentRecord) -> str | None:
-        """Returns the trouble of an open batch that has not grown for a while, as far as is shown.
+        """Returns the trouble of an open batch that has not visibly grown for a while, or None.
 
-        The shuffler shows the coordinator tenths at most, of large batches only.
+        The shuffler shows the coordinator only tenths, and only of large batches.
         """
         fill = (await self.exchange.shuffler.conservation(row.batch_id)).fill_tenths
         if self._progress[0] != (row.index, fill):
@@ -239,7 +239,7 @@ class Driver:
     # -- sealed ----------------------------------------------------------------------------------
 
     async def _count(self, run: RunRecord, row: DeploymentRecord) -> None:
-        """Fetches, opens and settles. Until `settle` has committed, all of it can be repeated."""
+        """Fetches, opens and settles a batch. Each part can be repeated until `settle` commits."""
         context, timings = parse(row.data), dict(row.timings)
         opened = await self._open(row, context, timings)
         with timed(timings, "planning"):
@@ -256,8 +256,8 @@ class Driver:
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
         """Returns the batch's counts with their noise.
 
-        Noise of the coordinator's own is committed before anything looks at it, and what is
-        committed is used from then on: see `Store.release`.
+        Noise that the coordinator draws is committed before anything looks at it. From then on only
+        the committed counts are used (see `Store.release`).
         """
         if context.descriptor.trust != "central":
             return await self.exchange.fetch_and_open(row, context, timings)
@@ -291,17 +291,17 @@ class Driver:
         """Commits a change that writes an event, and wakes the run's followers."""
         try:
             await in_thread(change, *args, **kwargs)
-        finally:  # also when this driver is stopped meanwhile: the change is made
+        finally:  # even if this driver is stopped meanwhile, the change is made
             self.signals.fire(self.lease.run_id)
 
     def _end_batch(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Commits a change after which a batch needs its key no more; erases keys nobody needs."""
+        """Commits a change after which a batch no longer needs its key; erases unused keys."""
         change(*args, **kwargs)
         self.keys.erase_unused(self.store.keys_in_use)
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns what a run fails with: the words of a learner that cannot go on, or the log."""
+    """Returns the error that fails a run: in the learner's words, or with a pointer to the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

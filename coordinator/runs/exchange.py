@@ -29,7 +29,7 @@ Timings = MutableMapping[str, float]
 
 
 class BatchGoneError(Exception):
-    """The batch will never be counted: ``reason``, and the ``episodes`` executed for it."""
+    """The batch will never be counted, for this ``reason``; ``episodes`` were executed for it."""
 
     def __init__(self, reason: str, episodes: int) -> None:
         super().__init__(reason)
@@ -55,12 +55,11 @@ class BatchExchange:
     clock: Callable[[], float]
 
     async def deposit(self, row: DeploymentRecord) -> None:
-        """Deposits the stored descriptor; the shuffler answers the same bytes alike.
+        """Deposits the stored descriptor. The same bytes always get the same answer.
 
-        Raises:
-            BatchGoneError: it expired, or its key was rotated away before anybody saw it.
-            LocalError: ``unavailable``: the clocks disagree. Issued anew it would be late as well,
-                and the deployment would soon be out of tries.
+        Raises BatchGoneError if it expired, or if its key was erased before anybody saw it. Raises
+        LocalError ``unavailable`` if the clocks disagree: every new issue would be late as well,
+        and would soon use up the deployment's tries.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -84,11 +83,10 @@ class BatchExchange:
     async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus:
         """Waits for the last report; returns the status after one long poll at the latest.
 
-        Past its expiry a batch is abandoned, unless it fills first; the next call returns which.
+        Abandons a batch past its expiry, unless it fills first; the next call tells which happened.
 
-        Raises:
-            BatchGoneError: the batch expired or was abandoned.
-            LocalError: ``wrong-state``: the shuffler is past what this store knows.
+        Raises BatchGoneError if the batch expired or was abandoned, and LocalError ``wrong-state``
+        if the shuffler knows more of it than this store.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
@@ -128,10 +126,9 @@ class BatchExchange:
     ) -> OpenedBatch:
         """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
 
-        Raises:
-            BatchGoneError: the shuffler has lost it. A coordinator on an older copy of its store
-                meets this too, if the batch was counted before: that spend is in the newer copy
-                only, and its users cannot report again.
+        Raises BatchGoneError if the shuffler has lost it. That also happens on an older copy of the
+        store, if the batch was counted before: only the newer copy has that spend, and the batch's
+        users cannot report again.
         """
         with timed(timings, "fetching"):
             messages = await self._fetch(row, context)
@@ -167,7 +164,7 @@ class BatchExchange:
             raise
 
     async def _abandon(self, row: DeploymentRecord) -> None:
-        """Gives up a batch that is short; the shuffler keeps a full one."""
+        """Gives up a batch that is not full; the shuffler keeps a full one."""
         try:
             await self.shuffler.abandon(row.batch_id)
         except RemoteError as error:

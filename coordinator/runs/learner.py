@@ -1,4 +1,4 @@
-"""The learner of one run: rebuilt by replay, shown each batch's counts, asked what follows.
+"""The learner of a run: it is rebuilt by replay, sees each batch's counts, and says what follows.
 
 A learner is deterministic (`coordinator.learning.learner`), so a fresh one that observes the stored
 private counts in order is in the state of the lost one. Every stored deployment must be the one
@@ -23,7 +23,7 @@ from riffle.coordinator.store.transactions import Store
 
 @dataclass
 class RunLearner:
-    """The learner of a run. ``learner``: as it is at the run's first deployment, if at hand."""
+    """The learner of a run. ``learner`` is its state at the run's first deployment, or None."""
 
     store: Store
     registry: Registry
@@ -38,10 +38,10 @@ class RunLearner:
     def complete(self, run: RunRecord, row: DeploymentRecord, settlement: Settlement) -> Settlement:
         """Adds to a batch's settlement what the learner makes of its counts, and what follows.
 
-        Nothing is added once the run is over. Counts past the promise are not used: the deployment
-        is issued again. Others are checked for lies before the learner sees them, which it does
-        also if they are suspicious: otherwise one liar could stop every run and use up its users.
-        So the batch is marked, and the operator decides.
+        Adds nothing once the run is over. If more reports were dishonest than promised, the counts
+        are not used and the deployment is issued again. Other counts are checked for lies. The
+        learner sees suspicious counts too: otherwise one liar could stop every run and use up its
+        users. The batch is marked, and the operator decides.
         """
         if run.state != "running":
             return settlement
@@ -60,11 +60,10 @@ class RunLearner:
         return replace(settlement, stage=stage, summary=summary, estimate=estimate, next=step)
 
     def reissue(self, run: RunRecord, row: DeploymentRecord, reason: str) -> NextStep:
-        """Issues a deployment again whose batch was not counted, or fails the run.
+        """Issues a deployment again because its batch was not counted, or fails the run.
 
-        The learner counts on n reports, so the deployment is issued whole, even where the episodes
-        executed in vain then add up to more than K, as `RunSpec.reissues` says. A run that is over
-        takes no step.
+        The learner expects n reports, so the whole deployment is issued. The episodes executed may
+        then exceed K, as `RunSpec.reissues` says. A run that is over takes no step.
         """
         if run.state != "running":
             return NextStep()

@@ -24,7 +24,7 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""Prefix of the notification that an operator stopped a run; others are a run's id alone."""
+"""Prefix of the notification that an operator stopped a run; all others are only a run's id."""
 
 SHARED_RECHECK_SECONDS = 5.0
 """How often waiters check a shared store again: notifications of other replicas may be lost."""
@@ -36,7 +36,8 @@ class ChangeSignals:
     """Wakes those who wait for a change of a run in this process.
 
     Take a signal *before* reading the store, then wait on it, so that no change in between is
-    missed. Check again after ``recheck_seconds`` in any case. ``closed``: the service is stopping.
+    missed. Check again after ``recheck_seconds`` in any case. ``closed`` means that the service is
+    stopping.
     """
 
     def __init__(self, *, shared: bool = False) -> None:

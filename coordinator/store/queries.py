@@ -1,8 +1,8 @@
 """Reads of the store. No method here changes anything; `coordinator.store.transactions` does.
 
-What a driver or a follower reads at every turn is a statement built once: built anew it would take
-0.8 ms, 0.6 of them to build and compile. Parameters: ``run_id``, ``index``, ``after`` (an event's
-number).
+The statements that drivers and followers execute at every turn are built once: a statement that is
+built anew takes 0.8 ms, 0.6 of them to build and compile. Parameters: ``run_id``, ``index``,
+``after`` (an event's number).
 """
 
 import json
@@ -52,7 +52,7 @@ def _at_index(table: Table) -> Select[Any]:
 
 
 def _unfinished() -> ColumnElement[bool]:
-    """Selects deployments that still need a step of a driver, and with it their key."""
+    """Selects deployments that still need a driver's step, and therefore their key."""
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge
@@ -155,9 +155,9 @@ class Queries:
     def keys_in_use(self) -> set[str]:
         """Returns the analyzer's public keys of all batches that still need a step.
 
-        An expired key that is not among them will never be needed. Whoever issues a batch checks
-        under the writing lock that its key is active; this read takes the same lock, so all who
-        saw the key active have committed.
+        An expired key that is not among them will never be needed. Every issue of a batch checks,
+        under the writing lock, that its key is active. This read takes the same lock, so every
+        issue that saw the key active has committed.
         """
         with self._writer.begin() as connection:
             descriptors = list(connection.execute(KEYS_IN_USE).scalars())

@@ -24,7 +24,7 @@ Timings = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A coordinator's name, and for how many seconds it holds leases without renewing them."""
+    """A coordinator's name, and the seconds for which it holds a lease without renewing it."""
 
     name: str
     lease_seconds: float
@@ -49,7 +49,7 @@ class LeaseLostError(LocalError):
 class RunRecord:
     """A run. ``message`` says why it ended, unless it finished.
 
-    ``trouble`` is what keeps it from going on; "": nothing.
+    ``trouble`` says why it cannot go on; "" means that it can.
     """
 
     id: str
@@ -121,7 +121,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """An opened batch's entry in the ledger; ``check``: of its counts, if they are used."""
+    """An opened batch's entry in the ledger. ``check`` is that of its counts, if they are used."""
 
     index: int
     spend: Spend
@@ -170,7 +170,7 @@ class Settlement:
 
     @property
     def event(self) -> DeploymentEvent:
-        """The deployment's event: past the promise its counts are not used."""
+        """The deployment's event: ``reject`` if more reports were dishonest than promised."""
         return "count" if self.spend.within_promise else "reject"
 
 

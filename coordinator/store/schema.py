@@ -1,4 +1,4 @@
-"""The coordinator's tables. How its database is opened: `common.server.database`.
+"""The coordinator's tables. `common.server.database` opens the database.
 
 A change of a table raises the version of the schema.
 """

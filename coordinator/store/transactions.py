@@ -7,8 +7,8 @@ Run leases. One replica at a time drives a run. A lease is a row with its holder
 which it is held, and a fence: a number that grows by one whenever the lease goes to another holder.
 Every transaction of a driver begins with a check of the fence. A driver that was held up (a pause,
 a cut network) beyond its time, while another took over, can therefore change nothing. Its calls to
-the shuffler may still arrive; all of them repeat harmlessly. Clocks of replicas need to agree
-within a lease's time for runs to stay where they are, and not at all for safety.
+the shuffler may still arrive; repeating them does no harm. The replicas' clocks must agree within a
+lease's time for runs to stay where they are. Safety does not depend on clocks.
 """
 
 import json
@@ -54,7 +54,7 @@ FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).w
 class Store(Queries):
     """Reads, as `Queries`, and all transactions that write.
 
-    ``active_key`` returns the public key that new batches must be sealed to; None: any.
+    ``active_key`` returns the public key that new batches must be sealed to; None allows any.
     """
 
     def __init__(self, url: str, head: Head, active_key: Callable[[], str] | None = None) -> None:
@@ -65,7 +65,7 @@ class Store(Queries):
             JOURNAL.note("older-store-accepted", logging.ERROR)
 
     async def listen(self, on_change: Callable[[str], None]) -> None:
-        """Passes on what any replica changes, for ever; see `common.server.database.listen`."""
+        """Passes on every replica's changes, for ever; see `common.server.database.listen`."""
         await listen(self._engine, on_change)
 
     def check(self) -> None:
@@ -83,11 +83,8 @@ class Store(Queries):
     ) -> RunLease | None:
         """Records a run with its first deployment, driven by ``holder`` until ``until``.
 
-        Returns its lease, or None when the same run exists.
-
-        Raises:
-            RemoteError: ``wrong-state``: the id has another spec.
-            LocalError: as `writes.add_deployment`.
+        Returns its lease, or None if the same run exists. Raises RemoteError ``wrong-state`` if the
+        id has another spec, and LocalError as `writes.add_deployment` does.
         """
         row = {"spec": spec.model_dump_json(), "state": "running", "message": "", "trouble": ""}
         with self._for_good() as connection:
@@ -108,10 +105,8 @@ class Store(Queries):
     def issue_manual(self, run_id: str, issue: Issue, now: float) -> DeploymentRecord:
         """Records a manual deployment.
 
-        Raises:
-            RemoteError: ``wrong-state``: the run is over, another deployment is under way or the
-                run's episodes are used up.
-            LocalError: as `writes.add_deployment`.
+        Raises RemoteError ``wrong-state`` if the run is over, another deployment is under way or
+        the run's episodes are used up, and LocalError as `writes.add_deployment` does.
         """
         with self._for_good() as connection:
             run = read_run(connection, run_id)
@@ -131,9 +126,8 @@ class Store(Queries):
     def add_true_values(self, run_id: str, supplied: TrueValueSpec) -> None:
         """Adds true values of deployments; repeated ones change nothing.
 
-        Raises:
-            RemoteError: ``unknown-run``, ``unknown-deployment``; ``wrong-state``: other values
-                are recorded.
+        Raises RemoteError ``unknown-run``, ``unknown-deployment``, or ``wrong-state`` if other
+        values are recorded.
         """
         with self._writer.begin() as connection:
             read_run(connection, run_id)
@@ -144,8 +138,8 @@ class Store(Queries):
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
         """Leases to ``holder`` all runs with work that nobody drives.
 
-        ``start``: also those that this holder left behind when it last ended; on SQLite, which one
-        process has for itself, all.
+        ``start`` includes the runs that this holder left behind when it last ended. On SQLite,
+        which belongs to one process, it includes all.
         """
         free = _leases.c.until <= now
         if start:
@@ -164,7 +158,7 @@ class Store(Queries):
         return taken
 
     def renew_leases(self, leases: Sequence[RunLease], until: float) -> list[RunLease]:
-        """Holds leases until another time, releases them with a past one; returns the lost ones."""
+        """Sets the end of leases, which a past time releases; returns the lost ones."""
         if not leases:
             return []
         with self._writer.begin() as connection:
@@ -199,11 +193,11 @@ class Store(Queries):
     def release(self, lease: RunLease, index: int, opened: OpenedBatch) -> OpenedBatch:
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
 
-        The privacy of the central workflow rests on this order: noise is drawn, committed here,
-        and only then seen by the learner, its errors, the log or anybody. Two draws on the same
-        counts would spend epsilon twice, so only the first committed draw is ever used. A crash
-        before the commit loses a draw that nobody saw; after a crash behind the commit the draw is
-        read again; of two coordinators that count the same batch, one gets the other's draw.
+        The privacy of the central workflow rests on this order: noise is drawn, committed here, and
+        only then seen by the learner, its errors, the log or anybody. Two draws on the same counts
+        would spend epsilon twice, so only the first committed draw is ever used. A crash before the
+        commit loses a draw that nobody saw. After a crash that follows the commit, the draw is read
+        again. If two coordinators count the same batch, one gets the other's draw.
         """
         with self._driving(lease) as connection:
             first = read_released(connection, lease.run_id, index)
@@ -215,9 +209,8 @@ class Store(Queries):
     def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commits spend, counts, stage result, next deployment and events together.
 
-        Raises:
-            LocalError: ``wrong-state``: the batch is settled already or the run is over; as
-                `writes.add_deployment` for the next deployment. Nothing is changed then.
+        Raises LocalError ``wrong-state`` if the batch is settled already or the run is over, and as
+        `writes.add_deployment` does. Then nothing is changed.
         """
         with self._driving(lease) as connection:
             run = read_run(connection, lease.run_id)
@@ -252,7 +245,7 @@ class Store(Queries):
             writes.end_run(connection, lease.run_id, "fail", now, message)
 
     def record_trouble(self, lease: RunLease, trouble: str) -> None:
-        """Records what keeps a run from going on, for every replica; "": nothing."""
+        """Records for every replica why a run cannot go on; "" means that it can."""
         with self._driving(lease) as connection:
             run = update(_runs).where(_runs.c.id == lease.run_id)
             connection.execute(run.values(trouble=trouble))

@@ -1,4 +1,4 @@
-"""The parts that transactions of the store are made of, each inside its caller's transaction."""
+"""Parts of the store's transactions. Each runs inside its caller's transaction."""
 
 import json
 from dataclasses import asdict
@@ -22,7 +22,7 @@ _runs, _deployments, _events = schema.runs, schema.deployments, schema.events
 
 LAST_EVENT = select(func.max(_events.c.id)).where(_events.c.run_id == bindparam("run_id"))
 UPDATE = update(_deployments).where(
-    # Names of their own: a column's name is the parameter of its new value.
+    # Not the columns' own names, which are the parameters of their new values.
     _deployments.c.run_id == bindparam("of_run"),
     _deployments.c["index"] == bindparam("at"),
 )
@@ -70,9 +70,8 @@ def add_deployment(
 
     ``active_key`` is the analyzer's active public key; None leaves the key unchecked.
 
-    Raises:
-        LocalError: ``budget-exceeded``: it would spend more than the run may; ``unavailable``: the
-            batch's key was replaced since the descriptor was made.
+    Raises LocalError ``budget-exceeded`` if it would spend more than the run may, or
+    ``unavailable`` if the batch's key was replaced since the descriptor was made.
     """
     if active_key is not None and issue.descriptor.analyzer_key != active_key:
         raise LocalError(
@@ -125,7 +124,7 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issue: Issue) -> 
 def move_deployment(
     connection: Connection, run_id: str, index: int, event: DeploymentEvent, **values: object
 ) -> DeploymentRecord:
-    """Changes a deployment's state by its table, and other columns; returns it as it was before.
+    """Changes a deployment's state by its table, and other columns; returns the row from before.
 
     Raises LocalError ``wrong-state`` if the event is not possible in its state.
     """
