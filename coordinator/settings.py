@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.process.configuration import Share, file_bytes, hex_file
+from riffle.common.process.configuration import Share, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
@@ -85,7 +85,7 @@ class Settings(ServerSettings):
 
     def operator_hash(self) -> str:
         """Returns the SHA-256 of the operator's token, hex."""
-        return hex_file(f"{PREFIX}OPERATOR_TOKEN_HASH_FILE", self.operator_token_hash_file).hex()
+        return self.hex_value("operator_token_hash").hex()
 
     def shuffler_token(self) -> str:
         """Returns the coordinator's token at the shuffler."""

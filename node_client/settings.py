@@ -18,7 +18,6 @@ from riffle.common.process.configuration import (
     Share,
     check_shares,
     file_bytes,
-    hex_file,
 )
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
@@ -150,8 +149,8 @@ class Settings(RoleSettings):
     def demands(self, environment: Environment) -> Demands:
         """Returns the owner's pins and demands. Raises LocalError if a key file is unusable."""
         return Demands(
-            coordinator_key=self._key("coordinator_key"),
-            shuffler_key=self._key("shuffler_key"),
+            coordinator_key=self.hex_value("coordinator_key"),
+            shuffler_key=self.hex_value("shuffler_key"),
             shuffler_id=self.shuffler_id,
             required=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             environment=self.environment,
@@ -195,13 +194,6 @@ class Settings(RoleSettings):
         if faults:
             raise _bad_file("users", self.users_file, faults[0])
         return users
-
-    def _key(self, name: str) -> bytes:
-        """Returns a pinned key, given as hex or as a file (exactly one of the two, as checked)."""
-        text, file = getattr(self, name), getattr(self, f"{name}_file")
-        return (
-            bytes.fromhex(text) if file is None else hex_file(f"{PREFIX}{name.upper()}_FILE", file)
-        )
 
 
 _USERS = TypeAdapter(dict[Hex16, list[Hex16]])

@@ -14,10 +14,9 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
-from riffle.common.process.configuration import Share, check_shares, hex32, hex_file
+from riffle.common.process.configuration import Share, check_shares
 from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.descriptor import Name
-from riffle.common.protocol.errors import LocalError
 from riffle.common.server.settings import ServerSettings
 from riffle.shuffler.rules import Demands
 from riffle.shuffler.store.schema import sqlite_url
@@ -140,18 +139,18 @@ class Settings(ServerSettings):
 
     def coordinator_hash(self) -> str:
         """Returns the SHA-256 of the coordinator's token, hex."""
-        return self._bytes("coordinator_token_hash").hex()
+        return self.hex_value("coordinator_token_hash").hex()
 
     def operator_hash(self) -> str:
         """Returns the SHA-256 of the operator's token, hex."""
-        return self._bytes("operator_token_hash").hex()
+        return self.hex_value("operator_token_hash").hex()
 
     def demands(self) -> Demands:
         """Returns the demands. Raises LocalError without a key or with an open test entry."""
         self.check_test_entry()
         return Demands(
             shuffler_id=self.shuffler_id,
-            coordinator_key=self._bytes("coordinator_key"),
+            coordinator_key=self.hex_value("coordinator_key"),
             guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             trust_models=self.trust_models,
             smallest_n=self.smallest_n,
@@ -160,13 +159,3 @@ class Settings(ServerSettings):
             max_batch_bytes=self.max_batch_bytes,
             max_batch_seconds=self.max_batch_seconds,
         )
-
-    def _bytes(self, name: str) -> bytes:
-        """Returns the 32 bytes of a setting: hexadecimal text, or a file that holds such text."""
-        text, file = getattr(self, name), getattr(self, f"{name}_file")
-        variable = f"{PREFIX}{name.upper()}"
-        if text is not None:
-            return hex32(variable, text.encode())
-        if file is None:
-            raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
-        return hex_file(f"{variable}_FILE", file)

@@ -55,6 +55,19 @@ class RoleSettings(BaseSettings):
         """Returns the names of the role's variables."""
         return [cls.prefix() + name.upper() for name in cls.model_fields]
 
+    def hex_value(self, name: str) -> bytes:
+        """Returns the 32 bytes of a setting: hexadecimal text, or a file that holds such text.
+
+        Raises LocalError ``invalid-spec`` if neither is set, or as `hex_file`.
+        """
+        text, file = getattr(self, name, None), getattr(self, f"{name}_file")
+        variable = self.prefix() + name.upper()
+        if text is None and file is None:
+            raise LocalError("invalid-spec", f"set {variable} or {variable}_FILE")
+        return (
+            hex_file(f"{variable}_FILE", file) if text is None else hex32(variable, text.encode())
+        )
+
     @classmethod
     def load(cls) -> Self:
         """Returns the settings from the environment and from the file that it names.

@@ -48,23 +48,6 @@ def is_loopback_url(url: str) -> bool:
     return is_loopback(urlsplit(url).hostname or "")
 
 
-def check_url(name: str, url: str) -> str:
-    """Returns a peer's URL; raises ValueError unless it is https, or http on this machine.
-
-    ``name`` is the setting, for the message.
-    """
-    try:
-        parts = urlsplit(url)
-        complete = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an unclosed bracket; a port that is not a number or exceeds 65535
-        complete = False
-    if not complete:
-        raise ValueError(f"{name} must be http://host:port or https://host:port")
-    if parts.scheme == "http" and not is_loopback_url(url):
-        raise ValueError(f"{name} must be https: TLS is mandatory off loopback")
-    return url
-
-
 def split_urls(text: str) -> tuple[str, ...]:
     """Returns the addresses in a setting."""
     return tuple(url.strip() for url in text.split(","))
@@ -78,11 +61,23 @@ def is_loopback_service(text: str) -> bool:
         return False
 
 
-def check_urls(name: str, text: str) -> str:
-    """Returns the setting ``name`` if `check_url` accepts each address; else raises ValueError."""
-    for url in split_urls(text):
-        check_url(name, url)
-    return text
+def check_urls(name: str, text: str) -> tuple[str, ...]:
+    """Returns the addresses in a setting.
+
+    Raises ValueError, which names the setting, unless each is https, or http on this machine.
+    """
+    urls = split_urls(text)
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            complete = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:  # an unclosed bracket; a port that is not a number or exceeds 65535
+            complete = False
+        if not complete:
+            raise ValueError(f"{name} must be http://host:port or https://host:port")
+        if parts.scheme == "http" and not is_loopback_url(url):
+            raise ValueError(f"{name} must be https: TLS is mandatory off loopback")
+    return urls
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:

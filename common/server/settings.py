@@ -108,9 +108,8 @@ class ServerSettings(RoleSettings):
 
     def metrics_hash(self) -> str | None:
         """Returns the hash of a token that may read only the metrics, if there is one."""
-        file = self.metrics_token_hash_file
-        variable = f"{self.prefix()}METRICS_TOKEN_HASH_FILE"
-        return None if file is None else hex_file(variable, file).hex()
+        no_file = self.metrics_token_hash_file is None
+        return None if no_file else self.hex_value("metrics_token_hash").hex()
 
     def check_tokens(self, *hashes: str | None) -> None:
         """Raises LocalError if two callers have the same token, judged by its hash."""

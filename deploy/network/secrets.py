@@ -172,7 +172,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     an address, or would expose the token to eavesdroppers.
     """
     each = endpoint.split_urls(url)
-    urls = tuple(endpoint.check_url(f"the address {one!r}", one) for one in each)
+    urls = tuple(endpoint.check_urls(f"the address {one!r}", one)[0] for one in each)
     verify = endpoint.server_verification(folder / "operator" / "ca.pem")
     transport = endpoint.Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
     headers = {"Authorization": f"Bearer {token}"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle.common.process.endpoint import (
-    check_url,
+    check_urls,
     hash_token,
     is_loopback,
     is_loopback_url,
@@ -31,7 +31,7 @@ def test_loopback_hosts_and_urls() -> None:
     "url", ["https://shuffler:8401", "http://127.0.0.1:8401", "http://localhost", "http://[::1]:1"]
 )
 def test_urls_of_a_peer_are_accepted(url: str) -> None:
-    assert check_url("peer", url) == url
+    assert check_urls("peer", url) == (url,)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_urls_of_a_peer_are_accepted(url: str) -> None:
 )
 def test_other_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_url("peer", url)
+        check_urls("peer", url)
 
 
 def test_a_private_ca_is_trusted_alone(tmp_path: Path) -> None:
