@@ -9,6 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -244,7 +245,8 @@ class Shuffler:
 
 def store_head(settings: Settings) -> Head:
     """Returns the head of a shuffler's store."""
-    return settings.head(f"shuffler {settings.shuffler_id}", meta)
+    head = settings.head(f"shuffler {settings.shuffler_id}", meta)
+    return replace(head, on_accept=batch_rows.abandon_open)
 
 
 def preflight(settings: Settings) -> None:

@@ -14,6 +14,7 @@ replicas may share the folder without a lock. A replica with a folder of its own
 other replicas changed since its own last start or change.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -43,8 +44,9 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
 class Head:
     """The head of the store of ``name``, whose table of named numbers is ``meta``.
 
-    ``accepted`` is the value of the operator's setting ``variable``; see `start`. ``trouble`` says
-    why nothing may be written any more.
+    ``accepted`` is the value of the operator's setting ``variable``; see `start`. ``on_accept``
+    changes an older database in the transaction that accepts it. ``trouble`` says why nothing may
+    be written any more.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class Head:
     meta: Table
     variable: str = ""
     accepted: int | None = None
+    on_accept: Callable[[Connection], None] = lambda _: None
     older_accepted: bool = field(default=False, init=False)
     trouble: LocalError | None = field(default=None, init=False)
 
@@ -107,6 +110,7 @@ class Head:
                 )
             self.older_accepted, number = True, head + 1
             write_number(connection, self.meta, KEY, number)
+            self.on_accept(connection)
         return number
 
     def _file(self, number: object) -> Path:

@@ -85,12 +85,16 @@ class BatchExchange:
 
         Abandons a batch past its expiry, unless it fills first; the next call tells which happened.
 
-        Raises BatchGoneError if the batch expired or was abandoned, and LocalError ``wrong-state``
-        if the shuffler knows more of it than this store.
+        Raises BatchGoneError if the batch expired, was abandoned or is lost, and LocalError
+        ``wrong-state`` if the shuffler knows more of it than this store.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
-        status = await self.shuffler.status(row.batch_id, max(0.0, min(left, STATUS_SECONDS)))
+        wait = max(0.0, min(left, STATUS_SECONDS))
+        try:
+            status = await self.shuffler.status(row.batch_id, wait)
+        except RemoteError as error:
+            raise _lost(row) if error.slug == "unknown-batch" else error from error
         if status.state in FULL:
             return status
         if status.state == "abandoned":

@@ -211,6 +211,16 @@ def abandon(connection: Connection, batch_id: str) -> None:
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
+def abandon_open(connection: Connection) -> None:
+    """Abandons the open batches of an older store.
+
+    They may have been released since. A second release, with some other reports, would let the
+    analyzer subtract the two.
+    """
+    for batch_id in open_ids(connection):
+        abandon(connection, batch_id)
+
+
 def give_up(connection: Connection, batch_id: str) -> BatchState:
     """Gives up a batch whose secret is lost, unless its messages have left or it is over.
 

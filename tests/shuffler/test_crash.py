@@ -354,6 +354,19 @@ def test_only_its_owner_may_enter_the_data_folder(api: Api, tmp_path: Path) -> N
         assert folder.stat().st_mode & 0o077 == 0
 
 
+def test_open_batches_of_an_accepted_older_store_are_abandoned(api: Api) -> None:
+    """They may have been released since; a second release would differ in a few reports only."""
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    api.upload(batch, [(lease.lease, batch.report())])
+    preflight(api.settings)
+    assert api.status(batch)["state"] == "open"
+    store_head(api.settings).write(99)
+    preflight(api.settings.model_copy(update={"accept_older_store": 99}))
+    api.restart()
+    assert api.status(batch)["state"] == "abandoned"
+
+
 def test_a_file_deleted_under_the_service_is_written_no_more(api: Api) -> None:
     if api.settings.store_url:
         pytest.skip("PostgreSQL's files are its own")

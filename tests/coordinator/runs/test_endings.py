@@ -350,6 +350,23 @@ def test_a_full_batch_that_was_lost_is_issued_again(tmp_path: Path, how: str) ->
     assert [(row.step, row.episodes_executed) for row in rows] == [(0, 21), (0, 21), (1, 21)]
 
 
+def test_an_open_batch_that_the_shuffler_forgot_is_issued_again(tmp_path: Path) -> None:
+    shuffler = FakeShuffler()
+    shuffler.fills = False
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec(reissues=1))
+        await until(lambda: bool(shuffler.states))
+        shuffler.states.clear()
+        shuffler.fills = True
+        await drivers_end()
+
+    play(parts(tmp_path, shuffler), act)
+    result = outcome(tmp_path)
+    assert result["state"][0] == "finished"
+    assert [state for state, _, _ in result["states"]] == ["abandoned", "counted", "counted"]
+
+
 @pytest.mark.parametrize("how", ["late", "unknown-batch"])
 def test_a_full_batch_that_was_lost_too_often_fails_the_run(tmp_path: Path, how: str) -> None:
     shuffler = FakeShuffler()

@@ -194,7 +194,8 @@ def _task(loop: Any, work: Any, *, context: Any = None) -> asyncio.Task[Any]:
     process = context.get(CURRENT) if context is not None else CURRENT.get()
     if process is not None:
         process.tasks.add(task)
-        task.add_done_callback(process.tasks.discard)
+        # In the process's own turn: whoever spawned it may be paused.
+        task.add_done_callback(process.tasks.discard, context=process.context)
         if process.dead:
             task.cancel()
     return task

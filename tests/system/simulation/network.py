@@ -5,7 +5,10 @@ A fault waits for the next request whose path has its word, and befalls it:
 - lost: it never arrives, and the caller waits in vain;
 - unanswered: it arrives, and its answer does not;
 - twice: it arrives twice, and the second answer is the one that comes back;
-- late: the caller gives up at once, and the request arrives seconds later, after newer ones.
+- late: the caller gives up at once, and the request arrives seconds later, after newer ones;
+- altered: something in between puts another answer into the place of the server's, which may not
+  even have got the request: half of it, a proxy's page, a foreign document, or the answer that was
+  last given to another question. The operator, who reads what comes, is spared this.
 
 Every message takes a while drawn anew, so requests overtake each other also without a fault.
 """
@@ -20,9 +23,11 @@ from typing import Any
 
 import httpx
 
-from tests.system.simulation.machine import Process, step
+from tests.system.proxy import FOREIGN
+from tests.system.simulation.machine import CURRENT, Process, step
 
 FAULTS = ("lost", "unanswered", "twice", "late")
+ALTERATIONS = ("half", "another's", *FOREIGN)
 LATENCY_SECONDS = 0.4
 TIMEOUT_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
@@ -49,6 +54,7 @@ class Network:
     faults: list[tuple[str, str]] = field(default_factory=list)
     uploads: list[Sent] = field(default_factory=list)
     strays: set[asyncio.Task[None]] = field(default_factory=set)
+    answers: dict[str, httpx.Response] = field(default_factory=dict)
 
     def client(self, target: str, token: str | None = None) -> httpx.AsyncClient:
         """An HTTP client; who uses it may die when it sends, and before it hears the answer."""
@@ -73,6 +79,7 @@ class Network:
             raise httpx.ReadError("the server died (simulated)")
         response: httpx.Response = task.result()
         self.answered(sent, response)
+        self.answers[sent.url] = response
         return response
 
     async def exchange(self, sent: Sent) -> httpx.Response:
@@ -88,11 +95,12 @@ class Network:
             raise httpx.ReadTimeout("no answer (simulated)")
         if fault == "twice":
             await self.deliver(sent)
-        response = await self.deliver(sent)
+        unsent = fault in FOREIGN and self.draws.random() < 0.5
+        response = httpx.Response(200) if unsent else await self.deliver(sent)
         if fault == "unanswered":
             raise httpx.ReadError("the answer is lost (simulated)")
         await self._travel()
-        return response
+        return self._altered(fault, sent, response) if fault in ALTERATIONS else response
 
     def stray(self, sent: Sent) -> None:
         """A request that nobody waits for any more."""
@@ -107,10 +115,21 @@ class Network:
 
     def _fault(self, sent: Sent) -> str | None:
         for fault in self.faults:
-            if fault[1] in f"{sent.method} {sent.url}":
+            spared = fault[0] in ALTERATIONS and CURRENT.get() is None
+            if fault[1] in f"{sent.method} {sent.url}" and not spared:
                 self.faults.remove(fault)
                 return fault[0]
         return None
+
+    def _altered(self, kind: str, sent: Sent, response: httpx.Response) -> httpx.Response:
+        if kind == "another's":
+            others = [answer for url, answer in self.answers.items() if url != sent.url]
+            return self.draws.choice(others) if others else response
+        if kind == "half":
+            body = response.content[: len(response.content) // 2]
+            return httpx.Response(200, headers=response.headers, content=body)
+        status, body = FOREIGN[kind]
+        return httpx.Response(int(status[:3]), headers={"Location": "/login"}, content=body)
 
     async def _travel(self) -> None:
         await asyncio.sleep(self.draws.uniform(0.001, LATENCY_SECONDS))

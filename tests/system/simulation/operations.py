@@ -4,19 +4,29 @@ Operations are drawn from a seed and can be written down, so a failure is a list
 shorter, kept as a file and played again.
 """
 
-import json
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from riffle.common.protocol.wire import frame
-from tests.system.simulation.network import FAULTS
-from tests.system.simulation.world import PROCESSES, REPLICAS, ROLES, World, run_spec, user_of
+from tests.system.simulation.learner import N
+from tests.system.simulation.network import ALTERATIONS, FAULTS
+from tests.system.simulation.world import (
+    PROCESSES,
+    REPLICAS,
+    ROLES,
+    SERVICES,
+    World,
+    run_spec,
+    user_of,
+)
 
 Operation = list[Any]
 MOST_RUNS = 3
 LARGEST_OFFSET = 150.0
+HOG_SECONDS = 1.0
 PLACES = ("POST", "PUT", "reports", "leases", "messages", "acknowledgement", "status", "batches")
 
 
@@ -30,11 +40,16 @@ def draw(draws: random.Random) -> Operation:
         (4, lambda: ["pause", draws.choice(PROCESSES), draws.choice([1, 5, 20, 80])]),
         (4, lambda: ["full", draws.choice(PROCESSES), draws.choice([0.5, 2, 10, 80])]),
         (14, lambda: ["fault", draws.choice(FAULTS), draws.choice(PLACES)]),
+        (10, lambda: ["fault", draws.choice(ALTERATIONS), draws.choice(PLACES)]),
         (8, lambda: ["replay", draws.randrange(1000)]),
         (4, lambda: ["jump", draws.choice(ROLES), draws.choice([-100, -20, -2, 2, 20, 100])]),
-        (5, lambda: ["switch", draws.choice(["shuffler", "coordinator"])]),
+        (5, lambda: ["switch", draws.choice(SERVICES)]),
         (3, lambda: ["rotate"]),
         (4, lambda: ["squat", draws.randrange(1, 5), draws.random() < 0.5]),
+        (3, lambda: ["hog", draws.choice([5, 20, 60])]),
+        (3, lambda: ["slow", draws.choice([0.5, 2, 5, 10, 20]), draws.choice([5, 20, 60])]),
+        (3, lambda: ["copy", draws.choice(SERVICES)]),
+        (3, lambda: ["restore", draws.choice(SERVICES)]),
         (1, lambda: ["abandon"]),
         (5, lambda: ["create", draws.randrange(MOST_RUNS)]),
         (1, lambda: ["stop", draws.randrange(MOST_RUNS)]),
@@ -73,7 +88,24 @@ async def kill_all(world: World, downtime: float) -> None:
 
 async def pause(world: World, name: str, seconds: float) -> None:
     """A process does nothing for a while, then goes on, unless it is killed before."""
+    world.watch.setbacks += 1
     world.pause(name, seconds)
+
+
+async def slow(world: World, report_seconds: float, seconds: float) -> None:
+    """For a while the node takes so long to seal a report."""
+    world.sealing_seconds = report_seconds
+    world.loop.call_later(seconds, partial(setattr, world, "sealing_seconds", 0.0))
+
+
+async def copy(world: World, target: str) -> None:
+    """The operator copies a service's store while it runs."""
+    world.copy(target)
+
+
+async def restore(world: World, target: str) -> None:
+    """A service is stopped, its last copy takes the place of its store, and it is started again."""
+    await world.restore(target)
 
 
 async def full(world: World, name: str, seconds: float) -> None:
@@ -97,6 +129,8 @@ async def replay(world: World, number: int) -> None:
 async def jump(world: World, role: str, seconds: float) -> None:
     """A role's clock is wrong from here on."""
     wrong = world.offsets[role] + seconds
+    world.watch.steady &= role != "shuffler"
+    world.watch.setbacks += 1
     world.offsets[role] = max(-LARGEST_OFFSET, min(LARGEST_OFFSET, wrong))
 
 
@@ -116,13 +150,20 @@ async def rotate(world: World) -> None:
     await world.ask("coordinator", "POST", f"/keys/{key['id']}/activate")
 
 
+async def hog(world: World, seconds: float) -> None:
+    """A stranger's node takes all slots that it gets, again and again, and never reports."""
+    end = world.loop.time() + seconds
+    while world.loop.time() < end:
+        await squat(world, N, garbage=False)
+        await asyncio.sleep(HOG_SECONDS)
+
+
 async def squat(world: World, slots: int, garbage: bool) -> None:
     """A stranger's node takes leases, and uses none of them, or sends what does not open."""
     batches = world.open_batches()
     if not batches:
         return
-    stranger = json.loads((world.folder / "stranger.json").read_text())
-    headers = {"Authorization": f"Bearer {stranger['token']}"}
+    headers = {"Authorization": f"Bearer {world.stranger}"}
     batch_id, report_bytes = batches[0]
     users = [user_of("stranger", world.strangers + number) for number in range(slots)]
     world.strangers += slots
@@ -164,6 +205,10 @@ ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "jump": jump,
     "switch": switch,
     "rotate": rotate,
+    "hog": hog,
+    "slow": slow,
+    "copy": copy,
+    "restore": restore,
     "squat": squat,
     "abandon": abandon,
     "create": create,

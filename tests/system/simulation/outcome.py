@@ -44,7 +44,8 @@ def check(world: World) -> None:
     expect = world.watch.expect
     for batch_id, state in found.items():
         expect(state in OVER, f"batch {batch_id} is {state} for ever")
-        kept = state != "erased" or batch_id in settled
+        forgotten = "coordinator" in world.watch.rolled_back
+        kept = state != "erased" or batch_id in settled or forgotten
         expect(kept, f"batch {batch_id} was erased, and never settled")
     folder = world.folder / "shuffler" / "secrets"
     # What a kill leaves of a batch that no commit ever knew stays: nothing was sealed to it.
@@ -54,7 +55,10 @@ def check(world: World) -> None:
 
 def _check_run(world: World, store: Store, run: RunRecord) -> None:
     expect, rows = world.watch.expect, store.deployments(run.id)
-    expect(run.state in ("finished", "stopped"), f"run {run.id} {run.state}: {run.message}")
+    ended = run.state in ("finished", "stopped")
+    # A run whose batches one side has forgotten fails, and says so.
+    forgot = run.state == "failed" and bool(world.watch.rolled_back) and bool(run.message)
+    expect(ended or forgot, f"run {run.id} {run.state}: {run.message}")
     counted = [row.index for row in rows if row.state == "counted"]
     told = [event.data["index"] for event in store.events(run.id) if event.kind == "batch_counted"]
     spent = [entry.index for entry in store.ledger(run.id)]
@@ -65,6 +69,8 @@ def _check_run(world: World, store: Store, run: RunRecord) -> None:
             row.state != "counted" or handed_over,
             f"batch {row.batch_id} counted, never handed over",
         )
+        unspent = row.state not in TO_ACKNOWLEDGE and not world.watch.rolled_back
+        expect(not (handed_over and unspent), f"batch {row.batch_id} handed over, not spent")
     _replay(world, store, run, rows)
 
 
@@ -82,14 +88,16 @@ def _replay(world: World, store: Store, run: RunRecord, rows: list[DeploymentRec
         early = [state for state in states[:-1] if state != "abandoned"]
         expect(not early, f"run {run.id}, step {step}: {states}")
         if last.state != "counted":
-            expect(run.state == "stopped", f"run {run.id} {run.state}, step {step}: {states}")
+            ended = run.state in ("stopped", "failed")
+            expect(ended, f"run {run.id} {run.state}, step {step}: {states}")
             return
         expected = _counts(last.descriptor)
         found = tuple(histograms[last.index].tolist())
         expect(found == expected, f"batch {last.batch_id}: counts {found}, undisturbed {expected}")
         learner.observe(private_counts(last.descriptor, histograms[last.index]))
     over = learner.next_deployment() is None
-    expect(over == (run.state == "finished") or run.state == "stopped", f"run {run.id} {run.state}")
+    ended = over == (run.state == "finished") or run.state in ("stopped", "failed")
+    expect(ended, f"run {run.id} {run.state}")
 
 
 def _counts(descriptor: BatchDescriptor) -> tuple[int, ...]:

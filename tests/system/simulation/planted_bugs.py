@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.server.head import Head
+from riffle.coordinator.batches import shuffler_client
 from riffle.coordinator.runs.driver import Driver
 from riffle.coordinator.store.records import DeploymentRecord
 from riffle.coordinator.store.transactions import Store
+from riffle.node_client.pipeline import ReportTiming
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import batch_rows, slots
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
+from tests.system.simulation.learner import N
 from tests.system.simulation.machine import Killed
 
 
@@ -121,6 +126,36 @@ def settled_without_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "settle", unfenced)
 
 
+def an_older_store_is_taken(patch: pytest.MonkeyPatch) -> None:
+    """A service starts on whatever store it finds."""
+    patch.setattr(Head, "start", Head._read)
+
+
+def batches_of_an_older_store_go_on(patch: pytest.MonkeyPatch) -> None:
+    """A batch that was released after the copy was made is filled and released once more."""
+    patch.setattr(batch_rows, "abandon_open", lambda _: None)
+
+
+def foreign_answers_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is not a success is a refusal that the shuffler means."""
+
+    def believed(peer: str, *_: object) -> RemoteError:
+        return RemoteError("wrong-state", f"{peer} refused")
+
+    patch.setattr(shuffler_client, "read_refusal", believed)
+
+
+def lapses_cost_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Whoever lets leases lapse gets others at once."""
+    patch.setattr(slots, "waits_until", lambda *_: 0)
+
+
+def slow_nodes_ask_on(patch: pytest.MonkeyPatch) -> None:
+    """A node asks people whose reports will be late."""
+    patch.setattr(ReportTiming, "most_users", lambda *_: N)
+    patch.setattr(ReportTiming, "in_time", lambda _timing, leases, *_: list(leases))
+
+
 PLANTED_BUGS = {
     fault.__name__.replace("_", "-"): fault
     for fault in (
@@ -130,5 +165,10 @@ PLANTED_BUGS = {
         asked_again_after_a_crash,
         acknowledged_before_it_is_settled,
         settled_without_the_fence,
+        an_older_store_is_taken,
+        batches_of_an_older_store_go_on,
+        foreign_answers_are_believed,
+        lapses_cost_nothing,
+        slow_nodes_ask_on,
     )
 }

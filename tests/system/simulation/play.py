@@ -86,7 +86,7 @@ async def heal(world: World) -> None:
             return
         await asyncio.sleep(1.0)
     world.offsets["shuffler"] += RETENTION_SECONDS  # what nobody will ever take is given up
-    await asyncio.sleep(2 * STARTING_SECONDS)
+    await asyncio.sleep(PATIENCE_SECONDS)  # in which somebody asks the shuffler for something
 
 
 def _settled(world: World) -> bool:

@@ -6,8 +6,9 @@ has one twice, or one of another batch.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -17,28 +18,48 @@ import pytest
 from sqlalchemy import Connection, select
 
 from riffle.common.protocol import hpke
-from riffle.common.protocol.wire import LEASE_BYTES, Conservation, UploadReply
+from riffle.common.protocol.wire import LEASE_BYTES, Conservation, LeaseReply, UploadReply
 from riffle.node_client.pipeline import Pipeline
 from riffle.shuffler.metrics import conservation
 from riffle.shuffler.store.schema import batches
+from tests.system.simulation.learner import N
 from tests.system.simulation.network import Sent
 
 OVER = ("erased", "abandoned")
 ACKNOWLEDGED = ("accepted", "replayed")
+OWNERS, OWNER_SHARE = 3, 0.5
+OWNER_SLOTS = int(OWNER_SHARE * N)
+
+
+@dataclass
+class Known:
+    """What the shuffler's store must know: reports ``acknowledged`` and the stranger's leases with
+    their ends, by batch id, and the batches that are ``over``."""
+
+    acknowledged: dict[str, set[bytes]] = field(default_factory=dict)
+    strangers: dict[str, dict[str, int]] = field(default_factory=dict)
+    over: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Watch:
-    """Reports are known by their sealed bytes. By batch id: those ``acknowledged``, the messages
-    ``released``, and the ``owners`` of these."""
+    """Reports are known by their sealed bytes. By batch id: the messages ``released``, and the
+    ``owners`` of these, and how many users were ``asked_for`` it. The services that were
+    ``rolled_back`` run on an older store; the shuffler is ``steady`` while its clock was never set;
+    each of the ``setbacks`` may have cost the reports of all who were being asked."""
 
+    clock: Callable[[], float]
+    stranger: str
     problems: list[str] = field(default_factory=list)
     sealed: dict[bytes, bytes] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
-    acknowledged: dict[str, set[bytes]] = field(default_factory=dict)
+    asked_for: Counter[str] = field(default_factory=Counter)
+    known: Known = field(default_factory=Known)
     released: dict[str, bytes] = field(default_factory=dict)
     owners: dict[str, set[bytes]] = field(default_factory=dict)
-    over: set[str] = field(default_factory=set)
+    rolled_back: set[str] = field(default_factory=set)
+    steady: bool = True
+    setbacks: int = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -52,6 +73,7 @@ class Watch:
 
         def running(pipeline: Pipeline, job: Any, chunk: Sequence[Any], done: Any) -> None:
             self.asked.update(lease.user for lease in chunk)
+            self.asked_for[job.batch_id] += len(chunk)
             run(pipeline, job, chunk, done)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -75,6 +97,8 @@ class Watch:
             return
         if path[-1] == "reports":
             self._upload(path[-2], sent.body, response)
+        if path[-1] == "leases" and ("authorization", self.stranger) in sent.headers:
+            self._lease(path[-2], response)
         if path[-1] == "messages":
             self._release(path[-2], response.content)
 
@@ -82,14 +106,35 @@ class Watch:
         results = UploadReply.model_validate_json(response.content).results
         size = len(body) // len(results)
         frames = (body[start : start + size] for start in range(0, len(body), size))
-        acknowledged = self.acknowledged.setdefault(batch_id, set())
+        acknowledged = self.known.acknowledged.setdefault(batch_id, set())
         for frame, result in zip(frames, results, strict=True):
             if result.outcome in ACKNOWLEDGED:
                 acknowledged.add(frame[LEASE_BYTES:])
 
+    def _lease(self, batch_id: str, response: httpx.Response) -> None:
+        """No owner has more than their share, and one who never reports gets it twice at most."""
+        leases = self.known.strangers.setdefault(batch_id, {})
+        reply = LeaseReply.model_validate_json(response.content)
+        leases |= {lease.lease: lease.expires_at for lease in reply.leases}
+        held = sum(end > self.clock() for end in leases.values())
+        within = held <= OWNER_SLOTS and len(leases) <= 2 * OWNER_SLOTS
+        hogged = f"batch {batch_id}: the stranger got {len(leases)} leases, and holds {held}"
+        self.expect(within or not self.steady, hogged)
+
     def _release(self, batch_id: str, data: bytes) -> None:
+        """The same messages, always; only a shuffler that forgot a batch may have others in it."""
         before = self.released.setdefault(batch_id, data)
-        self.expect(before == data, f"batch {batch_id} was handed over in two orders")
+        if before == data:
+            return
+        again = [rows[:32] for rows in self.sealed.values() if rows[:32] in before]
+        known = "shuffler" not in self.rolled_back or any(first in data for first in again)
+        self.expect(not known, f"batch {batch_id} was handed over in two orders")
+        self.released[batch_id] = data
+        self.owners.pop(batch_id, None)
+
+    def restored(self, known: Known) -> None:
+        """The shuffler's store is an older copy, and knows no more than it did then."""
+        self.known = deepcopy(known)
 
     # -- the shuffler's store --------------------------------------------------------------------
 
@@ -98,21 +143,23 @@ class Watch:
         for batch_id, state, clean in connection.execute(
             select(batches.c.batch_id, batches.c.state, batches.c.clean)
         ).all():
-            if batch_id not in self.over:
+            if batch_id not in self.known.over:
                 self._look(conservation(connection, batch_id))
             if state in OVER and clean:
-                self.over.add(batch_id)
+                self.known.over.add(batch_id)
         twice = [user for user, times in self.asked.items() if times > 1]
         self.expect(not twice, f"users asked twice: {twice}")
 
     def _look(self, record: Conservation) -> None:
         accepted = record.accepted or 0
-        acknowledged = len(self.acknowledged.get(record.batch_id, ()))
+        acknowledged = len(self.known.acknowledged.get(record.batch_id, ()))
         self.expect(record.balanced, f"conservation: {record}")
         self.expect(accepted <= record.n, f"more than n reports: {record}")
         self.expect(acknowledged <= accepted, f"acknowledged {acknowledged}, kept: {record}")
         full = record.state not in ("open", "abandoned")
         self.expect(not full or accepted == record.n, f"sealed short: {record}")
+        in_vain = self.asked_for[record.batch_id] - accepted
+        self.expect(in_vain <= (2 + self.setbacks) * N, f"{in_vain} asked in vain: {record}")
         self.expect(record.forwarded in (0, record.n), f"handed over in part: {record}")
         if record.batch_id in self.released:
             self._whole(record)
@@ -122,7 +169,7 @@ class Watch:
         batch_id = record.batch_id
         if batch_id not in self.owners:
             self.owners[batch_id] = self._owners(record)
-        lost = self.acknowledged.get(batch_id, set()) - self.owners[batch_id]
+        lost = self.known.acknowledged.get(batch_id, set()) - self.owners[batch_id]
         self.expect(not lost, f"{len(lost)} acknowledged reports are not in {record}")
 
     def _owners(self, record: Conservation) -> set[bytes]:

@@ -10,11 +10,15 @@ import asyncio
 import hashlib
 import json
 import random
+import re
+import shutil
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from sqlite3 import connect
 from typing import Any
 
 import httpx
@@ -41,7 +45,7 @@ from riffle.node_client.shuffler_client import Backoff
 from riffle.node_client.shuffler_client import ShufflerClient as NodesShuffler
 from riffle.node_client.users import Users
 from riffle.shuffler import app as shuffler_app
-from riffle.shuffler.core import Shuffler
+from riffle.shuffler.core import Shuffler, preflight, store_head
 from riffle.shuffler.settings import Settings as ShufflerSettings
 from riffle.shuffler.store import schema
 from tests.coordinator import world as coordinator_world
@@ -49,15 +53,17 @@ from tests.node_client import world as keys
 from tests.system.simulation.learner import N, steps
 from tests.system.simulation.machine import Inline, Process
 from tests.system.simulation.network import Network
-from tests.system.simulation.watch import Watch
+from tests.system.simulation.watch import OWNER_SHARE, OWNERS, Known, Watch
 
 EPOCH = 1_800_000_000.0
 COORDINATOR_TOKEN, OPERATOR_TOKEN = "coordinator", coordinator_world.TOKEN
 USERS_A_NODE = 400
 BATCH_SECONDS, LEASE_SECONDS = 60, 15
+START_SECONDS = 1.0  # between two attempts to start
 REPLICAS = ("a", "b")
 PROCESSES = ("shuffler-a", "shuffler-b", "coordinator-a", "coordinator-b", "node")
 ROLES = ("shuffler", "coordinator", "node")
+SERVICES = ROLES[:2]
 ENVIRONMENT: dict[str, Any] = {"states": 2, "actions": 2, "horizon": 1}
 
 
@@ -74,11 +80,13 @@ def run_spec(number: int) -> RunSpec:
         beta=0.1,
         batch_seconds=BATCH_SECONDS,
         reissues=100,
+        dishonest_fraction=OWNER_SHARE,
         test_seed=11,
     )
 
 
-def shuffler_settings(folder: Path) -> ShufflerSettings:
+@lru_cache(4)
+def shuffler_settings(folder: Path, accepted: int | None = None) -> ShufflerSettings:
     return ShufflerSettings(
         data_dir=folder / "shuffler",
         shuffler_id="shuffler-1",
@@ -89,14 +97,22 @@ def shuffler_settings(folder: Path) -> ShufflerSettings:
         analyzer_keys_file=folder / "pins",
         max_epsilon=20.0,
         max_beta=0.1,
+        max_owner_share=OWNER_SHARE,
         lease_seconds=LEASE_SECONDS,
+        accept_older_store=accepted,
         test_entry=True,
     )
 
 
-def coordinator_settings(folder: Path, replica: str) -> CoordinatorSettings:
+def coordinator_settings(
+    folder: Path, replica: str, accepted: int | None = None
+) -> CoordinatorSettings:
     return coordinator_world.settings(
-        folder / "coordinator", test_entry=True, port=8400 + REPLICAS.index(replica)
+        folder / "coordinator",
+        test_entry=True,
+        port=8400 + REPLICAS.index(replica),
+        max_owner_share=OWNER_SHARE,
+        accept_older_store=accepted,
     )
 
 
@@ -128,6 +144,15 @@ class Role:
     ready: bool = False
 
 
+@dataclass
+class Copy:
+    """A copy of a store, its head, and what was known when it was made."""
+
+    file: Path
+    head: int
+    known: Known
+
+
 class World:
     """A network in a folder. Made inside a running `machine.Loop`."""
 
@@ -135,15 +160,21 @@ class World:
         self.folder = folder
         self.draws = random.Random(seed)
         self.offsets = dict.fromkeys(ROLES, 0.0)
-        self.primary = dict.fromkeys(("shuffler", "coordinator"), "a")
+        self.primary = dict.fromkeys(SERVICES, "a")
         self.downtime: dict[str, float] = {}
         self.roles: dict[str, Role] = {}
         self.apps: dict[str, FastAPI] = {}
         self.graves: list[Process] = []
         self.full: set[str] = set()
+        self.sealing_seconds = 0.0
+        self.copies: dict[str, Copy] = {}
+        self.accepted: dict[str, int] = {}
+        self.older: set[str] = set()
+        self.restoring: set[str] = set()
         self.healing = self.ending = False
         self.strangers = 0
-        self.watch = Watch()
+        self.stranger = json.loads((folder / "stranger.json").read_text())["token"]
+        self.watch = Watch(lambda: self.clock("shuffler"), f"Bearer {self.stranger}")
         self.network = Network(self.draws, self.pick, self.watch.answered)
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._unexpected)
@@ -168,7 +199,7 @@ class World:
     def start(self, name: str) -> None:
         """Start a process that is not running."""
         role = self.roles.get(name)
-        if role is not None and not role.process.dead:
+        if (role is not None and not role.process.dead) or name.partition("-")[0] in self.restoring:
             return
         process = Process(name, self._died)
         process.full = name in self.full
@@ -197,8 +228,70 @@ class World:
             process.paused = True
             self.loop.call_later(seconds, process.go_on)
 
+    # -- copies of a store -----------------------------------------------------------------------
+
+    def store_file(self, target: str) -> Path:
+        """The file of a service's store."""
+        return self.folder / target / f"{target}.sqlite"
+
+    def copy(self, target: str) -> None:
+        """Copy a store while its service runs, as `sqlite3 FILE ".backup COPY"` does."""
+        file = self.folder / f"{target}.copy"
+        file.unlink(missing_ok=True)
+        with closing(connect(self.store_file(target))) as source, closing(connect(file)) as made:
+            source.backup(made)
+        self.copies[target] = Copy(file, self.head(file), deepcopy(self.watch.known))
+
+    def head(self, file: Path) -> int:
+        """The head in a store."""
+        with closing(connect(file)) as store:
+            row = store.execute("SELECT value FROM meta WHERE key = 'head'").fetchone()
+        return row[0] if row else 0
+
+    async def restore(self, target: str) -> None:
+        """Stop a service, put its copy in the place of its store, and start it again."""
+        copy = self.copies.get(target)
+        if copy is None or target in self.restoring:
+            return
+        self.restoring.add(target)
+        for replica in REPLICAS:
+            role = self.roles[f"{target}-{replica}"]
+            role.process.kill()
+            await role.process.buried()
+        file = self.store_file(target)
+        written = self._written(target)
+        if copy.head < written != self.accepted.get(target):
+            self.older.add(target)  # must be refused, until the operator accepts this number
+        for old in file.parent.glob(f"{file.name}*"):
+            old.unlink()
+        shutil.copyfile(copy.file, file)
+        if target == "shuffler":
+            self.watch.restored(copy.known)
+        self.watch.rolled_back.add(target)
+        self.restoring.discard(target)
+        for replica in REPLICAS:
+            self.start(f"{target}-{replica}")
+
+    def _written(self, target: str) -> int:
+        """The highest head outside a store."""
+        if target == "shuffler":
+            return store_head(shuffler_settings(self.folder)).written()
+        return coordinator_settings(self.folder, "a").head(target, meta).written()
+
+    def _accept(self, target: str, error: Exception) -> bool:
+        """The operator reads a refusal and accepts the older store; whether it was one."""
+        found = re.search(r"ACCEPT_OLDER_STORE=(\d+)", str(error))
+        if found is None or target not in self.watch.rolled_back:
+            return False
+        self.older.discard(target)
+        self.accepted[target] = int(found[1])
+        for replica in REPLICAS:
+            self.apps.pop(f"{target}-{replica}", None)
+        return True
+
     def _died(self, process: Process) -> None:
         self.graves.append(process)
+        self.watch.setbacks += 1
         if self.ending:
             return
         downtime = 0.1 if self.healing else self.downtime.get(process.name, 1.0)
@@ -221,12 +314,19 @@ class World:
                 await self._node(role)
             else:
                 app = self._app(kind, replica)
+                if kind == "shuffler":
+                    preflight(self._shuffler_settings())
                 async with app.router.lifespan_context(app):
+                    self.watch.expect(kind not in self.older, f"{kind} began on an older store")
                     role.app, role.ready = app, True
                     await asyncio.Event().wait()
         except Exception as error:
+            if not role.ready:
+                self.downtime[role.process.name] = START_SECONDS
             # On a full disk a process may fail to start, but one that runs goes on.
-            if not role.process.dead and (role.ready or not role.process.full):
+            if self._accept(kind, error):
+                pass
+            elif not role.process.dead and (role.ready or not role.process.full):
                 self.watch.problems.append(f"{role.process.name} ended: {error!r}")
         role.process.kill()
 
@@ -239,11 +339,13 @@ class World:
         return made
 
     def _shuffler(self, _: str) -> FastAPI:
-        settings = shuffler_settings(self.folder)
-        return shuffler_app.create_app(settings, lambda: self.clock("shuffler"))
+        return shuffler_app.create_app(self._shuffler_settings(), self._time("shuffler"))
+
+    def _shuffler_settings(self) -> ShufflerSettings:
+        return shuffler_settings(self.folder, self.accepted.get("shuffler"))
 
     def _coordinator(self, replica: str) -> FastAPI:
-        settings = coordinator_settings(self.folder, replica)
+        settings = coordinator_settings(self.folder, replica, self.accepted.get("coordinator"))
         ring = KeyRing(
             settings.analyzer_keys_dir, settings.storage_cipher(), self._time("coordinator")
         )
@@ -267,7 +369,7 @@ class World:
         client = NodesShuffler(self.network.client("shuffler"), backoff)
         pipeline = Pipeline(
             environment=environment,
-            seal=_seal,
+            seal=self._seal,
             shuffler=client,
             users=users,
             totals=Totals(),
@@ -291,6 +393,10 @@ class World:
             await runner.run(asyncio.Event())
         finally:
             users.close()
+
+    async def _seal(self, job_keys: Any, messages: Any) -> bytes:
+        await asyncio.sleep(self.sealing_seconds * len(messages))
+        return seal_reports(job_keys, pack(messages))
 
     def _unexpected(self, _: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -341,17 +447,21 @@ def prepare(folder: Path) -> None:
     async def enrol() -> list[Enrolment]:
         core = Shuffler(shuffler_settings(folder), lambda: EPOCH)
         await core.start()
-        request = EnrolRequest(name="node", owner="me", users=10 * USERS_A_NODE)
-        found = [await core.enrol(request) for _ in range(3)]
+        requests = [
+            EnrolRequest(name="node", owner=f"owner-{number}", users=10 * USERS_A_NODE)
+            for number in range(OWNERS + 1)
+        ]
+        found = [await core.enrol(request) for request in requests]
         core.close()
         return found
 
     nodes = asyncio.run(enrol())
     documents = [node.model_dump() for node in nodes]
-    (folder / "credentials.json").write_text(json.dumps(documents[:2]))
-    (folder / "stranger.json").write_text(json.dumps(documents[2]))
+    (folder / "credentials.json").write_text(json.dumps(documents[:OWNERS]))
+    (folder / "stranger.json").write_text(json.dumps(documents[OWNERS]))
     users = {
-        node.node_id: [user_of(node.node_id, k) for k in range(USERS_A_NODE)] for node in nodes[:2]
+        node.node_id: [user_of(node.node_id, k) for k in range(USERS_A_NODE)]
+        for node in nodes[:OWNERS]
     }
     (folder / "users.json").write_text(json.dumps(users))
 
@@ -359,7 +469,3 @@ def prepare(folder: Path) -> None:
 def user_of(node: str, number: int) -> str:
     """A user id."""
     return hashlib.sha256(f"{node} {number}".encode()).hexdigest()[:32]
-
-
-async def _seal(job_keys: Any, messages: Any) -> bytes:
-    return seal_reports(job_keys, pack(messages))
