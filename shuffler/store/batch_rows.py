@@ -217,7 +217,7 @@ def abandon_open(connection: Connection) -> None:
     They may have been released since. A second release, with some other reports, would let the
     analyzer subtract the two.
     """
-    for batch_id in open_ids(connection):
+    for batch_id in open_ids(connection, 0):
         abandon(connection, batch_id)
 
 

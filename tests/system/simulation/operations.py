@@ -11,17 +11,10 @@ from functools import partial
 from typing import Any
 
 from riffle.common.protocol.wire import frame
+from tests.system.simulation.installation import REPLICAS, run_spec, user_of
 from tests.system.simulation.learner import N
 from tests.system.simulation.network import ALTERATIONS, FAULTS
-from tests.system.simulation.world import (
-    PROCESSES,
-    REPLICAS,
-    ROLES,
-    SERVICES,
-    World,
-    run_spec,
-    user_of,
-)
+from tests.system.simulation.world import PROCESSES, ROLES, SERVICES, World
 
 Operation = list[Any]
 MOST_RUNS = 3

@@ -20,8 +20,9 @@ from riffle.coordinator.store.transactions import Store
 from riffle.experiments.per_user import Users, batch_histogram
 from riffle.node_client.environments.registry import make
 from riffle.shuffler.store import schema
+from tests.system.simulation.installation import ENVIRONMENT, learners
 from tests.system.simulation.watch import OVER
-from tests.system.simulation.world import ENVIRONMENT, World, learners
+from tests.system.simulation.world import World
 
 KEYED = ("run_id", "batch_id", "policies", "weights", "n", "noise")
 

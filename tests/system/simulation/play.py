@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tests.coordinator.world import runs_with_work
 from tests.system.simulation import machine
+from tests.system.simulation.installation import prepare
 from tests.system.simulation.network import PATIENCE_SECONDS
 from tests.system.simulation.operations import ACTIONS, Operation
 from tests.system.simulation.outcome import check
-from tests.system.simulation.world import PROCESSES, World, prepare
+from tests.system.simulation.world import PROCESSES, World
 
 MEMORY = Path("/dev/shm")  # noqa: S108 -- crashes here are of processes, not of the disk
 PAUSE_SECONDS = 0.2

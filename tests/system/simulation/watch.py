@@ -22,13 +22,12 @@ from riffle.common.protocol.wire import LEASE_BYTES, Conservation, LeaseReply, U
 from riffle.node_client.pipeline import Pipeline
 from riffle.shuffler.metrics import conservation
 from riffle.shuffler.store.schema import batches
+from tests.system.simulation.installation import OWNER_SLOTS
 from tests.system.simulation.learner import N
 from tests.system.simulation.network import Sent
 
 OVER = ("erased", "abandoned")
 ACKNOWLEDGED = ("accepted", "replayed")
-OWNERS, OWNER_SHARE = 3, 0.5
-OWNER_SLOTS = int(OWNER_SHARE * N)
 
 
 @dataclass
