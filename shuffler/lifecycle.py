@@ -153,9 +153,8 @@ class BatchLifecycle:
                 release = await asyncio.to_thread(self._permute, batch)
         except SecretLostError as error:
             await self.give_up(batch.batch_id)
-            raise RemoteError(
-                "late", "the batch's secret is lost; its messages are handed over no more"
-            ) from error
+            detail = "the batch's secret is lost; its messages are handed over no more"
+            raise RemoteError("late", detail) from error
         self._metrics.shuffled.inc(len(release.messages))
         return release
 

@@ -88,9 +88,8 @@ def permute_messages(
         np.put(permuted, places[slots], np.frombuffer(reports, dtype=permuted.dtype))
         missing[slots] = False
     if missing.any():
-        raise LocalError(
-            "internal", f"{missing.sum()} of {n} reports are missing; nothing is released"
-        )
+        detail = f"{missing.sum()} of {n} reports are missing; nothing is released"
+        raise LocalError("internal", detail)
     return permuted.view(np.uint8).reshape(n * L, message_bytes)
 
 

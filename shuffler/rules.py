@@ -119,17 +119,13 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
             "malformed", "the batch id must be that of the path and follow from run and deployment"
         )
     if d.shuffler_id != demands.shuffler_id:
-        raise RemoteError(
-            "wrong-recipient", f"this is shuffler {demands.shuffler_id}, not {d.shuffler_id}"
-        )
+        detail = f"this is shuffler {demands.shuffler_id}, not {d.shuffler_id}"
+        raise RemoteError("wrong-recipient", detail)
     if d.expires_at <= now:
         raise RemoteError("late", f"the descriptor expired at {d.expires_at}, it is {now}")
-    if d.expires_at > now + demands.max_batch_seconds:
-        raise RemoteError(
-            "wrong-size",
-            f"the batch is open until {d.expires_at}, it is {now}; at most "
-            f"{demands.max_batch_seconds} seconds are allowed here",
-        )
+    if d.expires_at > now + (most := demands.max_batch_seconds):
+        open_now = f"the batch is open until {d.expires_at}, it is {now}"
+        raise RemoteError("wrong-size", f"{open_now}; at most {most} seconds are allowed here")
     if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 
@@ -138,21 +134,15 @@ def _check_promise(context: Context, demands: Demands) -> None:
     d = context.descriptor
     check_trust(d, demands.trust_models)
     if d.n < demands.smallest_n:
-        raise RemoteError(
-            "batch-too-small",
-            f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here",
-        )
+        detail = f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here"
+        raise RemoteError("batch-too-small", detail)
     size = d.n * d.padding.messages * d.message_bytes
-    if size > demands.max_batch_bytes:
-        raise RemoteError(
-            "too-large",
-            f"the batch's n * L messages have {size} bytes; at most {demands.max_batch_bytes} "
-            "are accepted here",
-        )
+    if size > (most := demands.max_batch_bytes):
+        detail = f"the batch's n * L messages have {size} bytes; at most {most} are accepted here"
+        raise RemoteError("too-large", detail)
     if d.test_seed is not None and not demands.test_entry:
-        raise RemoteError(
-            "test-entry-refused", "seeded noise protects nobody; the test entry is closed here"
-        )
+        detail = "seeded noise protects nobody; the test entry is closed here"
+        raise RemoteError("test-entry-refused", detail)
     check_guarantee(d, demands.guarantee, demands.max_owner_share)
 
 

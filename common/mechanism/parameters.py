@@ -54,9 +54,8 @@ class Noise:
         if not 1 <= self.p_log2 <= MAX_P_LOG2:
             raise ValueError(f"p_log2 must be 1 to {MAX_P_LOG2}, got {self.p_log2}")
         if not 0 < self.p_numerator < 2**self.p_log2:
-            raise ValueError(
-                f"p must lie strictly between 0 and 1, got {self.p_numerator}/2**{self.p_log2}"
-            )
+            got = f"{self.p_numerator}/2**{self.p_log2}"
+            raise ValueError(f"p must lie strictly between 0 and 1, got {got}")
 
     @property
     def p(self) -> float:

@@ -49,9 +49,8 @@ def export_spans(service: str) -> Iterator[None]:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError as error:
-        raise LocalError(
-            "invalid-spec", f"{VARIABLES[0]} needs the extra riffle-rl[tracing]: {error}"
-        ) from error
+        detail = f"{VARIABLES[0]} needs the extra riffle-rl[tracing]: {error}"
+        raise LocalError("invalid-spec", detail) from error
     # Not `Resource.create`: it would add this machine's name, process and command line.
     provider = TracerProvider(resource=Resource({"service.name": f"riffle-{service}"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

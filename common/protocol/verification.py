@@ -24,11 +24,9 @@ def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None
     ``central``, the coordinator reads every trajectory.
     """
     if descriptor.trust not in allowed:
-        raise RemoteError(
-            "trust-refused",
-            f"the batch is of trust model {descriptor.trust!r}; allowed here: "
-            f"{', '.join(sorted(allowed))}",
-        )
+        names = ", ".join(sorted(allowed))
+        detail = f"the batch is of trust model {descriptor.trust!r}; allowed here: {names}"
+        raise RemoteError("trust-refused", detail)
 
 
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
@@ -74,11 +72,9 @@ def check_guarantee(
     promise = descriptor.guarantee
     actual = account(batch_event(descriptor, promise.dishonest_fraction), promise.beta)
     if not actual.epsilon_upper <= promise.epsilon:
-        raise RemoteError(
-            "weak-guarantee",
-            f"the descriptor promises epsilon {promise.epsilon:g}, its noise gives "
-            f"{actual.epsilon_upper:.6g}",
-        )
+        given = f"{actual.epsilon_upper:.6g}"
+        detail = f"the descriptor promises epsilon {promise.epsilon:g}, its noise gives {given}"
+        raise RemoteError("weak-guarantee", detail)
     return result
 
 

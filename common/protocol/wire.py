@@ -241,11 +241,9 @@ def split_frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memory
     """
     size = LEASE_BYTES + report_bytes
     if not body or len(body) % size:
-        raise RemoteError(
-            "wrong-size",
-            f"an upload to this batch is a whole number of frames of {size} bytes, "
-            f"not {len(body)} bytes",
-        )
+        frames = f"a whole number of frames of {size} bytes"
+        detail = f"an upload to this batch is {frames}, not {len(body)} bytes"
+        raise RemoteError("wrong-size", detail)
     view, starts = memoryview(body), range(0, len(body), size)
     leases = [body[start : start + LEASE_BYTES].hex() for start in starts]
     return leases, [view[start + LEASE_BYTES : start + size] for start in starts]

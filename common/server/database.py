@@ -241,9 +241,8 @@ def _prepare_sqlite(engine: Engine) -> None:
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
             # SQLite would write on to a deleted file, and everything would be lost.
-            raise LocalError(
-                "unavailable", "the store's file was removed or replaced; restart the service"
-            )
+            detail = "the store's file was removed or replaced; restart the service"
+            raise LocalError("unavailable", detail)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 

@@ -301,9 +301,7 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
         listener.listen(backlog)
     except OSError as error:
         listener.close()
-        raise LocalError(
-            "unavailable",
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another port or stop what "
-            "uses it",
-        ) from error
+        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        way_out = "choose another port or stop what uses it"
+        raise LocalError("unavailable", f"{reason}; {way_out}") from error
     return listener

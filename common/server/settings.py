@@ -89,10 +89,8 @@ class ServerSettings(RoleSettings):
         if self.storage_key is not None:
             return StorageCipher(hex32(variable, self.storage_key.get_secret_value().encode()))
         if not is_loopback(self.host):
-            raise LocalError(
-                "invalid-spec",
-                f"private keys must be encrypted where others can connect: set {variable}_FILE",
-            )
+            detail = "private keys must be encrypted where others can connect"
+            raise LocalError("invalid-spec", f"{detail}: set {variable}_FILE")
         return StorageCipher(None)
 
     def signing_key(self) -> bytes:
@@ -115,9 +113,8 @@ class ServerSettings(RoleSettings):
         """Raises LocalError if two callers have the same token, judged by its hash."""
         given = [each for each in hashes if each is not None]
         if len(set(given)) < len(given):
-            raise LocalError(
-                "invalid-spec", f"{self.prefix()}*TOKEN*: two are of one token: make one for each"
-            )
+            detail = f"{self.prefix()}*TOKEN*: two are of one token: make one for each"
+            raise LocalError("invalid-spec", detail)
 
     def check_test_entry(self) -> None:
         """Raises LocalError if other machines could reach the test entry."""

@@ -9,9 +9,10 @@ told a lease's id, so the id gives nothing away.
 """
 
 import secrets
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -109,10 +110,6 @@ class LeaseGroup:
     states: list[LeaseState]
     users: bytearray
     digests: bytearray
-    _indices: dict[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._indices = {slot: index for index, slot in enumerate(self.slots)}
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "LeaseGroup":
@@ -160,8 +157,9 @@ class LeaseGroup:
 
     def index(self, lease: str) -> int | None:
         """Returns the index of a lease, or None if the group does not have it (any more)."""
-        index = self._indices.get(slot_of(lease))
-        return None if index is None or self.states[index] == "forgotten" else index
+        index = bisect_left(self.slots, slot_of(lease))
+        found = index < len(self.slots) and self.slots[index] == slot_of(lease)
+        return index if found and self.states[index] != "forgotten" else None
 
     def standing(self, index: int, now: int) -> Standing:
         """Returns whether a lease has reported, may report at ``now``, or may no longer report."""

@@ -5,9 +5,9 @@ Then the slot may go to another user; the first lease stays, without a slot, so 
 it is refused as late. Only the newest lease of a user may report.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
-reports, marks their leases and, with the n-th distinct report, seals the batch. A lease is marked
-as reported in the transaction that stores its report, so no crash can separate the two. Only a
-user's newest lease can be marked, so a marked lease shows that its user has reported.
+reports, marks their leases and, with the n-th distinct report, seals the batch. So no crash can
+separate a report from its lease's mark. Only a user's newest lease can be marked, so a marked lease
+shows that its user has reported.
 """
 
 from collections import Counter

@@ -85,9 +85,8 @@ class Vault:
         try:
             added = create_file(self._path(batch_id), self._cipher.seal(data, _name(batch_id)))
         except OSError as error:
-            raise LocalError(
-                "unavailable", f"cannot write a batch secret: {error.strerror}"
-            ) from error
+            detail = f"cannot write a batch secret: {error.strerror}"
+            raise LocalError("unavailable", detail) from error
         return secret if added else self.get(batch_id)
 
     def identity(self) -> int:
@@ -111,9 +110,8 @@ class Vault:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._directory.is_dir():
                 raise SecretLostError(batch_id, "missing") from error
-            raise LocalError(
-                "unavailable", f"cannot read a batch secret: {error.strerror}"
-            ) from error
+            detail = f"cannot read a batch secret: {error.strerror}"
+            raise LocalError("unavailable", detail) from error
         if len(data) not in (SECRET_BYTES, SECRET_BYTES + OVERHEAD):
             raise SecretLostError(batch_id, "damaged")
         try:
