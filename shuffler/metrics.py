@@ -19,7 +19,6 @@ sees refusals.
 log that shows who sent something when would undo the shuffle for its reader.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar, get_args
@@ -90,8 +89,8 @@ class ShufflerMetrics:
     def count_leases(self, reply: LeaseReply) -> None:
         """Counts the leases and refusals in the answer to a lease request."""
         self.leases.labels("granted").inc(len(reply.leases))
-        for problem, count in Counter(refusal.problem for refusal in reply.refused).items():
-            self.leases.labels(problem).inc(count)
+        for refusal in reply.refused:
+            self.leases.labels(refusal.problem).inc()
 
     def count_upload(self, outcomes: Mapping[str, int], seconds: float) -> None:
         """Counts the frames of an upload by outcome."""
@@ -105,15 +104,15 @@ class ShufflerMetrics:
         states = select(c.state, func.count()).group_by(c.state)
         ended = select(c.ended_by, func.sum(c.discarded)).where(c.ended_by.is_not(None))
         refused = select(d.problem, func.sum(d.frames)).group_by(d.problem)
-        counts = dict.fromkeys((*ORDER, "abandoned"), 0) | dict(connection.execute(states).all())
-        for state, count in counts.items():
-            self._batches.labels(state).set(count)
         reasons = {event for (_, event), state in TRANSITIONS.items() if state == "abandoned"}
-        losses = connection.execute(ended.group_by(c.ended_by)).all()
-        for reason, count in (dict.fromkeys(reasons, 0) | dict(losses)).items():
-            self._discarded.labels(reason).set(int(count))
-        for problem, count in connection.execute(refused):
-            self._refused.labels(problem).set(int(count))
+        for gauge, query, labels in (
+            (self._batches, states, (*ORDER, "abandoned")),
+            (self._discarded, ended.group_by(c.ended_by), reasons),
+            (self._refused, refused, ()),
+        ):
+            counts = dict.fromkeys(labels, 0) | dict(connection.execute(query).all())
+            for label, count in counts.items():
+                gauge.labels(label).set(int(count))
         failed = nodes.c.failed_messages
         total, blamed = connection.execute(
             select(func.sum(failed), func.count()).where(failed > 0)

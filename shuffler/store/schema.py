@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 from riffle.common.protocol.errors import LocalError
@@ -101,19 +102,13 @@ lease_groups = Table(
     Column("states", Text, nullable=False),
     Column("users", LargeBinary, nullable=False),
     Column("digests", LargeBinary, nullable=False),
-)
-Index(
-    "shares",
-    *(
-        lease_groups.c[name]
-        for name in ("batch_id", "node_id", "expires_at", "leases", "pending", "reports")
+    Index("shares", "batch_id", "node_id", "expires_at", "leases", "pending", "reports"),
+    Index(
+        "pending",
+        *("batch_id", "expires_at", "pending"),
+        sqlite_where=text("pending > 0"),
+        postgresql_where=text("pending > 0"),
     ),
-)
-Index(
-    "pending",
-    *(lease_groups.c[n] for n in ("batch_id", "expires_at", "pending")),
-    sqlite_where=lease_groups.c.pending > 0,
-    postgresql_where=lease_groups.c.pending > 0,
 )
 
 # A row for the reports of one upload, encrypted by `shuffler.store.vault.ReportCipher`: ``slots``

@@ -36,16 +36,9 @@ from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 
-_SET_NEXT_SLOT = (
-    update(batches)
-    .where(batches.c.batch_id == bindparam("batch"))
-    .values(next_slot=bindparam("next"))
-)
-_ADD_REPORTS = (
-    update(batches)
-    .where(batches.c.batch_id == bindparam("batch"))
-    .values(reports=batches.c.reports + bindparam("more"))
-)
+_UPDATE = update(batches).where(batches.c.batch_id == bindparam("batch"))
+_SET_NEXT_SLOT = _UPDATE.values(next_slot=bindparam("next"))
+_ADD_REPORTS = _UPDATE.values(reports=batches.c.reports + bindparam("more"))
 _INSERT_LEASES = insert(lease_groups)
 _INSERT_REPORTS = insert(reports)
 

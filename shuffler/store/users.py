@@ -28,23 +28,15 @@ _USERS = (
     select(users.c.user, users.c.lease).where(is_one_of(users.c.user, "wanted")).with_for_update()
 )
 _INSERT = insert(users)
-_SET_LEASE = (
-    update(users)
-    .where(users.c.user == bindparam("of_user"))
-    .values(lease=bindparam("newest_lease"))
+_OF_USER = users.c.user == bindparam("of_user")
+_SET_LEASE = update(users).where(_OF_USER).values(lease=bindparam("newest_lease"))
+_UPDATE = update(nodes).where(nodes.c.node_id == bindparam("node"))
+_GROW_NODE = _UPDATE.values(
+    users=nodes.c.users + bindparam("new"), leases=nodes.c.leases + bindparam("more")
 )
-_GROW_NODE = (
-    update(nodes)
-    .where(nodes.c.node_id == bindparam("node"))
-    .values(users=nodes.c.users + bindparam("new"), leases=nodes.c.leases + bindparam("more"))
-)
-_BLAME = (
-    update(nodes)
-    .where(nodes.c.node_id == bindparam("node"))
-    .values(
-        failed_messages=nodes.c.failed_messages + bindparam("more"),
-        failed_batches=nodes.c.failed_batches + 1,
-    )
+_BLAME = _UPDATE.values(
+    failed_messages=nodes.c.failed_messages + bindparam("more"),
+    failed_batches=nodes.c.failed_batches + 1,
 )
 _BY_TOKEN = select(nodes.c.node_id).where(
     nodes.c.token_hash == bindparam("hash"), nodes.c.revoked_at.is_(None)
