@@ -55,25 +55,23 @@ KEEP_ALIVE_SECONDS = 30
 """A server keeps an idle connection longer than Riffle's clients do (5 s): if the server closed it
 first, a request that is just being sent would break."""
 
+_FIELDS = {
+    "type": {"enum": [URN + slug for slug in PROBLEMS]},
+    "title": {"type": "string"},
+    "status": {"type": "integer"},
+    "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
+}
+_PROBLEM = {
+    "type": "object",
+    "title": "Problem",
+    "properties": _FIELDS,
+    "required": list(_FIELDS),
+    "additionalProperties": False,
+}
 _PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "A problem document (RFC 9457)",
-        "content": {
-            MEDIA_TYPE: {
-                "schema": {
-                    "type": "object",
-                    "title": "Problem",
-                    "properties": {
-                        "type": {"enum": [URN + slug for slug in PROBLEMS]},
-                        "title": {"type": "string"},
-                        "status": {"type": "integer"},
-                        "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
-                    },
-                    "required": ["type", "title", "status", "detail"],
-                    "additionalProperties": False,
-                }
-            }
-        },
+        "content": {MEDIA_TYPE: {"schema": _PROBLEM}},
     }
 }
 """OpenAPI's description of every unsuccessful answer."""
