@@ -121,6 +121,8 @@ class BatchExchange:
         with contextlib.suppress(RemoteError):
             status = await self.shuffler.status(row.batch_id, 0.0)
             if status.state in FULL:
+                if row.state == "issued":  # refused if it is another, from a newer store
+                    await self.deposit(row)
                 return status
             episodes = status.episodes or 0
         raise BatchGoneError("belongs to a run that is over", episodes)

@@ -367,6 +367,20 @@ def test_an_open_batch_that_the_shuffler_forgot_is_issued_again(tmp_path: Path) 
     assert [state for state, _, _ in result["states"]] == ["abandoned", "counted", "counted"]
 
 
+def test_a_full_batch_with_another_descriptor_is_not_taken_for_the_runs_own(tmp_path: Path) -> None:
+    """The store is an older copy: a newer one issued this batch, whose messages fail to open."""
+    shuffler = FakeShuffler()
+    seal_first(tmp_path, shuffler, reissues=0)
+    older = tmp_path / "older"
+    older.mkdir()
+    run_to_end(parts(older, shuffler), spec(batch_seconds=61))
+    result = outcome(older)
+    assert result["state"][:2] == ("failed", "other bytes")
+    assert [state for state, _, _ in result["states"]] == ["abandoned"]
+    assert result["ledger"] == []
+    assert not shuffler.named, "no node is blamed"
+
+
 @pytest.mark.parametrize("how", ["late", "unknown-batch"])
 def test_a_full_batch_that_was_lost_too_often_fails_the_run(tmp_path: Path, how: str) -> None:
     shuffler = FakeShuffler()
