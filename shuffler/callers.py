@@ -5,8 +5,8 @@ the operator and a reader of the metrics.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -49,14 +49,18 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
     core = shuffler_of(request)
     with request.app.state.authenticator.failures.attempt(token):
         node = await core.admission.node(token)
+    request.state.known = True
     with core.callers.request(node, asyncio.get_running_loop().time()):
         yield node
 
 
-def caller_of(request: Request, token: str, *names: str) -> AbstractContextManager[str]:
+@contextmanager
+def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
     """Yields the first of the named callers that owns the token; refuses others as `node_of`."""
     callers: Authenticator = request.app.state.authenticator
-    return callers.authenticate(token, *names)
+    with callers.authenticate(token, *names) as name:
+        request.state.known = True
+        yield name
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")

@@ -2,8 +2,10 @@
 
 A request's head has a largest size and a deadline. The number of connections without a request
 under way is bounded. Beyond that bound, the server closes the connection that has waited longest.
-So newcomers are always let in, and a caller who sends a request at once is answered, whatever
-others hold open. Addresses do not count, because many honest callers may share a proxy's address.
+So newcomers are let in, and a caller who sends a request at once is answered, whatever others hold
+open. TLS takes much memory, so the bound is smaller for strangers over TLS, of whom no valid token
+has come yet; none of them is closed before `GRACE_SECONDS`, and until then newcomers wait.
+Addresses do not count, because many honest callers may share a proxy's address.
 `limits.ConcurrencyLimit` bounds requests.
 """
 
@@ -11,8 +13,10 @@ import asyncio
 import json
 import socket
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from types import FrameType
 
 import uvicorn
@@ -23,6 +27,8 @@ from riffle.common.server.settings import ServerSettings
 
 LINGER_SECONDS = 1.0
 """Seconds in which a peer may read a refusal, or end its TLS session, which idle clients do not."""
+GRACE_SECONDS = 1.0
+PAUSE_SECONDS = 0.02
 MAX_PIPELINED = 16
 ACCEPTED_AT_ONCE = 64
 
@@ -35,6 +41,7 @@ class _Protocol(HttpToolsProtocol):
         self._server, self._limits, self._socket = server, server.settings, accepted
         self._pending = 0  # bytes since the parser last delivered a whole head or a body's piece
         self._fault: RemoteError | None = None
+        self.known, self.since = False, 0.0  # whether a token was checked; since when it waits
         self._deadline = self.loop.call_later(self._limits.head_seconds, self._expire)
         server.wait(self)
 
@@ -44,12 +51,13 @@ class _Protocol(HttpToolsProtocol):
 
     def stop_waiting(self) -> None:
         self._deadline.cancel()
-        self._server.waiting.pop(self, None)
+        self._server.waiting[self.known].pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self._fault is not None:
             return  # the refusal may still be on its way
-        if self.cycle is not None and self._pending == 0 and self in self._server.waiting:
+        waits = self in self._server.waiting[self.known]
+        if self.cycle is not None and self._pending == 0 and waits:
             self._set_deadline(self._limits.head_seconds)
         self._pending += len(data)
         super().data_received(data)
@@ -84,6 +92,7 @@ class _Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete:  # no other request is under way
+            self.known = self.known or "known" in self.cycle.scope["state"]
             self._server.wait(self)
             if self._pending:  # of the next head
                 self._set_deadline(self._limits.head_seconds)
@@ -128,6 +137,12 @@ class _Protocol(HttpToolsProtocol):
             self.transport.abort()
 
 
+class _Tls(SSLProtocol):
+    """asyncio's TLS with a small buffer. uvloop's has 256 KiB for every connection."""
+
+    max_size = 1 << 14
+
+
 class _Server(uvicorn.Server):
     """Accepts connections itself, to count them from the first moment, and sleeps until a signal.
 
@@ -139,17 +154,24 @@ class _Server(uvicorn.Server):
         self, config: uvicorn.Config, settings: ServerSettings, on_stop: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self.settings = settings
-        self.waiting: dict[_Protocol, None] = {}  # the one that waits longest first
+        self.settings, most = settings, settings.max_waiting_connections
+        self._limits = settings.max_strangers if config.ssl else most, most
+        # Strangers and known callers; of each, the one that waits longest first.
+        self.waiting: tuple[dict[_Protocol, None], dict[_Protocol, None]] = ({}, {})
         self._on_stop = on_stop
         self._opening: set[asyncio.Task[None]] = set()
         self._signal = asyncio.Event()
         self._sleeping: asyncio.AbstractEventLoop | None = None
 
     def wait(self, connection: _Protocol) -> None:
-        self.waiting[connection] = None
-        if len(self.waiting) > self.settings.max_waiting_connections:
-            next(iter(self.waiting)).drop()
+        waiting = self.waiting[connection.known]
+        waiting[connection], connection.since = None, connection.loop.time()
+        if len(waiting) > self._limits[connection.known]:
+            next(iter(waiting)).drop()
+
+    def _listen(self, listener: socket.socket) -> None:
+        if not self.should_exit:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -158,30 +180,40 @@ class _Server(uvicorn.Server):
         self.servers, self.started = [], True
         for listener in sockets or ():
             listener.setblocking(False)
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+            self._listen(listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        loop, strangers = asyncio.get_running_loop(), self.waiting[False]
         for _ in range(ACCEPTED_AT_ONCE):
+            crowded = self.config.ssl and len(strangers) >= self._limits[False]
+            if crowded and loop.time() < next(iter(strangers)).since + GRACE_SECONDS:
+                loop.remove_reader(listener)
+                loop.call_later(PAUSE_SECONDS, self._listen, listener)
+                return
             try:
                 accepted, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError:  # no file is left for one, or it left
-                if self.waiting:
-                    next(iter(self.waiting)).drop()
+                for oldest in list(chain(*self.waiting))[:1]:
+                    oldest.drop()
                 return
             accepted.setblocking(False)
-            task = asyncio.get_running_loop().create_task(self._open(accepted))
+            task = loop.create_task(self._open(accepted, _Protocol(self, accepted)))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _open(self, accepted: socket.socket) -> None:
-        protocol, tls = _Protocol(self, accepted), self.config.ssl
-        seconds = LINGER_SECONDS if tls else None
+    async def _open(self, accepted: socket.socket, protocol: _Protocol) -> None:
+        loop, tls, seconds = asyncio.get_running_loop(), self.config.ssl, LINGER_SECONDS
+        outer: asyncio.Protocol | _Tls = protocol
+        ready = loop.create_future()
+        if tls is None:
+            ready.set_result(None)
+        else:
+            outer = _Tls(loop, protocol, tls, ready, True, ssl_shutdown_timeout=seconds)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol, accepted, ssl=tls, ssl_shutdown_timeout=seconds
-            )
+            await loop.connect_accepted_socket(lambda: outer, accepted)
+            await ready
         except OSError:  # the peer left, or does not speak TLS
             protocol.stop_waiting()
             accepted.close()

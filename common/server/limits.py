@@ -195,6 +195,7 @@ def only(*names: str) -> params.Depends:
 
     async def caller(request: Request, token: Token) -> AsyncIterator[str]:
         with request.app.state.authenticator.authenticate(token, *names) as name:
+            request.state.known = True
             yield name
 
     dependency: params.Depends = Depends(caller)

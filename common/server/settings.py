@@ -50,13 +50,16 @@ class ServerSettings(RoleSettings):
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
     tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
     max_head_bytes: int = Field(
-        default=1 << 16, ge=1 << 12, description="largest head of a request, in bytes"
+        default=1 << 14, ge=1 << 12, description="largest head of a request, in bytes"
     )
     head_seconds: float = Field(
         default=10.0, gt=0, le=600, description="time for a request's head, TLS included"
     )
     max_waiting_connections: int = Field(
         default=2_048, ge=1, description="connections without a request; of more the oldest closes"
+    )
+    max_strangers: int = Field(
+        default=256, ge=1, description="the same, over TLS, of callers who have sent no valid token"
     )
     test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
 

@@ -1,10 +1,12 @@
 """Connections of strangers: heads have a size and a deadline, and the connections a number."""
 
 import json
+import os
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ REQUEST = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n"
 LARGE = 300_000
 SECONDS = 30
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Stranger:
@@ -187,19 +190,40 @@ def test_what_is_not_http_gets_a_problem_document(port: int) -> None:
 
 def test_strangers_are_bounded_over_tls_too(tls: Tls) -> None:
     port = free_port()
-    with (
-        served("127.0.0.1", port, tls, head_seconds=2, max_waiting_connections=4),
-        strangers(port, 9) as silent,  # none begins the handshake
-    ):
-        silent[0].socket.settimeout(5)
-        assert silent[0].is_closed(), "the oldest is still open"
+    with served("127.0.0.1", port, tls, head_seconds=60, max_strangers=4):
+        known = Stranger(port, tls)
+        known.send(REQUEST.replace(b"/ready", b"/known"))
+        assert b" 200 " in known.one_answer()
+        with known.socket, strangers(port, 9) as silent:  # none begins the handshake
+            assert silent[0].is_closed(), "the oldest is still open"
+            known.send(REQUEST)
+            assert b" 200 " in known.one_answer()
+            context = ssl.create_default_context(cafile=tls.key.with_name("ca.pem"))
+            assert httpx.get(f"https://127.0.0.1:{port}/ready", verify=context).json() == "yes"
+
+
+def test_a_head_and_a_handshake_have_a_deadline_over_tls(tls: Tls) -> None:
+    port = free_port()
+    with served("127.0.0.1", port, tls, head_seconds=2), strangers(port, 1) as (silent,):
         half = Stranger(port, tls)
         with half.socket:
             half.send(HALF)
             assert problem(half.answer()) == "too-slow"
-        assert silent[-1].is_closed(), "a handshake has no deadline"
-        context = ssl.create_default_context(cafile=tls.key.with_name("ca.pem"))
-        assert httpx.get(f"https://127.0.0.1:{port}/ready", verify=context).json() == "yes"
+        assert silent.is_closed(), "a handshake has no deadline"
+
+
+def test_strangers_over_tls_take_little_memory(tls: Tls) -> None:
+    port = free_port()
+    with served("127.0.0.1", port, tls) as process, ExitStack() as closing:
+        statm = Path(f"/proc/{process.pid}/statm")
+        for number in range(520):
+            if number == 20:
+                before = int(statm.read_text().split()[1])
+            stranger = Stranger(port, tls)
+            closing.callback(stranger.socket.close)
+            with suppress(ConnectionError, ssl.SSLError):
+                stranger.send(HALF + b"x" * (LARGE if number < 260 else 10_000))
+        assert (int(statm.read_text().split()[1]) - before) * PAGE < 24 << 20
 
 
 def test_an_open_connection_over_tls_does_not_delay_the_end(tls: Tls) -> None:
