@@ -271,7 +271,7 @@ class Operator:
                     fields = {}
 
     def _call(self, method: str, path: str, key: str, content: str | None = None) -> Answer:
-        """Returns an answer of the coordinator's, a document that has ``key``."""
+        """Sends a request to the coordinator; returns its answer, a document with ``key``."""
         return self._ask(method, path, _with(key), content=content)
 
     def _list(self, path: str, name: str, params: Mapping[str, int] | None = None) -> list[Answer]:
@@ -292,7 +292,11 @@ class Operator:
         once: bool = False,
         **details: Any,  # noqa: ANN401  (httpx's content, params and headers)
     ) -> T:
-        """Sends a request, again where another answers, or, following a run, where nobody does."""
+        """Sends a request.
+
+        Repeats it if something other than the coordinator answers and, while a run is followed,
+        also if nothing answers.
+        """
         request = self._client.build_request(method, path, **details)
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
         deadline = time.monotonic() + patience

@@ -124,7 +124,7 @@ def line(text: str) -> None:
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
-    """Returns a progress bar on stderr, with times; it shows nothing off a terminal."""
+    """Returns a progress bar on stderr, with times; it shows nothing if that is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

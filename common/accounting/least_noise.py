@@ -107,7 +107,8 @@ def smallest(
 ) -> int | None:
     """Returns the smallest x in 1..limit with value(x) <= target, or None; value falls with x.
 
-    The answer is exact to one or to 2^-resolution of x, whichever is more, and has been checked.
+    The answer is too large by less than max(1, x / 2^resolution). For the returned x, value(x) has
+    been computed and is <= target.
     """
     low, high = 0, limit + 1
     x, points = min(max(guess, 1), limit), list[tuple[float, float]]()

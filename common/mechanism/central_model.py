@@ -87,7 +87,10 @@ def run(
 
 
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
-    """Counts words before the first not below ``numerator``: (size,), Pr[G >= k] = q**k."""
+    """Returns geometric draws G (size,) with Pr[G >= k] = q**k.
+
+    Each counts the random words before the first that is not below ``numerator``.
+    """
     draws = np.zeros(size, dtype=np.int64)
     going = np.arange(size)
     while going.size:

@@ -102,7 +102,7 @@ class CounterLayout:
 
     @property
     def data_slots(self) -> int:
-        """Most data messages of one report: one for each family and step, equal to ``cells``."""
+        """Most data messages in a report: one for each family and step, as in ``cells``."""
         return self.cells
 
     def encode(self, episode: Episode) -> Ints:

@@ -38,8 +38,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips, no farther
-    from any episode than two episodes may be from each other.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips. That
+    differs from any episode's bits in no more places than two episodes may differ from each other.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:

@@ -123,7 +123,10 @@ class Laplace:
 
     @property
     def term(self) -> float:
-        """Bernstein's b: 3 c, as log E exp(x Z) <= V x**2 / (2 - 2 c x) for c = 1 / (1 - q)."""
+        """Bernstein's b.
+
+        It is 3 c with c = 1 / (1 - q), because log E exp(x Z) <= V x**2 / (2 - 2 c x).
+        """
         return 3.0 / (1.0 - self.q)
 
     def mean(self, n: int) -> float:

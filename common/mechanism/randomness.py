@@ -54,7 +54,10 @@ Randomness = SystemRandomness | SeededRandomness
 
 
 def generator_for(seed: int, *key: str | int) -> np.random.Generator:
-    """Returns a NumPy generator keyed by its draws' purpose. Raises ValueError if seed < 0."""
+    """Returns the NumPy generator of ``seed`` for one purpose, which ``key`` names.
+
+    Raises ValueError if seed < 0.
+    """
     if seed < 0:
         raise ValueError(f"a seed must not be negative, got {seed}")
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_spawn_key(key)))

@@ -254,7 +254,11 @@ def _is_in_place(path: str, opened: os.stat_result) -> bool:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Sets WAL mode. If two processes open a new file together, SQLite refuses one immediately."""
+    """Sets WAL mode.
+
+    Tries again if SQLite says "locked", as it does at once to one of two processes that open a new
+    file together.
+    """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -74,7 +74,8 @@ class ShufflerClient:
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
-        """Returns a client of the shuffler at ``url``, which may list replicas by commas.
+        """Returns a client of the shuffler at ``url``, which may list several replicas, separated
+        by commas.
 
         ``verify``: see `common.process.endpoint.server_verification`.
         """

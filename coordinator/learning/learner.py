@@ -80,10 +80,10 @@ class BatchCounts:
 
     transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None when out of scope, with
     Hs = H for scope "all" and 1 for one layer. The variances are those of the noise on one entry of
-    each array. With `lean` and `joint` families visits are sums over x' (and r) of what was sent,
-    so visits and transitions are exactly consistent and their noise is shared. `term` is the size
-    of one term of the noise in Bernstein's bound, the same everywhere
-    (`common.mechanism.parameters.BatchNoise`).
+    each array. With the families `lean` and `joint`, no visits are sent: they are sums of the sent
+    counts over x' (and r). So visits and transitions agree exactly, and share their noise. `term`
+    is the b of Bernstein's inequality, the size of one term of the noise; it is the same for all
+    entries (`common.mechanism.parameters.BatchNoise`).
     """
 
     layout: CounterLayout

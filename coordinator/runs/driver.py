@@ -301,7 +301,7 @@ class Driver:
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns the error that fails a run: in the learner's words, or with a pointer to the log."""
+    """Returns the error with which a run fails: the learner's, or one that points to the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

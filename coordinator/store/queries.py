@@ -1,8 +1,8 @@
 """Reads of the store. No method here changes anything; `coordinator.store.transactions` does.
 
-The statements that drivers and followers execute at every turn are built once: a statement that is
-built anew takes 0.8 ms, 0.6 of them to build and compile. Parameters: ``run_id``, ``index``,
-``after`` (an event's number).
+The statements that drivers and followers execute at every turn are built once: to build, compile
+and execute one anew takes 0.8 ms, and 0.6 ms of that is to build and compile it. Parameters:
+``run_id``, ``index``, ``after`` (an event's number).
 """
 
 import json

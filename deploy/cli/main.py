@@ -1,8 +1,8 @@
 """The command ``riffle``: its table of commands, and its entry point.
 
 Only the module of the given command is imported, because `riffle simulate` needs seconds to import
-and containers run `riffle health` every few seconds. Help on ``riffle`` itself and the completion
-of a command's name import no such module.
+and containers run `riffle health` every few seconds. To show the help of ``riffle`` itself, or to
+complete a command's name, no command's module is imported.
 """
 
 import os

@@ -146,7 +146,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines shown beyond LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """Returns the lines of a paper 004 algorithm: its privacy models and calibrations."""
+    """Returns the lines of an algorithm of paper 004: one a privacy model and calibration."""
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     return tuple(
         Line(

@@ -303,7 +303,10 @@ def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Float
 
 @compiled
 def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
-    """Adds the row of one pair. p moves on free cells only: dp = diag(p) - p p^T / sum p there."""
+    """Adds the row p of one pair (x, a).
+
+    Only the free cells of p can change; among them, the derivative is diag(p) - p p^T / sum p.
+    """
     total = 0.0
     for y in range(n):
         total += free[y]

@@ -165,8 +165,9 @@ class ImplicitPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        After step h, which does not matter for that, it does what is best in the newest model, or
-        under `then` when nothing has been eliminated. `value` (X, A) is the visitation.
+        The actions after step h do not change these visits; they are those that are best in the
+        newest model, or in `then` before the first elimination. `value` (X, A) is the probability
+        of the visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(

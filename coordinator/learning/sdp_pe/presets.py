@@ -22,24 +22,29 @@ class Constants:
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can, each
         `growth` times the one before, and stretches them to use the exploring episodes exactly.
     growth: how much longer a stage of `fill` is than the one before.
-    first_stage: L_1 of `paper`; with `fill` the least L_1, 0 to choose it by `visits_per_noise`.
-    visits_per_noise: visits that the least L_1 of `fill` pays to every (h, x, a), in standard
-        deviations of a crude counter's noise (at least one count).
-    crude_share: share of a stage's episodes that explore crudely; with levels `noise` none but the
-        smallest batches when X = 1, where there are no transitions to learn.
-    crude_every_stage: if off, only the first stage explores crudely; later ones take W and P~cru
-        from `memory`, to which a crude batch of one layer would hardly add.
+    first_stage: L_1 of schedule `paper`. With `fill`, the smallest L_1; 0 derives it from
+        `visits_per_noise`.
+    visits_per_noise: for `fill`, the smallest L_1 allows this many visits to every (h, x, a), in
+        units of the standard deviation of a crude counter's noise (or of one count, if that is
+        larger).
+    crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
+        there are no transitions to learn, so crude batches have only the smallest size.
+    crude_every_stage: if off, only the first stage explores crudely. Later stages take W and the
+        crude model P~cru from `memory`, because a crude batch of one layer would add little to it.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller ones are rounded up to it.
     auxiliary_share: share of the fine batch that runs pi_0; the rest runs pi^ref.
     best_share: share of the fine batch that runs the best policy in the model of the stage before;
-        0 in the first stage, which has none. The decision also depends most on these counts.
-    likely_share: share of it that runs the best policies of 50 draws of the bootstrap, so that a
-        policy is explored as often as it may be the best (Thompson 1933); needs radius `bootstrap`.
+        0 in the first stage, which has none. These counts also matter most for the decision which
+        policies to eliminate.
+    likely_share: share of the fine batch that runs the best policies of 50 draws of the bootstrap,
+        so that a policy is explored as often as it may be the best (Thompson 1933); needs radius
+        `bootstrap`.
     threshold_scale: see `levels`; C_1 of `paper`.
     levels: `paper`: W holds tuples counted at most `threshold_scale` (C_1) times E H^2 iota, and
-        Eq. 7 has tolerance E/4. `noise`: `threshold_scale` times the standard deviation of the
-        count's noise, and tolerance 0. At scale 0 nothing is in W and rows are whole.
+        Eq. 7 has tolerance E/4. `noise`: W holds tuples counted at most `threshold_scale` times the
+        standard deviation of the count's noise, and Eq. 7 has tolerance 0. At scale 0, W is empty
+        and no row of the model loses a transition.
     add_on: add E/2 to every visit count after Eq. 7, so that none is underestimated.
     crude_add_on: add this many standard deviations (of noise, and of one count) to every crude
         tuple count, so that exploration goes to the unknown; values are estimated without it.
@@ -56,8 +61,9 @@ class Constants:
     homogeneous: the environment is declared to be the same at every step, so counts are summed
         over steps. Off in both presets: it is knowledge of the environment, to be declared.
     radius_scale: factor of the radius; C of `paper`.
-    radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times the
-        1 - delta / B quantile of the apparent gaps under resampled counts (see `estimation`).
+    radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times a
+        quantile of the gaps by which the best policy seems beaten under resampled counts, at level
+        1 - delta / B for B stages (see `estimation`).
     """
 
     name: str = "paper"
