@@ -1,7 +1,7 @@
-"""The decorator of loops that numba compiles; plain Python runs the same text where it is absent.
+"""The decorator of loops that numba compiles. Without numba, plain Python runs the same text.
 
-numba's cache on disk sees a change of the file that a function stands in, and no change of another
-file. So a compiled function calls compiled functions and reads constants of its own file only.
+numba's cache on disk notices a change of the file that holds a function, but of no other file. So a
+compiled function uses only compiled functions and constants of its own file.
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ With u < 0 no n is feasible, and n = 0.
 written B N = b. Private counts c do not. `conserve` is their precision-weighted least-squares
 projection onto these equations: linear, unbiased, for stacks of counts. Only noise violates the
 equations, so the projection removes noise and nothing else. There are 1 + (H - 1) X independent
-equations for H X^2 A counts, so the share (1 + (H - 1) X) / (H X^2 A) of the noise's total variance
-goes, and far more of it in sums such as the visits of a state. Visits counted on their own (family
-`paper`) enter with their precision. With Sigma the covariance of the combined noise,
+equations for H X^2 A counts, so the projection removes the share (1 + (H - 1) X) / (H X^2 A) of the
+noise's total variance, and far more of it in sums such as the visits of a state. Visits counted on
+their own (family `paper`) enter with their precision. With Sigma the covariance of the combined
+noise,
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
@@ -136,7 +137,7 @@ def conserve(
 
 
 def imbalance(transitions: FloatArray, n: float, share: float = 0.0) -> FloatArray:
-    """Returns the part of counts (..., H, X, A, X) that no counts of n episodes have.
+    """Returns the part of counts (..., H, X, A, X) that true counts of n episodes never have.
 
     It is M (c - N) for every c and true N, with M = Sigma B' (B Sigma B')^-1 B.
     """

@@ -1,8 +1,8 @@
 """Privatizers: private running sums, with the assumptions of the documents as contract.
 
 User t contributes sigma_t, an array of one entry a counter; S_t = sigma_1 + ... + sigma_t. A
-Privatizer releases S_t + noise, which is a sum of `terms(t)` independent draws of `noise`. Learners
-rely on this and on nothing else:
+Privatizer releases S_t plus noise. The noise is a sum of `terms(t)` independent draws of `noise`.
+Learners rely on this and on nothing else:
 
 - Unbiased: the noise has mean zero and variance terms(t) noise.variance, both known beforehand.
 - Bounded (Assumption 4 of 000, Assumption 2.3 of 004): a counter's noise after t users exceeds
@@ -51,10 +51,10 @@ vector is (epsilon, beta)-DP, and stays so when later contributions are chosen a
 et al. 2022). Policies shown to the others are post-processing: by the billboard lemma (Hsu et al.
 2014) the run is jointly DP.
 
-`paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1:
-epsilon' = epsilon / (3 H log K)). It counts H changes a family where a replaced user makes 2 H, so
-it gives 2 epsilon-DP for replacing one user (epsilon for adding or removing one), and less still
-when all X A losses are shown (full information).
+`paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1: epsilon'
+= epsilon / (3 H log K)). It counts H changes a family where a replaced user makes 2 H. So it gives
+2 epsilon-DP for replacing one user (epsilon for adding or removing one), and a still weaker
+guarantee when all X A losses are shown (full information).
 
 **Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves.
 

@@ -6,9 +6,10 @@ no learner reads them. They give the exact pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-n_j the episodes executed. Runs whose specs differ at most in id and seeds form a band, if they came
-at least as far as the run in question: pointwise, the mean over runs with its two-sided 95 %
-Student t interval. Between deployments regret is linear, value constant.
+where n_j is the number of episodes executed. Runs whose specs differ only in id and seeds form a
+band, if they got at least as far as the run in question. A band is pointwise: the mean over runs
+with its two-sided 95 % Student t interval. Between deployments, regret is linear and value is
+constant.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A mean over runs and both ends of its interval, each (G,)."""
+    """A mean over runs and both ends of its interval."""
 
     mean: list[float]
     low: list[float]
@@ -73,7 +74,7 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and those others that came as far; None when none did."""
+    """Returns bands over a run and the others that got as far; None if no other did."""
     if not own.episodes.size:
         return None
     end = own.episodes[-1]

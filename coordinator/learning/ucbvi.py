@@ -2,11 +2,11 @@
 
 `coordinator.learning.ucbvi_parameters` has the algorithm, its bonuses and its noise, in the same
 letters. A NumPy oracle in the tests takes its draws from the same generators in the same order and
-gives the same policies, draw by draw (rows are summed in order of x', which NumPy does below eight
-states; beyond, the last bit may differ). Draws, all from PCG64: an episode takes 1 + 2 H uniforms
-(start; then next state and reward bit of every step), a completed block or a user's message takes
-one noise a counter. Pairs (h, x, a) are worked on side by side, x' by x', in loops that fill a
-register.
+gives the same policies, draw by draw. (Rows are summed in the order of x'. NumPy does so below
+eight states; with more, the last bit may differ.) All draws come from PCG64. An episode takes 1 + 2
+H uniforms: the start, then next state and reward bit of every step. A completed block or a user's
+message takes one draw of noise a counter. Loops treat pairs (h, x, a) side by side, x' by x', so
+that they fill a register.
 
 A policy's value comes from backward induction in the true MDP, once for every policy that differs
 from the one before. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
@@ -62,7 +62,7 @@ class Privacy(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch arrays: V (X,), and for the H X A pairs counts (X, pairs), the others (pairs,).
+    """Scratch arrays: V (X,), counts (X, pairs), and others (pairs,), for the H X A pairs.
 
     They are separate arrays, not rows of one, so that the compiler sees that they do not overlap.
     """

@@ -11,8 +11,8 @@ h = H-1..0,
     Q_h(x, a) = min(H - h, r^ + P^ V_{h+1} + b_h(x, a)),   V_h(x) = max_a Q_h(x, a),
 
 and Q = H - h for a pair never visited. The policy is greedy in Q, and the first action wins ties.
-The monotone minimum with the Q before is left out: with noisy counts one under-estimate would stay
-for ever, and the learners are to differ in their counts only.
+The monotone minimum with the previous Q is left out: with noisy counts one under-estimate would
+stay for ever, and the learners should differ in their counts only.
 
 Private learners see counts through a Privatizer (`privatizers`), which holds the privacy statement;
 all else is post-processing:
@@ -36,8 +36,8 @@ Two bonuses, the same for every environment and recorded with every run:
 
   Their last term holds a minimum of H^2 and something above 10^6 H^3 X A iota^2 / N, which is H^2
   for every N of interest; it is written as H here.
-- `practical`: Bernstein's with estimated variances, times one constant, plus the first-order
-  standard deviation of what noise does to r~ + P~ V, times another:
+- `practical`: Bernstein's bonus with estimated variances, times one constant, plus the first-order
+  standard deviation that noise gives r~ + P~ V, times another:
 
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,

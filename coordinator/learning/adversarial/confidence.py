@@ -7,18 +7,18 @@ N~ by Eq. 5.1 (in closed form, as `postprocess.project`) and the add-on Eq. 5.2.
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
 
 iota = X A K / delta, and the set is {P : |P - P~| <= beta}: every row a box, lower <= P <= upper.
-Lemma 3.1: it holds the true P at all k <= K with probability at least 1 - 6 delta. (The second term
-is printed under the root in places; what the proof of E.14 bounds is the sum of the two.) `scale`
-multiplies beta: 1 is the document's.
+Lemma 3.1: it holds the true P at all k <= K with probability at least 1 - 6 delta. (In places the
+document prints the second term under the root; the proof of E.14 bounds the sum of the two.)
+`scale` multiplies beta: 1 is the document's.
 
 Empty sets. From N~ the set is never empty, as P~ is in it. Other boxes may have empty rows: lower
-bounds that sum to more than one, or upper bounds to less. The answer is the least widening: the row
-becomes [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
+bounds that sum to more than one, or upper bounds to less. Such a row is widened as little as
+possible. It becomes [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
 
     sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN,
 
-so that it is not empty and has an interior, which the log-barrier needs. `widened` reports s, which
-is zero for other rows, continuous in the data, and measures how much the bounds contradict each
+Then it is not empty and has an interior, which the log-barrier needs. `widened` reports s. It is
+zero for other rows and continuous in the data, and measures how much the bounds contradict each
 other. No upper bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).

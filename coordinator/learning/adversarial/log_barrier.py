@@ -2,14 +2,15 @@
 
     min over q in Delta(P_{k+1}) of   <l^, q> + D_psi(q || q_k) / eta,   psi(q) = -sum ln q,
 
-which times eta, up to constants, is
+Multiplied by eta, and up to constants, this is
 
     min  c.q - sum ln q,   c(x,a,x') = eta l^(x,a) + 1 / q_k(x,a,x'),
 
     subject to   A q = b   (outflow(x_0) = 1, outflow = inflow inside),
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
-A primal-dual interior-point method. The logarithm is one complementarity more, with its own target:
+A primal-dual interior-point method. The logarithm adds a complementarity condition with its own
+target:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.

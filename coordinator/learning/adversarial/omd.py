@@ -84,8 +84,7 @@ def ftrl_step(
     Stops above `tolerance` where rounding forbids more (costs beyond 10^3); residual and gap of the
     answer say so.
 
-    Raises:
-        LearnerError: the residual stays above HOPELESS, or a linear system is singular.
+    Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.
     """
     v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()
     try:

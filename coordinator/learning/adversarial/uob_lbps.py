@@ -10,9 +10,9 @@
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
 
 with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K. E' bounds the noise
-of all losses with probability 1 - delta (Assumption 4.1), so that l" is in [0, 1]. Where noise is
-larger all the same, l" is clipped, which is post-processing and keeps the step defined.
-Without noise E' = 0 and l" = l.
+of all losses with probability 1 - delta (Assumption 4.1), so that l" is in [0, 1]. Where the noise
+is larger, l" is clipped: that is post-processing and keeps the step defined. Without noise E' = 0
+and l" = l.
 """
 
 from __future__ import annotations

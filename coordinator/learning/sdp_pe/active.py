@@ -8,19 +8,20 @@ estimated model (P_b, r_b) and t_b = max over phi_{b-1} of V_b, minus the radius
 
     phi_B = { deterministic pi : V_b(pi) > t_b for b = 1..B },
 
-and membership of a given policy is B evaluations, exact. In occupancy measures each inequality is
-linear, but each in the polytope of its own P_b: one linear program over one occupancy measure holds
-one stage's constraint exactly, and no more (see `lagrangian`). Exact or not:
+and B exact evaluations decide whether a given policy is a member. In occupancy measures each
+inequality is linear, but in the polytope of its own P_b. So a linear program over one occupancy
+measure holds only one stage's constraint exactly (see `lagrangian`). Where this is exact:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
   least_b, so by induction { V_b >= sure_b } within phi within { V_b >= least_b }: no policy is
   eliminated that enumeration would keep. Where the two agree in every stage (`exact`), as they do
   whenever the newest model's best policy satisfies the earlier constraints, the set is phi itself.
-- **actions** holds the decisions (h, x, a) that remain: one is struck out when, for one b, even
-  the best policy that takes a at (h, x) stays below least_b; exact for each constraint by itself.
-  They form a product set, the same in every model, within which all planning takes place.
-- **best and best_visits** return members that `lagrangian` finds; how good they are, `bound` says.
+- **actions** holds the decisions (h, x, a) that remain. A decision is struck out if, for some b,
+  even the best policy that takes a at (h, x) stays below least_b. This is exact for each constraint
+  by itself. They form a product set, the same in every model, within which all planning takes
+  place.
+- **best and best_visits** return members that `lagrangian` finds; `bound` says how good they are.
 - **bound** is the value of a linear program over one occupancy measure of the model asked about,
   a superset of phi: the newest constraint V_B(pi) >= least_B is carried over by
 
@@ -49,11 +50,11 @@ from riffle.coordinator.learning.sdp_pe.enumeration import (
 from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 
 ROUNDING = 1e-12
-"""Values are compared with this much room, relative, so that rounding eliminates no policy."""
+"""Relative tolerance for comparing values, so that rounding eliminates no policy."""
 DEVIATIONS = 4
-"""Rounds of single deviations for each of many objectives; one objective alone gets ten times."""
+"""Rounds of single deviations if objectives are many; a single one gets ten times as many."""
 TIE = 1e-9
-"""Visits that a policy after visits gives up for a unit of value in the newest model."""
+"""Visits that `best_visits` gives up for a unit of value in the newest model."""
 
 Representation = Literal["auto", "enumerated", "implicit"]
 
@@ -112,7 +113,7 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """One stage's constraint: V in `model` is at least `least`; from `sure` on pi is in phi."""
+    """One stage's constraint: V in `model` is at least `least`; V >= `sure` puts pi in phi."""
 
     model: Model
     least: float
@@ -185,7 +186,7 @@ class ImplicitPolicies:
         return Plan(solution.policy.reshape(X, A, H, X), solution.value.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
-        """Keeps what may be within `radius` of the best (Algorithm 1, line 9), and its value.
+        """Keeps what may be within `radius` of the best (Algorithm 1, line 9), and the best value.
 
         When no policy is known that is surely in phi, the stage eliminates nothing.
         """

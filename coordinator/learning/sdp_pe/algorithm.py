@@ -5,8 +5,8 @@ rare to learn), then finely (Algorithm 3: one batch of a coverage design over th
 and drops the policies that are provably worse than another (Algorithm 1, lines 7-13).
 
 The three algorithms are generators: they yield a deployment and receive its private counts. Lines
-of the pseudocode stand beside them. The methods below them take the choices that the document
-leaves open or that `Constants` names as a departure from it.
+of the pseudocode stand beside them. The methods below them make the choices that the document
+leaves open, or in which `Constants` departs from it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class SDPPE:
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
         after = self.phi.size
-        # Draws are planned within the decisions of before: some policies may now be eliminated.
+        # Draws were planned within the previous decisions, so some may now be eliminated.
         members = [self.phi.contains(policy) for policy in self._likely]
         self._likely = self._likely[np.array(members, dtype=np.bool_)]
         self._model = fine.model
@@ -248,7 +248,7 @@ class SDPPE:
         return design(self.phi, crude.P, atoms, floor=1 / stage.fine, tolerance=tolerance)
 
     def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
-        """Mixes pi^ref and pi_0 and, after the first stage, what seems best in its model."""
+        """Mixes pi^ref and pi_0 and, after the first stage, the policies that seem best."""
         share = self.constants.auxiliary_share
         pi_0 = self._thin(crude.pi_0)
         uniform = np.full(len(pi_0), share / len(pi_0))

@@ -6,9 +6,10 @@ its visitation under the crude model and Z the tuples (h, x, a) that some active
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
 By the equivalence theorem of Kiefer and Wolfowitz this is the same as maximising the concave
-sum_{Z} log d_pi(h, x, a), and the optimal value is |Z|. Column generation: weights over a set of
-atoms by multiplicative updates w_i <- w_i g_pi(i) / |Z| (they increase the objective), then the
-best active policy for the reward 1 / d_pi (the linear step) joins them. It stops on the certificate
+sum_{Z} log d_pi(h, x, a), and the optimal value is |Z|. The method is column generation.
+Multiplicative updates w_i <- w_i g_pi(i) / |Z|, which increase the objective, set the weights over
+a set of atoms. Then the best active policy for the reward 1 / d_pi (the linear step) joins the
+atoms. The method stops on the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
@@ -95,7 +96,7 @@ def _gap(g: FloatArray | float, reached: BoolArray) -> float:
 def _cover(
     active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
 ) -> tuple[PolicyArray, FloatArray]:
-    """Returns few policies, and their visits, that pay a tenth of `best` (H, X, A) to every tuple.
+    """Returns few policies, and their visits, that give every tuple a tenth of `best` (H, X, A).
 
     Linear steps lead towards uncovered tuples. Once they no longer help, atoms cover the rest.
     """

@@ -4,7 +4,7 @@ Raw counts -> Eq. 7 -> P~ and r~ (000, Eq. 3) is one function (`Estimator.model`
 stacks of counts, so that the parametric bootstrap runs the very estimator that it judges.
 
 **Which counts.** The document uses the fine batch of the stage only. Pooling adds the stage's crude
-batches, memory those of earlier stages, with the weights of `evidence`.
+batches, and memory adds those of earlier stages, with the weights of `evidence`.
 
 **Bootstrap radius.** It replaces line 9 of Algorithm 1. The counts are drawn again in the estimated
 model (sampling error and privacy noise, both Gaussian, around the post-processed counts) and each

@@ -102,10 +102,9 @@ def maximise(
 ) -> Solution:
     """Returns policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
 
-    They are never worse than `anchor` (H, X) and each of `starts` (T, H, X), as far as these
-    satisfy the constraints. At most `deviations` rounds of single deviations follow the
-    multipliers. `tie` is the weight of the last constraint's value where V_0 does not care; V_0
-    loses at most as much.
+    They are never worse than `anchor` (H, X) and each of `starts` (T, H, X), if these satisfy the
+    constraints. At most `deviations` rounds of single deviations follow the multipliers. `tie`
+    weights the last constraint's value to break ties of V_0; V_0 loses at most that much.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)

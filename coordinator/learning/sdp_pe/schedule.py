@@ -1,9 +1,10 @@
 """Cuts K episodes into stages and batches, to the last episode.
 
 Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
-of 2 L_b. `crude_share` is the crude ones' share, a third there (003: one half, so half as much
-again). Without `crude_every_stage` only the first stage has crude batches. L_b / H is rarely whole,
-and below one in the first stages, so this is what is rounded:
+of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 it is one half, so
+there `crude_share` counts half as much again. Without `crude_every_stage` only the first stage has
+crude batches. L_b / H is rarely whole, and below one in the first stages, so the following is
+rounded:
 
 - the crude episodes are spread as evenly as possible, the first layers taking one more;
 - a crude or fine batch below `smallest_n` is rounded up to it (the stage runs more than 3 L_b);
