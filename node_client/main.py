@@ -20,7 +20,7 @@ CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 
 
-def run(settings: Settings, *, on_start: Callable[[], None] | None = None) -> Totals:
+def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> Totals:
     """Serves until a signal, then delivers the reports in progress; returns the counts of reports.
 
     Raises LocalError if a setting, file or credential is not usable; the detail names it.
@@ -62,12 +62,11 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
         users.close()
 
 
-async def _run_until_signal(settings: Settings, on_start: Callable[[], None] | None) -> Totals:
+async def _run_until_signal(settings: Settings, on_start: Callable[[], None]) -> Totals:
     stop, totals = asyncio.Event(), Totals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if on_start is not None:
-        on_start()
+    on_start()
     await serve(settings, stop, totals)
     return totals

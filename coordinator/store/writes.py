@@ -159,20 +159,14 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
     released = schema.released.c
     settled = (released.run_id == run_id) & (released["index"] == index)
     connection.execute(delete(schema.released).where(settled))
-    entry = {
-        **asdict(spend),
-        "messages": opened.opened + opened.failed,
-        "opened": opened.opened,
-        "failed": opened.failed,
-        "recorded_at": now,
-        **({} if settlement.check is None else asdict(settlement.check)),
-    }
+    counts = {"messages": opened.opened + opened.failed, "failed": opened.failed}
+    check = {} if settlement.check is None else asdict(settlement.check)
+    entry = asdict(spend) | counts | {"opened": opened.opened, "recorded_at": now} | check
     connection.execute(insert(schema.ledger), {"run_id": run_id, "index": index, **entry})
     data = {
         "index": index,
         "n": row.n,
-        "messages": opened.opened + opened.failed,
-        "failed": opened.failed,
+        **counts,
         "epsilon": json_float(spend.epsilon_upper),
         "beta": spend.beta,
         "dishonest": spend.dishonest,
@@ -181,7 +175,7 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
         add_event(connection, run_id, now, ("batch_rejected", data))
         return
     if settlement.check is not None:
-        data |= asdict(settlement.check) | {"suspicious": settlement.check.suspicious}
+        data |= check | {"suspicious": settlement.check.suspicious}
     if settlement.estimate is not None:
         data |= {"value": settlement.estimate.value, "radius": settlement.estimate.radius}
     add_event(connection, run_id, now, ("batch_counted", data))

@@ -99,14 +99,7 @@ def run_benchmark(messages: int, folder: Path, cores: int, chosen: Preset) -> di
     total = n * calibrated(spec, n, None).padding.messages
     progress.print(f"a batch of {total} messages in {n} reports, {cores} cores", highlight=False)
     width = CounterLayout(spec.sizes, spec.families).width
-    config = LoopbackConfig(
-        folder,
-        spec.environment,
-        chosen.environment,
-        nodes=chosen.nodes,
-        max_epsilon=spec.epsilon,
-        workers=cores,
-    )
+    config = LoopbackConfig.of(chosen, folder, chosen.nodes, cores)
     with (
         LoopbackNetwork(config) as network,
         Operator.of(network.secrets, network.coordinator_url) as operator,

@@ -92,11 +92,7 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
 
     Stops runs that an earlier, killed load test left there. ``lock`` is the folder's lock.
     """
-    chosen = preset("paper")
-    environment, parameters = chosen.spec.environment, chosen.environment
-    loopback = LoopbackConfig(
-        config.folder, environment, parameters, nodes=0, workers=config.workers
-    )
+    loopback = LoopbackConfig.of(preset("paper"), config.folder, 0, config.workers)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, config.service_cores or mine)  # child processes inherit it
     with ExitStack() as stack:

@@ -72,7 +72,12 @@ class LoopbackConfig:
 
     @classmethod
     def of(
-        cls, chosen: Preset, folder: Path, nodes: int, workers: int, trust_models: tuple[Trust, ...]
+        cls,
+        chosen: Preset,
+        folder: Path,
+        nodes: int,
+        workers: int,
+        trust_models: tuple[Trust, ...] = ("shuffle",),
     ) -> Self:
         """Returns the network for a run; the nodes' owner demands exactly the run's guarantee."""
         return cls(

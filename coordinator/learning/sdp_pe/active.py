@@ -15,7 +15,7 @@ measure holds only one stage's constraint exactly (see `lagrangian`). Where this
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
   least_b, so by induction { V_b >= sure_b } within phi within { V_b >= least_b }: no policy is
-  eliminated that enumeration would keep. Where the two agree in every stage (`exact`), as they do
+  eliminated that enumeration would keep. Where the two agree in every stage, as they do
   whenever the newest model's best policy satisfies the earlier constraints, the set is phi itself.
 - **actions** holds the decisions (h, x, a) that remain. A decision is struck out if, for some b,
   even the best policy that takes a at (h, x) stays below least_b. This is exact for each constraint
@@ -139,11 +139,6 @@ class ImplicitPolicies:
     def size(self) -> None:
         """None: the policies that satisfy several models' inequalities cannot be counted."""
         return
-
-    @property
-    def exact(self) -> bool:
-        """Whether the set is phi itself, not a superset (up to rounding)."""
-        return all(i.sure - i.least <= 2 * _slack(i.sure) for i in self.inequalities)
 
     def contains(self, policy: PolicyArray) -> bool:
         """Tells whether a policy (H, X) is active."""

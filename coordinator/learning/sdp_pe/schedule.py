@@ -45,11 +45,6 @@ class Schedule:
     stages: tuple[Stage, ...]
     exploit: int
 
-    @property
-    def episodes(self) -> int:
-        """All episodes, K."""
-        return sum(stage.episodes for stage in self.stages) + self.exploit
-
 
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
     """Returns a run's schedule; L_1 is as configured or enough for `visits_per_noise`.

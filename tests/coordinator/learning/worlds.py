@@ -7,6 +7,7 @@ import numpy as np
 from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 from riffle.coordinator.learning.planning import Model
+from riffle.coordinator.learning.sdp_pe.active import ROUNDING, ImplicitPolicies
 from riffle.experiments.regret import optimal_value, policy_value
 from riffle.node_client.environments.tabular import TabularMDP
 
@@ -32,3 +33,8 @@ def suboptimality(mdp: TabularMDP, policy: PolicyArray) -> float:
     """1 - V^pi / V*: the share of the optimal value that a policy loses; 0 when V* is 0."""
     best = optimal_value(mdp)
     return 1 - policy_value(mdp, policy) / best if best > 0 else 0.0
+
+
+def is_exact(phi: ImplicitPolicies) -> bool:
+    """Whether the set is phi itself, not a superset (up to rounding)."""
+    return all(i.sure - i.least <= 2 * ROUNDING * (1 + abs(i.sure)) for i in phi.inequalities)

@@ -10,7 +10,7 @@ from riffle.coordinator.learning.learner import FloatArray
 from riffle.coordinator.learning.planning import Model, occupancy, plan, value
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
-from tests.coordinator.learning.worlds import perturb, random_model
+from tests.coordinator.learning.worlds import is_exact, perturb, random_model
 
 SMALL = [Sizes(2, 2, 3), Sizes(3, 2, 3), Sizes(2, 3, 3), Sizes(2, 2, 5), Sizes(1, 5, 2)]
 
@@ -32,7 +32,7 @@ def _stages(
         stage_model = perturb(model, share, 10 * seed + b)
         enumerated, best = enumerated.eliminate(stage_model, radius)
         implicit, implicit_best = implicit.eliminate(stage_model, radius)
-        assert implicit_best <= best + 1e-9 or not implicit.exact
+        assert implicit_best <= best + 1e-9 or not is_exact(implicit)
     return perturb(model, share, 10 * seed + 9), enumerated, implicit
 
 
@@ -45,12 +45,12 @@ def test_no_policy_is_eliminated_that_enumeration_keeps(sizes: Sizes, share: flo
         assert all(implicit.contains(policy) for policy in active)
         inside = sum(implicit.contains(policy) for policy in _every_policy(enumerated))
         assert inside >= len(active)
-        assert not implicit.exact or inside == len(active)
+        assert not is_exact(implicit) or inside == len(active)
 
 
 def test_the_set_equals_enumerations_in_most_runs() -> None:
     """They agree where every stage's best policy satisfies the earlier constraints."""
-    exact = [_stages(sizes, seed, 0.1)[2].exact for sizes in SMALL for seed in range(8)]
+    exact = [is_exact(_stages(sizes, seed, 0.1)[2]) for sizes in SMALL for seed in range(8)]
     assert np.mean(exact) >= 0.8
 
 
@@ -90,7 +90,7 @@ def test_planned_policies_are_active_and_nearly_the_best(share: float) -> None:
                     visits = occupancy(model.P, implicit.d1, policy)[h, x, a]
                     assert visits == pytest.approx(planned.value[x, a])
                 reached = best.value > 1e-9
-                assert not implicit.exact or (planned.value <= best.value + 1e-9).all()
+                assert not is_exact(implicit) or (planned.value <= best.value + 1e-9).all()
                 ratios.append((planned.value[reached] / best.value[reached]).ravel())
     ratio = np.concatenate(ratios)
     assert (ratio > 1 - 1e-6).mean() >= 0.94

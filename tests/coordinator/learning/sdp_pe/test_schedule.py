@@ -37,7 +37,7 @@ def test_stages_use_exactly_K_episodes_in_allowed_batches(
             schedule(K, H, constants, first)
         return
     plan = schedule(K, H, constants, first)
-    assert plan.episodes == K
+    assert sum(stage.episodes for stage in plan.stages) + plan.exploit == K
     assert [stage.b for stage in plan.stages] == list(range(1, len(plan.stages) + 1))
     for stage in plan.stages:
         crude = H if stage.b == 1 or constants.crude_every_stage else 0
