@@ -212,11 +212,7 @@ def abandon(connection: Connection, batch_id: str) -> None:
 
 
 def abandon_open(connection: Connection) -> None:
-    """Abandons the open batches of an older store.
-
-    They may have been released since. A second release, with some other reports, would let the
-    analyzer subtract the two.
-    """
+    """Abandons an older store's open batches: a second release could be compared with the first."""
     for batch_id in open_ids(connection, 0):
         abandon(connection, batch_id)
 
