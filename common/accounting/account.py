@@ -105,9 +105,8 @@ def account(event: BatchEvent, beta: float) -> Account:
 def check_batch(cells: int, counters: int, beta: float) -> None:
     """Raises ValueError unless 1 <= cells <= counters, within limits, and 0 < beta < 1."""
     if not 1 <= cells <= counters:
-        raise ValueError(
-            f"cells must be 1 to the number of counters, got cells={cells}, counters={counters}"
-        )
+        got = f"cells={cells}, counters={counters}"
+        raise ValueError(f"cells must be 1 to the number of counters, got {got}")
     if cells > MAX_CELLS or counters > MAX_COUNTERS:
         raise ValueError(f"at most {MAX_CELLS} cells of 2**53 counters are accounted for")
     if not 0.0 < beta < 1.0:

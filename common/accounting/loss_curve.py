@@ -100,10 +100,8 @@ class Moves:
 
     def __post_init__(self) -> None:
         if self.N < 1 or self.cells < 1 or not 0.0 < self.p < 1.0:
-            raise ValueError(
-                "moves need N >= 1 noise bits, cells >= 1 and 0 < p < 1, "
-                f"got N={self.N}, cells={self.cells}, p={self.p}"
-            )
+            got = f"N={self.N}, cells={self.cells}, p={self.p}"
+            raise ValueError(f"moves need N >= 1 noise bits, cells >= 1 and 0 < p < 1, got {got}")
 
     @property
     def capped(self) -> bool:

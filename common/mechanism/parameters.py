@@ -173,10 +173,8 @@ class Padding:
 
     def __post_init__(self) -> None:
         if self.data_slots < 0 or self.noise_slots < 0:
-            raise ValueError(
-                "padding slots must not be negative, got "
-                f"data_slots={self.data_slots}, noise_slots={self.noise_slots}"
-            )
+            got = f"data_slots={self.data_slots}, noise_slots={self.noise_slots}"
+            raise ValueError(f"padding slots must not be negative, got {got}")
 
     @property
     def messages(self) -> int:

@@ -45,24 +45,20 @@ class StorageCipher:
         Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if it is in
         clear and there is one (nobody may slip in a key in clear), or if the key is wrong.
         """
-        if is_sealed(data) != (self._key is not None):
-            fault = (
-                "is encrypted: give the storage key"
-                if is_sealed(data)
-                else "is not encrypted, but a storage key is given: was the file replaced?"
-            )
-            raise LocalError("invalid-spec", f"the {name} {fault}")
         if self._key is None:
+            if is_sealed(data):
+                raise LocalError("invalid-spec", f"the {name} is encrypted: give the storage key")
             return data
+        if not is_sealed(data):
+            fault = "is not encrypted, but a storage key is given: was the file replaced?"
+            raise LocalError("invalid-spec", f"the {name} {fault}")
         nonce, sealed = data[len(MAGIC) :][:NONCE_BYTES], data[len(MAGIC) + NONCE_BYTES :]
         try:
             return _cipher(self._key, name).decrypt(nonce, sealed, MAGIC + name.encode())
         except (InvalidTag, ValueError) as error:
-            raise LocalError(
-                "invalid-spec",
-                f"the {name} does not open with this storage key: the key is another one, or the "
-                "file is damaged or was made for something else",
-            ) from error
+            reason = "the key is another one, or the file is damaged or was made for something else"
+            detail = f"the {name} does not open with this storage key: {reason}"
+            raise LocalError("invalid-spec", detail) from error
 
 
 def _cipher(key: bytes, name: str) -> AESGCM:

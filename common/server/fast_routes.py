@@ -25,8 +25,7 @@ from riffle.common.protocol.errors import RiffleError
 from riffle.common.server.service import bearer_token, problem_answer
 
 Endpoint = Callable[..., Awaitable[Response]]
-"""``(*ids, request=..., token=...)``: the path's parameters by name, each a `Hex16`, and
-``query``, annotated as ``Annotated[Model, Query()]``."""
+"""A route's function. It annotates ``query``, if it has one, as ``Annotated[Model, Query()]``."""
 
 
 class FastRoutes:
