@@ -13,12 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.parameters import Guarantee, Trust
-from riffle.common.process.configuration import (
-    RoleSettings,
-    Share,
-    check_shares,
-    file_bytes,
-)
+from riffle.common.process.configuration import RoleSettings, Share, check_shares, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault

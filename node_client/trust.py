@@ -90,9 +90,7 @@ def accept(
     _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now, demands.max_seconds)
     check_trust(descriptor, demands.trust_models)
-    _check_pinned(descriptor, demands)
-    _check_environment(descriptor, demands)
-    _check_test_entry(descriptor, demands)
+    _check_content(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")
     account = check_guarantee(descriptor, demands.required, demands.max_owner_share)
@@ -121,16 +119,13 @@ def _check_ids(descriptor: BatchDescriptor, requested_id: str, demands: Demands)
         )
 
 
-def _check_pinned(descriptor: BatchDescriptor, demands: Demands) -> None:
+def _check_content(descriptor: BatchDescriptor, demands: Demands) -> None:
     if demands.analyzer_keys is not None and descriptor.analyzer_key not in demands.analyzer_keys:
         raise RemoteError(
             "outdated-key",
             f"messages would be sealed to analyzer key {descriptor.analyzer_key_id}, which is not "
             "pinned here; if the operator rotated keys, add it to ANALYZER_KEYS_FILE",
         )
-
-
-def _check_environment(descriptor: BatchDescriptor, demands: Demands) -> None:
     if descriptor.environment != demands.environment:
         raise RemoteError(
             "wrong-recipient",
@@ -147,9 +142,6 @@ def _check_environment(descriptor: BatchDescriptor, demands: Demands) -> None:
             f"rewards in [{descriptor.reward_low:g}, {descriptor.reward_high:g}] declared, "
             f"this environment gives [{low:g}, {high:g}]",
         )
-
-
-def _check_test_entry(descriptor: BatchDescriptor, demands: Demands) -> None:
     if descriptor.test_seed is not None and not (demands.test_entry and demands.loopback):
         raise RemoteError(
             "test-entry-refused",

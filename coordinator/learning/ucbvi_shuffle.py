@@ -44,12 +44,7 @@ import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
-from riffle.coordinator.learning.evidence import (
-    Evidence,
-    evidence_of,
-    pool,
-    visit_weights,
-)
+from riffle.coordinator.learning.evidence import Evidence, evidence_of, pool, visit_weights
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -180,8 +175,7 @@ class UCBVIShuffle:
         every_step = (*shape, shape[1])
         return Estimate(
             Model(
-                np.broadcast_to(P, every_step),
-                np.broadcast_to(estimate_rewards(R, least), shape),
+                np.broadcast_to(P, every_step), np.broadcast_to(estimate_rewards(R, least), shape)
             ),
             np.broadcast_to(least, shape),
             np.broadcast_to(sums.transition_variance, shape),

@@ -50,9 +50,8 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
 
     ``preset_given``: the caller named a preset, which paper 004's learners refuse.
 
-    Raises:
-        ValueError: An option does not fit the learner, or a value is out of range.
-        LocalError, RemoteError: The learner or environment does not exist, or refuses its options.
+    Raises ValueError if an option does not fit the learner or a value is out of range, and
+    LocalError or RemoteError if the learner or environment does not exist or refuses its options.
     """
     learner = options.learner
     if how.per_user and learner in {*PER_EPISODE, *ALGORITHMS}:

@@ -55,9 +55,8 @@ def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) 
     Stops above GAP where rounding forbids more (rows of the box near MARGIN); the answer's
     gap says so.
 
-    Raises:
-        LearnerError: the numbers are out of reach. The method suits cost q_k <= 10; in the
-            algorithm eta l^ q_k <= eta.
+    Raises LearnerError if the numbers are out of reach. The method suits cost q_k <= 10; in the
+    algorithm eta l^ q_k <= eta.
     """
     sizes, own, after = _structure(layers)
     problem, rows = start(np.array(layers.widths), box.lower, box.upper, cost, q)

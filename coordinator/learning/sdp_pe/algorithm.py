@@ -44,10 +44,7 @@ from riffle.coordinator.learning.planning import Model
 from riffle.coordinator.learning.postprocess import estimate_transition, precision
 from riffle.coordinator.learning.sdp_pe.active import ActiveSet, all_policies
 from riffle.coordinator.learning.sdp_pe.coverage import Design, design
-from riffle.coordinator.learning.sdp_pe.estimation import (
-    Estimator,
-    bootstrap,
-)
+from riffle.coordinator.learning.sdp_pe.estimation import Estimator, bootstrap
 from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, schedule_for
 
