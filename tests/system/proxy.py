@@ -35,6 +35,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._strays: set[asyncio.Task[bytes]] = set()
+        self._serving: set[asyncio.Task[None] | None] = set()  # asyncio itself may forget them
         self.befell: Counter[str] = Counter()
         self.faulty = False
 
@@ -59,11 +60,14 @@ class Proxy:
         await asyncio.gather(*left, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._serving.add(task)
         try:
             await self._answer(await _request(reader), writer)
         except (OSError, asyncio.IncompleteReadError):
             pass  # somebody was killed or gave up
         finally:
+            self._serving.discard(task)
             writer.close()
 
     async def _answer(self, request: bytes, writer: asyncio.StreamWriter) -> None:
