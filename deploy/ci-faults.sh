@@ -69,7 +69,7 @@ check_counts() {
     inside "$2" "
 import os, pathlib
 from sqlalchemy import create_engine, text
-from riffle.shuffler.store.leases import reporters
+from riffle.shuffler.store.lease_rows import reporters
 from riffle.shuffler.store.schema import sqlite_url
 engine = create_engine(os.environ.get('RIFFLE_SHUFFLER_STORE_URL') or sqlite_url(pathlib.Path('/data')))
 with engine.connect() as connection:

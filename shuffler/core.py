@@ -46,7 +46,7 @@ from riffle.shuffler.metrics import (
 )
 from riffle.shuffler.rules import Frame
 from riffle.shuffler.settings import Settings
-from riffle.shuffler.store import batch_rows, slots, users
+from riffle.shuffler.store import batch_rows, leasing, users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import meta, not_usable, open_store
 from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
@@ -132,7 +132,7 @@ class Shuffler:
         """Leases slots to users of a node."""
         life = self.settings.lease_seconds
         reply = await self._store.write(
-            slots.lease_slots, batch_id, node_id, wanted, self.now, life
+            leasing.lease_slots, batch_id, node_id, wanted, self.now, life
         )
         self.metrics.count_leases(reply)
         return reply
@@ -165,7 +165,7 @@ class Shuffler:
         opened, cipher = await self._open_reports(batch, leases, sealed)
         del body, sealed  # frees 2 MB; the opened reports take as much again
         summary = await self._store.write(
-            slots.store_reports, batch_id, node_id, opened, cipher, self.now
+            leasing.store_reports, batch_id, node_id, opened, cipher, self.now
         )
         self.metrics.count_upload(summary.outcomes, clock() - began)
         if summary.sealed:
@@ -185,7 +185,7 @@ class Shuffler:
                 return await asyncio.to_thread(self._open_seals, batch, leases, sealed)
             except SecretLostError:
                 await self.batches.give_up(batch.batch_id)
-        return await asyncio.to_thread(slots.build_frames, leases, sealed), None
+        return await asyncio.to_thread(leasing.build_frames, leases, sealed), None
 
     def _open_seals(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
@@ -194,7 +194,7 @@ class Shuffler:
         began = time.thread_time()
         opened = list(open_each(secret.outer.private, batch.report_info, sealed))
         self.metrics.opening.inc(time.thread_time() - began)
-        return slots.build_frames(leases, sealed, opened), ReportCipher(batch.batch_id, secret)
+        return leasing.build_frames(leases, sealed, opened), ReportCipher(batch.batch_id, secret)
 
     # The operator
 

@@ -30,7 +30,7 @@ from riffle.common.server.database import notify
 from riffle.common.server.head import read_number, write_number
 from riffle.shuffler.rules import coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
-from riffle.shuffler.store.leases import (
+from riffle.shuffler.store.lease_rows import (
     LIVE,
     count_by_node,
     count_leased,
@@ -290,7 +290,7 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
 def mark_clean(connection: Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Leases without a report go too (`shuffler.store.leases.forget_unused`).
+    Leases without a report go too (`shuffler.store.lease_rows.forget_unused`).
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":

@@ -86,7 +86,7 @@ batches = Table(
     Column("clean", Boolean, nullable=False, default=False),
 )
 
-# A row for the leases of one request: `shuffler.store.leases`. The long columns come last, so that
+# A row for the leases of one request (`lease_rows`). The long columns come last, so that
 # the database reads the others without them.
 lease_groups = Table(
     "lease_groups",

@@ -21,7 +21,7 @@ from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeSummary
 from riffle.common.server.database import notify
 from riffle.common.server.statements import execute_rows, is_one_of
-from riffle.shuffler.store.leases import LeaseGroup, group_of, groups_of_leases
+from riffle.shuffler.store.lease_rows import LeaseGroup, group_of, groups_of_leases
 from riffle.shuffler.store.schema import lease_groups, nodes, users
 
 _USERS = (

@@ -94,7 +94,7 @@ def test_an_unexpected_error_shows_nothing(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("riffle.shuffler.store.slots.lease_slots", broken)
+    monkeypatch.setattr("riffle.shuffler.store.leasing.lease_slots", broken)
     answer = api.lease(batch, [user(0)])
     assert answer.status_code == 500
     assert "mistake" not in answer.text

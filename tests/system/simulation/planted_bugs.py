@@ -19,7 +19,7 @@ from riffle.coordinator.store.transactions import Store
 from riffle.node_client.pipeline import ReportTiming
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import batch_rows, slots
+from riffle.shuffler.store import batch_rows, leasing
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
@@ -55,9 +55,9 @@ def _unless_killed(commit: Any, *args: Any) -> None:
 
 def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The threshold counts reports that came, not distinct ones."""
-    upload = slots.store_reports
+    upload = leasing.store_reports
 
-    def counting(connection: Connection, batch_id: str, *rest: Any) -> slots.UploadSummary:
+    def counting(connection: Connection, batch_id: str, *rest: Any) -> leasing.UploadSummary:
         done = upload(connection, batch_id, *rest)
         again = sum(result.outcome == "replayed" for result in done.reply.results)
         batch = batch_rows.find(connection, batch_id, lock=True)
@@ -69,7 +69,7 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
                 batch_rows.transition(connection, batch, "fill")
         return done
 
-    patch.setattr(slots, "store_reports", counting)
+    patch.setattr(leasing, "store_reports", counting)
 
 
 def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def foreign_answers_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 def lapses_cost_nothing(patch: pytest.MonkeyPatch) -> None:
     """Whoever lets leases lapse gets others at once."""
-    patch.setattr(slots, "waits_until", lambda *_: 0)
+    patch.setattr(leasing, "waits_until", lambda *_: 0)
 
 
 def slow_nodes_ask_on(patch: pytest.MonkeyPatch) -> None:

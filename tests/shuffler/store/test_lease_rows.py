@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.shuffler.states import LeaseState
-from riffle.shuffler.store.leases import LETTERS, LeaseGroup, group_of, read_slots, write_slots
+from riffle.shuffler.store.lease_rows import LETTERS, LeaseGroup, group_of, read_slots, write_slots
 from tests.shuffler.world import NOW
 
 STEPS = st.lists(

@@ -30,8 +30,8 @@ from riffle.shuffler.rules import (
     lowest_free,
     waits_until,
 )
-from riffle.shuffler.store import batch_rows, leases, users
-from riffle.shuffler.store.leases import LeaseGroup, group_of
+from riffle.shuffler.store import batch_rows, lease_rows, users
+from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
@@ -75,7 +75,8 @@ def lease_slots(
         record = existing.get(key)
         live = None if record is None else record.live(now)
         if live and record and (live.batch_id, live.node_id) == (batch_id, node_id):
-            kept.append(Lease(user, leases.slot_of(record.lease), record.lease, live.expires_at))
+            lease = Lease(user, lease_rows.slot_of(record.lease), record.lease, live.expires_at)
+            kept.append(lease)
             continue
         barred = record is not None and (record.reported or live is not None)
         decision = decide_lease(room, new=record is None, barred=barred)
@@ -93,10 +94,10 @@ def lease_slots(
 def _room(
     connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, now: int, life: int
 ) -> Room:
-    leased = leases.count_leased(connection, batch.batch_id, now)
+    leased = lease_rows.count_leased(connection, batch.batch_id, now)
     share = batch.owner_slots
     if share < batch.n:
-        held, reports, *lapses = leases.holding(connection, batch.batch_id, owner, now)
+        held, reports, *lapses = lease_rows.holding(connection, batch.batch_id, owner, now)
         waits = now < waits_until(reports, lapses, life)
         share = 0 if waits else share - held - reports
     return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
@@ -112,7 +113,7 @@ def _grant(
     life: int,
 ) -> list[Lease]:
     _supersede(connection, (existing[user] for user in people if user in existing))
-    expired = leases.take_expired_slots(connection, batch.batch_id, now, len(people))
+    expired = lease_rows.take_expired_slots(connection, batch.batch_id, now, len(people))
     slots = lowest_free(expired, batch.next_slot, batch.n, len(people))
     expires_at = min(now + life, batch.expires_at)
     group = LeaseGroup.new(batch.batch_id, node_id, expires_at, slots, people)
@@ -131,7 +132,7 @@ def _supersede(connection: Connection, people: Iterable[UserRecord]) -> None:
         if record.group is not None and record.index is not None:
             record.group.supersede(record.index)
             changed[record.group.group_id] = record.group
-    leases.save(connection, changed.values())
+    lease_rows.save(connection, changed.values())
 
 
 def build_frames(
@@ -160,7 +161,7 @@ def store_reports(
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
-    groups = leases.groups_of_upload(connection, batch_id, node_id, ids)
+    groups = lease_rows.groups_of_upload(connection, batch_id, node_id, ids)
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
     reported = _reported_elsewhere(connection, groups, ids, now, accepting=accepting)
     outcomes: list[Outcome] = []
@@ -226,11 +227,11 @@ def _write(
         "batch_id": batch.batch_id,
         "slot": slots[0],
         "held": len(slots),
-        "slots": leases.write_slots(slots),
+        "slots": lease_rows.write_slots(slots),
         "sealed": cipher.encrypt(slots, b"".join(report for _, report in accepted)),
     }
     connection.execute(_INSERT_REPORTS, row)
-    leases.save(connection, groups.values())
+    lease_rows.save(connection, groups.values())
     connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(slots)})
 
 
@@ -242,7 +243,7 @@ def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, n
     """
     if not added or batch.reports + added < batch.n:
         return False
-    people, slots = leases.reporters(connection, batch.batch_id)
+    people, slots = lease_rows.reporters(connection, batch.batch_id)
     stored = batch_rows.stored_slots(connection, batch.batch_id)
     if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
