@@ -1,17 +1,17 @@
 """The accountant: the guarantee of one batch (`account`).
 
-Every role runs `account` on the descriptor that it gets, and trusts nobody else's number.
+Every role runs `account` on each descriptor that it gets, and trusts no number that others send.
 
-**Neighbours.** A user is one person who gives one episode: one report in a population. Two
-populations of n reports are neighbours if they differ in one user's report: "replace one user". The
-number of users is public.
+**Neighbours.** A user is one person who gives one episode, in one report. Two populations of n
+reports are neighbours if one user's report differs between them ("replace one user"). The number of
+users is public.
 
-**One batch.** beta pays for the counters' losses together (`loss_curve`) and for noise that finds
-no slot (`binomial`). epsilon_upper, the guarantee, is the smallest epsilon at which the two
-together stay within beta. Only the noise of honest reports counts; a dishonest report is
-independent of the user's data whatever it contains. Local and central batches (`Flips`; `Laplace`,
-`FairBits`) drop no noise and do not rely on other users' noise, so composition takes all of their
-beta, and n and the dishonest fraction do not matter.
+**One batch.** beta pays for the counters' losses (`loss_curve`) and for noise that finds no slot
+(`binomial`). The guarantee, epsilon_upper, is the smallest epsilon at which both together cost at
+most beta. Only the noise of honest reports counts. A dishonest report, whatever it contains, is
+independent of the honest user's data. Local batches (`Flips`) and central ones (`Laplace`,
+`FairBits`) drop no noise and do not rely on other users' noise. So composition gets all of beta,
+and neither n nor the dishonest fraction matters.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from riffle.common.mechanism.parameters import (
 )
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""Limits that keep arrays within memory and doubles finite; a descriptor has thousands of cells."""
-
+"""Limits that keep arrays in memory and doubles finite. A descriptor has far fewer cells."""
+"""Limits that keep arrays in memory and doubles finite. Descriptors have thousands of cells."""
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
@@ -59,7 +59,7 @@ class BatchEvent:
 
     @property
     def overflow(self) -> float:
-        """eta, a bound on the probability that some user's noise lacks slots (see `binomial`)."""
+        """eta, a bound on the probability that a user's noise exceeds its slots (`binomial`)."""
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots
             return 0.0
@@ -72,8 +72,8 @@ class Account:
     """The (epsilon, beta)-DP of one batch for each user, and the cost of its noise.
 
     `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
-    `beta_overflow` is the part of beta that padding takes at epsilon_upper. `variance` and
-    `expected_ones` are those of one counter when all n reports are honest.
+    `beta_overflow` is the part of beta that pays for dropped noise at epsilon_upper. `variance` and
+    `expected_ones` are of one counter's noise when all n reports are honest.
     `expected_ones_per_report` is the expected number of noise messages among the `messages` of one
     report.
     """
@@ -114,7 +114,7 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
 
 
 def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
-    """Returns `cells` pairs of moves under this noise, carried by `honest` reports."""
+    """Returns `cells` pairs of moves, one up and one down, under the noise of `honest` reports."""
     match noise:
         case Noise():
             return Moves(honest * noise.bits, noise.p, cells)

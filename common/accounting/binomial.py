@@ -11,17 +11,17 @@ L))_+], where an outcome that is impossible under Q has L = +infinity. With r(y)
 * down (Q is one higher, P = Z, Q = 1 + Z): at y the mass is b(y), the loss is r(y) for y > 0;
   y = 0 cannot happen under Q: infinite loss with mass b(0) = (1 - p)^N.
 
-b is built from the r(y) alone (b(y) / b(y - 1) = exp r(y), then normalised), so no gamma function
-of N is subtracted from another. Each of at most K sums of logarithms is rounded once: the relative
-error of a mass is at most `mass_error`. Outcomes farther than
-w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) from N p are left out; by Bernstein's inequality each
-side has at most exp(-D) of mass. Upper bounds count it as infinite loss, lower bounds drop it.
+b is computed from the r(y) alone (b(y) / b(y - 1) = exp r(y)) and then normalised, so no gamma
+function of N is subtracted from another. The log of a mass is a sum of r(y), each rounded once; the
+relative error of a mass is at most `mass_error`. Outcomes farther from N p than w = D / 3 +
+sqrt(D^2 / 9 + 2 N p (1 - p) D) are left out. By Bernstein's inequality, their mass is at most
+exp(-D) on each side. Upper bounds count it as infinite loss; lower bounds ignore it.
 
-This analyses the protocol of paper 000, section V and appendix D, with the distribution itself in
-place of the paper's Chernoff bounds and constant 96.
+This is an analysis of the protocol of paper 000 (section V, appendix D). It uses the distribution
+itself where the paper uses Chernoff bounds and the constant 96.
 
-**Padding.** A report has `noise_slots` slots for its 1-bits of noise; before any bits are cut,
-their number is S ~ Binomial(bits * counters, p). Let M be the mechanism without a limit, which is
+**Padding.** A report has `noise_slots` slots for its 1-bits of noise. Their number, before any are
+dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism without a limit, which is
 (epsilon, beta_c)-DP, and M' the real one, which drops bits that do not fit. If both draw the same
 noise, they give the same output unless some user's S exceeds noise_slots. That event depends on
 noise alone, so on *every* input its probability is at most eta = n Pr[S > noise_slots]. Hence for
@@ -66,10 +66,10 @@ TAIL_SAFETY = 1.0 + 1e-6
 """Binomial tails are raised by this factor, far above the incomplete beta's rounding error."""
 
 SMALLEST_TAIL = 2.0**-1022
-"""Smaller tails are counted as this: they may underflow, while e^epsilon may be just as large."""
+"""Smaller tails are raised to this: one that underflowed could still matter times e^epsilon."""
 
 LARGEST_EPSILON = 700.0
-"""About the largest epsilon with e^epsilon in a double. Beyond it, any eta costs all of beta."""
+"""About the largest epsilon whose e^epsilon fits a double. Above it, any eta costs all of beta."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
     """Returns the losses (up, down) when a counter with Binomial(N, p) noise moves by one."""
     if N < 1 or not 0.0 < p < 1.0:
         raise ValueError(f"binomial noise needs N >= 1 and 0 < p < 1, got N={N}, p={p}")
-    if N > EXACT and p > 0.5:  # N minus the outcome is exact: reuse one move for the other
+    if N > EXACT and p > 0.5:  # N - y would be inexact: exchange ones and zeros
         up, down = binomial_losses(N, 1.0 - p)
         return down, up
     first, last = support(N, p)
@@ -139,7 +139,7 @@ def step_losses(q: float) -> Losses:
 
 
 def trim(losses: Losses, budget: float) -> Losses:
-    """Cuts the longest tail of mass at most `budget` on each side, and adds it to `dropped`.
+    """Moves the longest tail of mass at most `budget`, on each side, to `dropped`.
 
     A tail of tiny mass at huge loss hardly adds to delta, but it would dominate the moment
     generating function that bounds the errors.

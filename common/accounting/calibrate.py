@@ -1,37 +1,37 @@
 """Calibration: the least noise for an (epsilon, beta), and the padding that goes with it.
 
-**Shuffle, exact.** A batch's cost is its ciphertexts, and one 1-bit is one ciphertext, so `exact`
-looks for the fewest expected 1-bits. It tries p = 2^-j, j = 1..10, each with the number of bits per
-user that its N needs. If rounding up to whole bits per user wastes more than WASTE of the ones, it
-also tries p = k / 2^32 with the bits that the best 2^-j needs (one bit per user in large batches).
-At the same variance, a small p costs half the messages of fair bits. At large epsilon fair bits
-win, because with a small p a counter may be zero, which gives a user away.
+**Shuffle, exact.** A batch costs one ciphertext per 1-bit, so `exact` looks for the fewest expected
+1-bits. It tries p = 2^-j for j = 1..10: for each p it finds the least N, and so the bits per user.
+If rounding up to whole bits per user adds more than the share WASTE of ones, it also tries p = k /
+2^32 with the bits that the best 2^-j needs (one bit per user in large batches). At the same
+variance, a small p needs half as many messages as fair bits. At large epsilon fair bits are better:
+with a small p a counter may be zero, which shows that nobody was counted there.
 
 beta is split: OVERFLOW_SHARE pays for noise that finds no slot, the rest for composition. At H = 6,
-epsilon = 1, n = 4096, halving the overflow share adds about one slot to 100, while taking 1/100 of
-beta from composition costs 0.06 % of epsilon, a tenth of a percent of the noise.
+epsilon = 1, n = 4096, halving the overflow share adds about one slot to 100. Taking 1/100 of beta
+from composition costs 0.06 % of epsilon, or about 0.1 % more noise.
 
-**Shuffle, paper.** The papers' own calibration (paper 000, section V and proof of Lemma 10):
-epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2, the
-smallest tau for which the proof's sqrt(6 log(2 / beta') / tau) is epsilon' / 4. With n <= tau each
-user adds m = ceil(tau / n) fair bits to every counter, else one bit of p = tau / (2 n). The split
-of epsilon undercounts: replacing one user moves two cells in each layer and family, not one, so by
-the papers' own composition this calibration gives 2 epsilon. Yet the constant 96 is so generous
+**Shuffle, paper.** This is the papers' own calibration (paper 000, section V and proof of Lemma
+10): epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2. This
+tau is the smallest for which the proof's sqrt(6 log(2 / beta') / tau) is epsilon' / 4. If n <= tau,
+each user adds m = ceil(tau / n) fair bits to every counter; otherwise, one bit of p = tau / (2 n).
+The split of epsilon assumes that replacing one user moves one cell in each layer and family. It
+moves two, so by the papers' own composition this gives 2 epsilon. But the constant 96 is so large
 that the exact guarantee, which `account` computes, is far below epsilon.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
 (randomised response). Paper 004's alternative, discrete Laplace noise on each counter, has exactly
 the same losses at ratio q = f / (1 - f), so it gives the same (epsilon, beta), with a variance of 2
 q / (1 - q)**2 per user. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2, half as
-much: a user's counter is a bit, and flips need only hide a bit. So flips are always chosen.
-(Flipping ones and zeros with different probabilities would save 6 % at epsilon = 1 and one pair of
-cells, more at larger epsilon, but the variance would depend on the data.)
+much, because flips only need to hide a bit. So flips are always chosen. (Flipping ones and zeros
+with different probabilities would save 6 % at epsilon = 1 with one pair of cells, and more at
+larger epsilon. But the variance would depend on the data.)
 
-**Central** (paper 000, Fig. 2). Of discrete Laplace noise and Binomial(N, 1/2) noise, the one with
-the smaller variance is chosen. Laplace wins if few cells move, since it needs no beta. The
-binomial, a discrete form of the Gaussian mechanism with exact accounting and exact draws, wins if
-many move: at epsilon = 1, beta = 1e-5 the variances are 7.8 and 28.8 for one pair of cells, 276 and
-167 for six.
+**Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
+the smaller variance. If few cells move, that is Laplace, which needs no beta. If many move, it is
+the binomial, a discrete form of the Gaussian mechanism with exact accounting and exact draws. At
+epsilon = 1, beta = 1e-5 their variances are 7.8 and 28.8 for one pair of cells, 276 and 167 for
+six.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ OVERFLOW_SHARE = 0.01
 """Share of beta that padding may spend."""
 
 MARGIN = 1e-6
-"""Noise aims at epsilon (1 - MARGIN), so that a machine that rounds differently accepts it too."""
+"""Noise is computed for epsilon (1 - MARGIN), so machines that round differently accept it too."""
 
 LARGEST_LOG2 = 10
 """The smallest dyadic p to be tried is 2^-10."""
 
 WASTE = 1e-3
-"""Share of wasted 1-bits above which values of p off the dyadic grid are tried."""
+"""Share of wasted 1-bits above which a p that is no power of two is tried too."""
 
 LARGEST_BATCH = 10**12
 
@@ -125,7 +125,7 @@ def calibrate(
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
     "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the papers'
-    noise, whatever its exact guarantee (`account.epsilon_upper`).
+    noise; `account.epsilon_upper` says what this noise guarantees.
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
     noise bits, or if epsilon is too small for the accountant; ValueError for impossible arguments.
@@ -173,13 +173,13 @@ def _exact(request: _Request, honest: int) -> Noise:
     demand = request.layout.cells, epsilon * (1.0 - MARGIN), beta * (1.0 - OVERFLOW_SHARE)
     needed = {j: needed_bits(2.0**-j, *demand) for j in range(1, LARGEST_LOG2 + 1)}
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
-    # A small p needs more bits for as many ones. Noise that no node may draw is not tried.
+    # For as many ones, a small p needs more bits: avoid noise that no node may draw.
     best = min(list(filter(request.is_drawable, dyadic)) or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
     bits = -(-N // honest)
-    # The best p needs nearly as many ones as the nearest 2^-j.
+    # The p that is sought needs about as many ones as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
     k = needed_numerator(honest * bits, *demand, guess)
@@ -209,8 +209,8 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
 
-    A report's length falls with n, except for jumps of about a slot where n saves each user a whole
-    bit. The returned n suffices, and no smaller n that the bisection tried does.
+    A report gets shorter as n grows, except for jumps of about one slot where each user needs one
+    bit less. The returned n suffices; no smaller n that the bisection tried does.
     """
 
     def fits(n: int) -> bool:
@@ -274,7 +274,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
     check_guarantee(epsilon, beta)
     candidates: list[CentralNoise] = []
     laplace = Laplace(_least_ratio(cells, epsilon, beta))
-    # A draw takes 1 / (1 - q) random words for each side of zero.
+    # Each of a draw's two geometric variables takes 1 / (1 - q) random words on average.
     if 2 * counters <= MAX_DRAWS * (1.0 - laplace.q):
         candidates.append(laplace)
     bits = needed_bits(0.5, cells, epsilon * (1.0 - MARGIN), beta)
@@ -292,7 +292,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
     """Returns the smallest q 2^32 at which `cells` pairs of steps are (epsilon, beta)-DP.
 
-    The search is over the scale b = x / UNIT, q = exp(-1 / b), as epsilon is nearly a power of b.
+    The search is over b = x / UNIT, q = exp(-1 / b), because epsilon is nearly a power of b.
     """
     scale = smallest(
         lambda x: loss_curve.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),

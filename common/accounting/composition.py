@@ -1,15 +1,15 @@
 """Composition over batches: the guarantee of a run, and of a user who reports in several batches.
 
-* Parallel (`run_guarantee`): each user appears in one batch. Let the differing user report in batch
-  b. Batches before b have the same distribution under both neighbours. Given these, batch b is
-  (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, which is
+* Parallel (`run_guarantee`): each user appears in one batch. Let batch b hold the report that
+  differs. Batches before b have the same distribution under both neighbours. Given these, batch b
+  is (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, which is
   post-processing. So the run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
 * Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
-  add up, so all their moves are composed exactly, as many up as down, and again one number covers
-  both directions. Whatever a batch's deployment depends on, the same distribution dominates the
-  batch's loss. So adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10), provided
-  that the events themselves (n and noise) were fixed beforehand. The overflow of all batches is
-  charged: (1 + e^epsilon) times the sum of their eta.
+  add up, so all their moves are composed exactly. As many are up as down, so again one number
+  covers both directions. Whatever a batch's deployment depends on, the same distribution dominates
+  the batch's loss. So adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10),
+  provided that the events themselves (n and noise) were fixed beforehand. The overflow of all
+  batches is charged: (1 + e^epsilon) times the sum of their eta.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from riffle.common.mechanism.parameters import Guarantee
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     """Returns the guarantee of several batches for users who appear in one of them (parallel).
 
-    It holds up to the smallest dishonest fraction of any batch. Without batches it is (0, 0).
+    It holds for the smallest dishonest fraction of these batches. Without batches it is (0, 0).
     """
     if not guarantees:
         return Guarantee(0.0, 0.0)

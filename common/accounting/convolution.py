@@ -1,10 +1,10 @@
-"""Puts losses on a grid, and convolves them, tilted, by discrete Fourier transforms.
+"""Puts losses on a grid, tilts them, and convolves them by discrete Fourier transforms.
 
 **Grid.** Losses are moved to multiples of Delta.
 
 * Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): an atom (p, q) of P
   and Q at loss l in [k Delta, (k + 1) Delta] is replaced by two atoms, at k Delta and at (k + 1)
-  Delta, with the same sum of P and the same sum of Q. Merging the two gives the atom back, and
+  Delta, whose masses sum to p under P and to q under Q. Merging the two gives the atom back, and
   merging is post-processing. So the pair on the grid is at least as easy to tell apart as the true
   pair, also after composition. With f = l - k Delta, the upper atom gets the share (1 - exp(-f)) /
   (1 - exp(-Delta)) of p. The error is of second order in Delta.
@@ -19,12 +19,12 @@ not to 1. lambda and the window only affect how tight the bounds are, never whet
 
 **Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
-its norm, eta = mu + gamma_4 (sqrt(2) + mu), mu the error of the twiddle factors. With mu <= u that
-is below 8 u log2(M); the same bound serves the inverse transform. Carried through powers and
-products of spectra and through the inverse, it gives one number that no cell's error exceeds.
+its norm, where eta = mu + gamma_4 (sqrt(2) + mu), and mu is the error of the twiddle factors. With
+mu <= u this is below 8 u log2(M); the same bound holds for the inverse. Carried through powers and
+products of spectra and the inverse, it gives one number that no cell's error exceeds.
 
-This package writes sums of products as np.sum, not np.dot. At these lengths a BLAS starts threads
-that spin when cores are busy; and np.sum adds pairwise, with a smaller error than np.dot.
+This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
+threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
 """Chernoff exponents to try, in units of 1 / standard deviation."""
 
 LARGEST_EXPONENT = 2.0**30
-"""Most that tilt times the largest sum of losses may be; rounding moves it by under a millionth.
+"""Limit of tilt times the largest sum of losses. Rounding moves the product by under a millionth.
 
-It matters if the variance is only rounding error, which suggests an unbounded tilt."""
+The limit matters if the variance is only rounding error, which suggests an unbounded tilt."""
 
 SMALLEST_WEIGHT = 1e-250
 """Smaller sums of weights may be remnants of underflow."""
@@ -146,9 +146,9 @@ def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
 
 
 def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
-    """Returns mass exp(exponent - peak), and the peak, which is the largest exponent.
+    """Returns mass exp(exponent - peak), and the peak, usually the largest exponent.
 
-    If that one has no mass and the rest would underflow, peak is the largest with mass.
+    If the largest has no mass and the rest would underflow, peak is the largest that has mass.
     """
     peak = float(exponent.max())
     weight = mass * np.exp(exponent - peak)
@@ -178,7 +178,7 @@ def choose_tilt(parts: Sequence[Part], delta: float) -> float:
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:
         return 0.0
-    # Some loss is not zero, since the variance is positive.
+    # The divisor is not zero: the variance is positive, so some loss is not zero.
     most = LARGEST_EXPONENT / sum(count * float(np.abs(part.loss).max()) for part, count in parts)
     start = tilt = min(math.sqrt(2.0 * target / variance), most)
     for _ in range(4):
@@ -228,7 +228,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
         mass=mass.astype(np.float64),
         tilt=tilt,
         log_scale=sum(count * log_mgf(part.mass, part.loss, tilt) for part, count in parts),
-        # Only half of the spectrum is kept, but the inverse averages over all of it.
+        # Twice, because only half of the spectrum is kept and the inverse averages over all of it.
         error=2.0 * float(error.sum()) / M + back,
     )
 
@@ -236,7 +236,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
 def _times(
     spectrum: ComplexArray, error: FloatArray, mass: FloatArray, count: int
 ) -> tuple[ComplexArray, FloatArray]:
-    """Returns spectrum times the mass's transform to the power count, and the new error bound."""
+    """Returns spectrum * (transform of mass)**count, and the new error bound."""
     M = len(mass)
     factor = fft.rfft(mass).astype(np.complex128)
     # A coefficient's error is at most the 2-norm of all coefficients' errors.

@@ -1,4 +1,4 @@
-"""Searches for the least noise to which the accountant grants an (epsilon, beta).
+"""Searches for the least noise that the accountant accepts for an (epsilon, beta).
 
 Epsilon falls like 1 / sqrt(variance), and faster if counters are almost empty. The last two trials
 predict the next value to try; a bracket of one failing and one sufficient value corrects a bad
@@ -22,7 +22,7 @@ from riffle.common.accounting.loss_curve import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
-"""Searches end at a bracket of one unit, or 2^-FINE (bits) or 2^-COARSE (p) of the answer."""
+"""A search ends when its bracket is one unit, or 2^-FINE (bits) or 2^-COARSE (p) of the answer."""
 
 PREDICTIONS = 12
 """The number of trials that follow predictions before plain bisection takes over."""
@@ -31,7 +31,7 @@ PREDICTIONS = 12
 class CalibrationError(ValueError):
     """Raised if no noise of the allowed size gives the requested guarantee.
 
-    A batch ``times`` as large would suffice; None if that is not known.
+    A batch ``times`` times as large would suffice; ``times`` is None if that is not known.
     """
 
     def __init__(self, text: str, times: float | None = None) -> None:
@@ -55,7 +55,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
     check_guarantee(epsilon, beta)
     if cells < 1:
         raise ValueError(f"cells must be at least 1, got {cells}")
-    # Delta falls in x = log(sigma / S).
+    # Delta falls as x = log(sigma / S) grows.
     x = _root(lambda v: _log_delta(math.exp(v), epsilon) - math.log(beta), -20.0, 40.0)
     return 2.0 * cells * math.exp(2.0 * x)
 
@@ -126,7 +126,7 @@ def smallest(
 
 
 def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
-    """Returns the next value to try between low and high: the last points' secant, in logarithms.
+    """Returns the next value to try between low and high, by the last points' secant in logarithms.
 
     A prediction next to a known end is moved a step inside, so that the bracket closes.
     """

@@ -1,26 +1,26 @@
-"""Bounds epsilon and delta of one user's moves by composing the losses of all of them.
+"""Bounds epsilon and delta of one user's moves by composing the losses of all these moves.
 
 Replacing one user moves at most `cells` counters up by one and at most `cells` down by one, and all
 counters carry independent noise. With the others' data fixed, the two outputs are product
-distributions, and the loss is a sum of independent losses, `cells` of them up and `cells` down
-(`binomial`). Fewer moves are a post-processing of `cells` moves each way, and hence covered.
+distributions. So the loss is a sum of independent losses, `cells` of them up and `cells` down
+(`binomial`). Fewer moves are a post-processing of `cells` moves each way, so they are covered.
 
 Both directions. delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] and the same with D and
 D' exchanged. The exchange turns every up into a down and every down into an up; `cells` of each
-remain, so the two directions have the same loss distribution, and one delta covers both. (A
-counter's up and down alone differ: composing 2 cells ups, as some libraries do by default, gives a
-different and wrong number.)
+remain, so the two directions have the same loss distribution, and one delta covers both. (One up
+and one down have different losses. So composing 2 cells ups, the default of some libraries, is
+wrong.)
 
 The losses are put on a grid, tilted, and multiplied as powers of discrete Fourier transforms of
-length M (`convolution`). Every inexactness goes to the safe side:
+length M (`convolution`). Every error is counted on the safe side:
 
-* Aliases: transforms add indices modulo M. Mass below the window reappears above it, which only
-  raises the upper bound; mass above the window is lost, and added to delta. Chernoff's bound limits
-  both on the grid, and both are subtracted from the lower bound.
-* Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. Upper
-  masses are raised by e, lower masses lowered by e.
-* Other rounding: relative errors of masses and tilts, and absolute errors of losses, times the
-  number of moves.
+* Aliases: transforms add indices modulo M. Mass below the window reappears at its top, which only
+  raises the upper bound. Mass above the window is lost, so it is added to delta. Chernoff's bound
+  limits both masses on the grid, and the lower bound subtracts both.
+* Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. The upper
+  bound adds e to every mass; the lower bound subtracts it.
+* Other rounding: both bounds allow for the relative errors of masses and tilts and the absolute
+  errors of losses, each times the number of moves.
 * Masses that `binomial` leaves out count as infinite losses in the upper bound, and not at all in
   the lower bound.
 """
@@ -65,19 +65,19 @@ from riffle.common.accounting.convolution import (
 Bound = Literal["lower", "estimate", "upper"]
 
 SIGNS: dict[Bound, float] = {"lower": -1.0, "estimate": 0.0, "upper": 1.0}
-"""The direction in which each bound moves by the errors."""
+"""The direction in which the errors move each bound."""
 
 TRIM_SHARE = 1e-5
 """The share of delta that all cut tails together may cost."""
 
 VARIANCE_CAP = 1e8
-"""Noise of more variance is accounted as if it had this much. That is valid, since adding noise to
-a counter is post-processing, and enough for epsilon = 0.003 at 18 cells and beta = 1e-5."""
+"""Noise of a larger variance is accounted as if it had this one. This is valid because more noise
+is post-processing, and it suffices for epsilon = 0.003 at 18 cells and beta = 1e-5."""
 
 SMALLEST_DELTA = 1e-15
 
 AMPLIFICATION, RETRIES = 14.0, 4
-"""A tilt is replaced, at most 4 times, if errors exceed exp(14) times those at a perfect tilt."""
+"""A tilt is replaced, at most 4 times, if its errors exceed exp(14) times a perfect tilt's."""
 
 DOTS = 2**14
 """Grid length M for connecting the dots, whose error is of order Delta^2."""
@@ -92,7 +92,7 @@ FAR = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """`cells` counters up and `cells` down by one, each with Binomial(N, p) noise."""
+    """`cells` counters that move up by one and `cells` down, each with Binomial(N, p) noise."""
 
     N: int
     p: float
@@ -115,7 +115,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`cells` counters up and `cells` down by one, each with a loss of +log(1/q) or -log(1/q)."""
+    """`cells` counters that move up by one and `cells` down, each with a loss of +-log(1/q)."""
 
     q: float
     cells: int
@@ -137,7 +137,7 @@ class Curve:
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
     hockey-stick divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear
     between two neighbouring losses. So its inverse is exact: find these two losses, then solve a
-    line. The curve holds from `start` on: below it delta is 1, and epsilon is never less.
+    linear equation. Below epsilon = `start`, delta counts as 1; `epsilon` never returns less.
     """
 
     loss: FloatArray
@@ -171,7 +171,7 @@ class Curve:
         return self.infinite + finite + charge(epsilon, overflow)
 
     def _slope(self, epsilon: float, overflow: float) -> float:
-        """Returns exp(epsilon) times the total's derivative by t, to the right of epsilon."""
+        """Returns exp(epsilon) times the total's right derivative by t = exp(epsilon)."""
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
         if epsilon > LARGEST_EPSILON:
@@ -182,7 +182,7 @@ class Curve:
         """Returns the index of the first loss where the total is low enough or no longer falls.
 
         The total is convex in t, so along ascending losses the condition is false, then true, and
-        bisection finds the change. The last loss always counts, since no finite loss is beyond it.
+        bisection finds the change. The last loss always counts: no finite loss is beyond it.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
         indices = range(first, len(self.loss) - 1)
@@ -192,11 +192,11 @@ class Curve:
         epsilon = float(self.loss[i])
         if self._total(epsilon, overflow) <= delta:
             return True
-        # Only overflow makes the total rise; without overflow, a slope of zero has underflowed.
+        # Only overflow makes the total rise; without overflow, a slope of zero is an underflow.
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
-        """Returns the epsilon at which the line to loss[after] from the last point meets delta."""
+        """Returns the epsilon at which the last line before loss[after] meets delta."""
         end = float(self.loss[min(after, len(self.loss) - 1)])
         if end <= self.start or self._total(end, overflow) > delta:
             return math.inf
@@ -221,7 +221,7 @@ class Curve:
 
 
 def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
-    """Returns the curve of all moves: valid at every delta, sharpest near this one in (0, 1)."""
+    """Returns the curve of all moves, valid everywhere and sharpest near `delta` in (0, 1)."""
     if bound == "lower" and any(m.capped for m in moves):
         return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
     near = min(max(delta, SMALLEST_DELTA), 0.5)
@@ -233,11 +233,11 @@ def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
 
 @lru_cache(maxsize=32)
 def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
-    """Returns a composition with errors small against delta, and its upper curve.
+    """Returns a composition with errors small against the delta `near`, and its upper curve.
 
     Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right if tails
-    are like a Gaussian's. Counters that are almost empty make the tail heavier than that; then the
-    lambda of the resulting epsilon replaces Chernoff's.
+    are like a Gaussian's. Counters that are almost empty make the tail heavier; then the lambda
+    that suits the resulting epsilon replaces Chernoff's.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
@@ -286,7 +286,7 @@ class Composition:
             # An alias may be in any cell. It only raises upper bounds; lower bounds subtract it.
             below = _alias(self.gridded, convolved, -self.window.step_low, self.first - 1)
             error += below + above
-        # A mass is at most one, and e^700 times the rounding error is far above one.
+        # Capped at e^700, because a mass is at most one and e^700 times its error is far above one.
         scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
         relative = math.exp(sign * _relative_error(self.parts, convolved.tilt))
         mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
@@ -315,7 +315,7 @@ def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
 
 
 def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:
-    """Returns Chernoff's bound on the tilted mass at or beyond the edge, on the step's side."""
+    """Returns Chernoff's bound on the tilted mass at the edge or beyond, above it if step > 0."""
     if step > 0.0 and sum(count * part.last for part, count in parts) < edge:
         return 0.0
     if step < 0.0 and sum(count * part.first for part, count in parts) > edge:
@@ -328,7 +328,7 @@ def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: i
 
 
 def _relative_error(parts: Sequence[Part], tilt: float) -> float:
-    """Returns a composed mass's relative error: from the parts' masses, and from the tilt."""
+    """Returns a composed mass's relative error, which comes from the parts' masses and the tilt."""
     total = 0.0
     for part, count in parts:
         exponent = abs(tilt) * float(np.abs(part.loss).max())
@@ -338,7 +338,7 @@ def _relative_error(parts: Sequence[Part], tilt: float) -> float:
 
 def _infinite(parts: Sequence[Part], bound: Bound) -> float:
     """Returns the mass of impossible outcomes; upper bounds add the dropped mass."""
-    log_finite = 0.0  # of the product of all (1 - infinite)
+    log_finite = 0.0  # log of the product of all (1 - infinite)
     for part, count in parts:
         share = part.infinite + (part.dropped if bound == "upper" else 0.0)
         if share >= 1.0:

@@ -1,11 +1,11 @@
 """The central mechanism: the coordinator gets raw trajectories and adds noise to their counts.
 
-It is the central workflow of paper 000, Fig. 2. Everybody trusts the coordinator, nobody else.
+It is the central workflow of paper 000, Fig. 2. Users trust the coordinator and nobody else.
 
 - A user sends the episode as it is, in one message: the indices of its ``data_slots`` increments,
   with dummies if there are fewer.
 - The shuffler permutes the messages as in every workflow, although this protects nobody here.
-- The analyzer counts, adds one draw of integer noise to every counter, and forgets all the rest.
+- The analyzer counts, adds one draw of integer noise to every counter, and forgets the reports.
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else, the
 noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up by
@@ -14,12 +14,12 @@ are composed exactly. The proof needs:
 
 1. *Independent noise* on every counter.
 2. *One draw a batch*, however often the batch is counted (`coordinator.store.transactions.Store`).
-3. *Nothing else is shown* about the counts. Even the number of dummies would reveal their sum.
+3. *Nothing else is shown.* Even the number of dummies would reveal the sum of the counts.
 
 Draws are exact and use integers only. Discrete Laplace noise is the difference of two geometric
 variables. Each counts the uniform 32-bit words that are below the integer q 2^32, up to the first
-that is not. So the law's ratio is exactly q, and no logarithm or exponential is rounded.
-Binomial(N, 1/2) noise is the number of ones among N random bits.
+that is not. So Pr[G >= k + 1] / Pr[G >= k] is exactly q, and no logarithm or exponential is
+rounded. Binomial(N, 1/2) noise is the number of ones among N random bits.
 """
 
 import numpy as np
@@ -44,8 +44,8 @@ def encode(layout: CounterLayout, episode: Episode | None) -> Ints:
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
     """The analyzer's part, first step: counts the reports (N, data_slots).
 
-    Returns the raw counts and, last, the number of reports counted, shape (C + 1,); and the indices
-    of reports not counted because they name a counter that does not exist.
+    Returns the raw counts followed by the number of counted reports, shape (C + 1,). Also returns
+    the indices of reports that are not counted because they name a nonexistent counter.
     """
     valid = (reports <= layout.dummy).all(axis=1)
     sums = np.bincount(reports[valid].ravel(), minlength=layout.counters + 1)[: layout.counters]

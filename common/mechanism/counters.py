@@ -6,7 +6,7 @@ three ways:
 
 - ``paper``: transitions, visits and rewards, each with noise of its own.
 - ``lean``: transitions and rewards; visits are sums over x'.
-- ``joint``: one symbol (x, a, x', r) per step; everything else is a sum.
+- ``joint``: one symbol (x, a, x', r) per step; all other counts are sums over symbols.
 
 A batch of scope ``all`` (``layer=None``) counts every step, and the rewards. A batch of one layer
 (``layer=h``) counts that step's transitions (in ``paper`` also visits) and no rewards.
@@ -93,7 +93,7 @@ class CounterLayout:
 
     @property
     def cells(self) -> int:
-        """Most cells that move up by one, and as many down, when one user is replaced.
+        """Largest number of cells that move up by one, and also down, when one user is replaced.
 
         Every family has one symbol per step, so for each family and step in scope two episodes
         differ in at most one cell up and one cell down. Privacy rests on this number (`account`).
@@ -108,7 +108,7 @@ class CounterLayout:
     def encode(self, episode: Episode) -> Ints:
         """Returns the indices of an episode's increments, shape (at most ``data_slots``,).
 
-        In ``paper`` and ``lean`` a reward of 0 has no message of its own; padding hides it. Raises
+        In ``paper`` and ``lean`` a reward of 0 has no message; padding hides this. Raises
         ValueError if the episode does not have this layout's sizes.
         """
         self._check(episode)

@@ -5,12 +5,12 @@ It is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer:
 - A user writes the episode as C bits, one per counter, flips each independently with probability f,
   and sends all of them in one message.
 - The shuffler permutes the messages as in every workflow, although this protects nobody here.
-- The analyzer adds the n reports bit by bit and removes the flips' mean: with S 1-bits of n on a
-  counter, (S - n f) / (1 - 2 f) is unbiased with variance n f (1 - f) / (1 - 2 f)**2.
+- The analyzer adds the n reports bit by bit and removes the flips' mean: if a counter has S 1-bits
+  in n reports, (S - n f) / (1 - 2 f) is unbiased, with variance n f (1 - f) / (1 - 2 f)**2.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, against everyone,
-including the shuffler and the analyzer together, whatever all others do. Two episodes differ in at
-most ``cells`` bits one way and ``cells`` bits the other. Each such bit has the losses
+including the shuffler and the analyzer together, whatever anybody else does. Between two episodes,
+at most ``cells`` bits rise and at most ``cells`` fall. Each of these has the losses
 log((1 - f) / f) and its negative (`common.accounting.binomial.step_losses`); bits that agree have
 none. The proof needs:
 
@@ -52,8 +52,8 @@ def encode(
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
     """The analyzer's part, first step: counts the reports (N, bytes).
 
-    Returns the 1-bits of each counter and, last, the number of reports counted, shape (C + 1,); and
-    the indices of reports not counted because they have a bit past the last counter.
+    Returns each counter's 1-bits followed by the number of counted reports, shape (C + 1,). Also
+    returns the indices of reports that are not counted: they have a bit past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)

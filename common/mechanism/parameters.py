@@ -14,9 +14,9 @@ same distribution from its random bits, and no accountant has to trust a roundin
 **Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
 (`common.mechanism.central_model`).
 
-**Padding** fixes the number of messages of a report; otherwise their number would tell everyone who
-sees the upload about the user's data. Data and noise have separate slots. Only noise is ever cut
-off, so a failure never depends on the data.
+**Padding** fixes the number of messages of a report; otherwise this number would tell everyone who
+sees the upload about the user's data. Data and noise have separate slots. Only noise is ever
+dropped, and whether it is never depends on the data.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 Trust = Literal["shuffle", "local", "central"]
-"""Parties trusted: the shuffler and a share of the users; nobody; the coordinator."""
+"""They trust: the shuffler and a share of the users (shuffle), nobody (local), the coordinator."""
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
 MAX_REPORTS = 2**53
 MAX_DRAWS = 1 << 28
-"""Most noise bits of one report, over all counters: they take seconds of a node's time."""
+"""Largest number of noise bits in one report, over all counters: to draw them takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class FairBits:
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
 """Noise of a batch. If V is its variance and b its ``term``, a counter's centred noise exceeds s in
-size with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein); so do sums."""
+size with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein). So do sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ def check_fraction(dishonest_fraction: float) -> None:
 def honest_reports(n: int, dishonest_fraction: float) -> int:
     """Returns the reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
 
-    The fraction is taken as the shortest decimal that names the double, and the product is exact:
-    three tenths of 10 are 3 although the double 0.3 is below 3/10. So all roles agree.
+    The fraction is read as the shortest decimal that gives the same double, and the product is
+    exact: 0.3 of 10 is 3, although the double 0.3 is below 3/10. So all roles agree.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")

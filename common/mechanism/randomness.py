@@ -2,8 +2,8 @@
 
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
-for experiments and for the test entry point. Its key is (run, batch, slot, purpose) of a draw,
-never the order of arrival. A deployed node refuses to use it.
+for experiments and for the test entry point. A stream's key is the (run, batch, slot, purpose) of a
+draw, never its order of arrival. A deployed node refuses to use it.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class SystemRandomness:
 class SeededRandomness:
     """A reproducible stream for experiments: PCG64 from a SeedSequence.
 
-    `keyed` makes one. Streams with different keys are independent.
+    `keyed` makes a stream. Streams with different keys are independent.
     """
 
     generator: np.random.Generator = field(repr=False)

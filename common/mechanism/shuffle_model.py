@@ -12,7 +12,8 @@ Privacy. Against everyone who sees the permuted multiset of messages, the mechan
 The proof needs:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
-   of the C noisy counts. A message with a sum would show who added both bit and noise.
+   of the C noisy counts. A message with a user's sum would show whether it holds both data and
+   noise.
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
 3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
    ever dropped. The probability of that event depends on noise alone and is charged to beta.
@@ -34,8 +35,8 @@ def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
     """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits per counter.
 
     A bit is 1 if a uniform 32-bit word is below the threshold p 2^32. This is exact, because p is
-    an integer over a power of two. For every bit the word's first byte is drawn, and the other
-    three only if that byte equals the threshold's first byte; otherwise they do not matter.
+    an integer over a power of two. For every bit, the word's first byte is drawn. The other three
+    are drawn only if the first equals the threshold's first byte; otherwise they do not matter.
     """
     threshold = noise.p_numerator << (32 - noise.p_log2)
     first, rest = threshold >> 24, threshold & 0xFFFFFF
@@ -48,8 +49,7 @@ def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
         ties = np.flatnonzero(~is_one)
         words = np.frombuffer(randomness.read(4 * ties.size), dtype="<u4") >> 8
         is_one[ties] = words < rest
-        # Bit number start + i belongs to counter (start + i) // bits: each counter has `bits`
-        # draws.
+        # Each counter has `bits` draws, so bit start + i belongs to counter (start + i) // bits.
         ones.append((near[is_one] + start) // noise.bits)
     return np.concatenate(ones)
 
@@ -92,9 +92,9 @@ def encode(
 def permutation(size: int, randomness: ByteSource) -> Ints:
     """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
 
-    Any two of 2**24 keys are equal with probability below 2**-81, which bounds the bias by ties.
-    The sort is of 64-bit words: a key's first bits followed by its index. The few keys that are
-    equal in these first bits are then sorted by all 128 bits.
+    Among 2**24 keys any two are equal with probability below 2**-81, which bounds the ties' bias.
+    What is sorted are 64-bit words: a key's first bits, then its index. The few keys that agree in
+    these first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)
     index = np.uint64((1 << (size - 1).bit_length()) - 1)
