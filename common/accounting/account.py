@@ -34,7 +34,8 @@ from riffle.common.mechanism.parameters import (
 )
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""Limits that keep arrays in memory and doubles finite. A descriptor has far fewer cells."""
+"""Limits that keep arrays in memory and doubles finite. Descriptors have thousands of cells."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
