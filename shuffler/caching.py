@@ -4,9 +4,9 @@ The cache decides only whether a body is read, and who may see open batches and 
 write checks again in its own transaction.
 
 The cache is dropped when this process changes a batch or revokes a node, or is notified that
-another replica did. So a revoked node is refused immediately. If a notification is lost, a replica
-serves a revoked node for at most `CACHE_SECONDS` more. Even then it grants the node no lease and
-accepts no report from it.
+another replica has done so. So a revoked node is refused immediately. If a notification is lost, a
+replica serves a revoked node for at most `CACHE_SECONDS` more. Even then it grants the node no
+lease and accepts no report from it.
 """
 
 import time

@@ -56,7 +56,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 @contextmanager
 def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
-    """Yields the first of the named callers that owns the token; refuses others as `node_of`."""
+    """Yields the first of the named callers that owns the token; otherwise raises as `node_of`."""
     callers: Authenticator = request.app.state.authenticator
     with callers.authenticate(token, *names) as name:
         request.state.known = True
@@ -64,7 +64,7 @@ def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
-"""The order matters: a caller with the coordinator's token gets only the coordinator's view."""
+"""The order matters: the coordinator's token gets only the coordinator's part of an answer."""
 
 
 def visible_status(status: BatchStatus, caller: str) -> BatchStatus:

@@ -115,7 +115,7 @@ class Shuffler:
     # Nodes
 
     async def open_batches(self, *, wait: float, accepting: bool) -> list[OpenBatch]:
-        """Returns open batches; with ``accepting``, waits for some with free slots."""
+        """Returns the open batches; with ``accepting``, waits until one has free slots."""
         if not accepting:
             return (await self._open.get()).batches
         listing = await self.changes.poll(
@@ -178,7 +178,7 @@ class Shuffler:
     ) -> tuple[list[Frame], ReportCipher | None]:
         """Opens every outer seal, so that a sealed batch has only reports that open.
 
-        If the batch is over or its secret is lost, no report opens and the cipher is None.
+        If the batch is over or its secret is lost, opens no report, and the cipher is None.
         """
         if batch.state == "open":
             try:
@@ -215,7 +215,7 @@ class Shuffler:
         return await self._store.read(users.list_nodes, self.now)
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
-        """Returns a batch's conservation record: the ``whole`` one, or the coordinator's."""
+        """Returns a batch's conservation record: the ``whole`` one, or the coordinator's part."""
         record = await self.batches.tidied(conservation, batch_id)
         if whole:
             return record
@@ -236,7 +236,7 @@ class Shuffler:
         await self._store.write_for_good(lambda _: None)
 
     async def measure(self) -> None:
-        """Brings the gauges up to date."""
+        """Updates the gauges."""
         await self._store.read(self.metrics.measure_store)
         self.metrics.inflight.set(self.inflight.taken)
         self.metrics.waiting.set(self._store.committer.waiting)

@@ -193,11 +193,11 @@ class BatchLifecycle:
         - It learns nothing. No answer, check, status, record or time depends on who sent these
           messages, and its token cannot read the list of nodes.
         - It can show the operator how many messages of its choice each node sent. A coordinator
-          that colludes with the operator could do so anyway. The operator sees sums over batches
-          by node, never a batch, slot or user. A batch adds at most `MAX_NAMED`.
-        - It can blame nodes, but only at random or by the content of messages. So nothing follows
-          automatically. It can notice a revocation, so the operator should wait for several
-          batches before a node is revoked.
+          that colludes with the operator could do so anyway. The operator sees sums over batches by
+          node, never a batch, slot or user. A batch adds at most `MAX_NAMED` messages.
+        - It can blame nodes, but only at random or by the content of messages. So blame alone has
+          no automatic effect. The coordinator can notice a revocation, so the operator should wait
+          for several batches before revoking a node.
 
         Raises RemoteError ``malformed`` unless these are places of messages in ascending order.
         """
@@ -233,13 +233,13 @@ class BatchLifecycle:
     async def give_up(self, batch_id: str) -> None:
         """Gives up a batch whose secret is lost, unless its messages have left."""
         state = await self._store.write(batch_rows.give_up, batch_id)
-        if state in batch_rows.NEED_SECRET:  # otherwise its end has destroyed the secret
+        if state in batch_rows.NEED_SECRET:  # in other states, the secret was destroyed on purpose
             note("secret-lost", batch_id=batch_id, state=state)
         await self.tidy()
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up every batch whose secret is lost; returns how many still have their secret.
+        """Gives up every batch whose secret is lost; returns how many batches still have theirs.
 
         Raises LocalError ``unavailable`` if a secret is there and cannot be read.
         """
@@ -294,7 +294,7 @@ class BatchLifecycle:
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
-    """Refuses a second descriptor for a batch id: two would make nodes distinguishable."""
+    """Refuses another descriptor for a batch id: nodes given different ones could be told apart."""
     if present.descriptor.encode() != data:
         raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
     return present

@@ -1,22 +1,22 @@
 """Counts the shuffler's work and decides who may see the counts: metrics, records, the log.
 
-**Metrics** for Prometheus show single uploads, so they are for the operator alone. Counters and
-histograms count this process alone. Gauges that are read from the store are the same at every
-replica: take their maximum, not their sum. No label names a node, a user or a batch.
+**Metrics** for Prometheus show single uploads, so only the operator may read them. Counters and
+histograms cover this process only. Gauges that are read from the store are the same at every
+replica, so take their maximum, not their sum. No label names a node, a user or a batch.
 
 **Conservation records** account for everything sent to a batch: accepted = held + forwarded +
-dropped. Each term has a count of its own. Reports count as accepted when they are stored, and as
-forwarded when their bytes are handed over. What the store has of them counts as held until then,
-or as dropped if the batch ends without a hand-over. So a fault breaks the equation.
+dropped. Each term is counted separately, so a fault breaks the equation. A report counts as
+accepted when it is stored. It then counts as held until its bytes are handed over (forwarded) or
+its batch ends without a hand-over (dropped).
 
-The coordinator sees every message. It must not learn who was slow, late or refused, because the
-accountant does not cover that. Its record of a complete batch (`for_coordinator`) follows from
-state, n and L. Of an open or abandoned batch it learns at most how many tenths are full. A tenth is
-at least ten reports, and the number changes at most once in `REFRESH_SECONDS`. Only the operator
+The coordinator sees every message. It must not also learn who was slow, late or refused, because
+the accountant does not cover that. Its record of a full batch (`for_coordinator`) follows from
+state, n and L. For an open or abandoned batch it learns at most how many tenths are full. A tenth
+is at least ten reports, and the number changes at most once in `REFRESH_SECONDS`. Only the operator
 sees refusals.
 
-**The log** has no fields but those of `JOURNAL`. It may never name a node, user, lease or slot: a
-log that shows who sent something when would undo the shuffle for its reader.
+**The log** has only the fields of `JOURNAL`. It never names a node, user, lease or slot: a log that
+shows who sent something, and when, would undo the shuffle for anyone who reads it.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def _metric(
 
 
 class ShufflerMetrics:
-    """The registry of one shuffler process."""
+    """The metrics of one shuffler process and their registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -123,7 +123,7 @@ class ShufflerMetrics:
 
 
 SHORT = ("open", "abandoned")
-"""States in which a batch's counts do not follow from n."""
+"""States in which n does not determine the counts of a batch."""
 
 REFRESH_SECONDS = 10
 MAX_RECORDS = 1_024

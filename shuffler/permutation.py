@@ -1,8 +1,8 @@
 """The shuffle: one permutation of all messages of all reports.
 
-The permutation is the order of 128-bit keys from an AES-256-CTR keystream. The keystream's 32-byte
-key is drawn from the system's CSPRNG when the batch is deposited. So the permutation is uniform, up
-to an adversary's advantage against the cipher and the probability that two keys are equal
+The permutation sorts 128-bit numbers from an AES-256-CTR keystream. The keystream's 32-byte key is
+drawn from the system's CSPRNG when the batch is deposited. So the permutation is uniform, up to an
+adversary's advantage against the cipher and the probability that two of the numbers are equal
 (`common.mechanism.shuffle_model.permutation`).
 
 Reports enter in the order of their slots; their order of arrival is not used anywhere. So the same
@@ -57,7 +57,7 @@ class Release:
 
 
 def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:
-    """Returns the slots of the reports whose messages are at these places of the hand-over."""
+    """Returns the slots of the reports whose messages have these places in the hand-over."""
     order = permutation(n * L, Keystream(key))
     return [int(slot) for slot in order[np.array(places)] // L]
 
@@ -73,9 +73,9 @@ def permute_messages(
 ) -> Messages:
     """Permutes the n * L messages of n reports; returns them, (n * L, message bytes).
 
-    Each of ``uploads`` has k slots and their k reports, concatenated; their order does not matter.
-    ``key`` has 32 bytes. Raises LocalError unless there is one report for each of n slots. Only a
-    damaged store can cause that for a sealed batch; nothing is released then.
+    Each upload is k slots and their k reports, concatenated; the order of uploads does not matter.
+    ``key`` has 32 bytes. Raises LocalError, and releases nothing, unless each of the n slots has
+    one report. For a sealed batch, only a damaged store can cause this error.
     """
     places = np.empty((n, L), dtype=np.int64)  # each message's place: the inverse permutation
     places.reshape(-1)[permutation(n * L, Keystream(key))] = np.arange(n * L)
@@ -96,9 +96,9 @@ def permute_messages(
 def blank_copies(messages: Messages) -> int:
     """Zeroes every message that is a copy of an earlier one, and returns the number of copies.
 
-    A message begins with an ephemeral public key. Two honest messages have the same first 8 bytes
-    in one of 1e5 batches of 1 GiB. Copies of a user's messages would count the user several times;
-    a blank message does not open and counts as dishonest. All replicas' reports are compared here.
+    A copy has the same first 8 bytes, of an ephemeral public key. Two honest messages share them in
+    one of 1e5 batches of 1 GiB. Copies of a user's messages would count the user several times; a
+    blank message does not open and counts as dishonest. All replicas' reports are compared.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

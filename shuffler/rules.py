@@ -3,20 +3,20 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly, has few blanks, and has the path's id, which run and deployment determine;
+- it parses strictly, has few blanks, and has the path's batch id, made from run and deployment;
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
 - the operator allows its trust model;
 - n is at least the operator's smallest batch, and its n * L messages fit the largest;
 - it asks for seeded noise only if the test entry point is open;
 - it lets one owner's nodes hold no more slots than the operator allows;
-- its guarantee, which the shuffler recomputes, is as strong as the operator demands and as the
-  descriptor promises.
+- its guarantee, which the shuffler recomputes, is at least as strong as the operator demands and
+  the descriptor promises.
 
 `decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
 once, over all batches and runs; parallel composition over batches rests on that rule. The nodes of
-one owner together hold at most the descriptor's share of a batch. While a batch is open, the
-coordinator sees no number that grows with single reports (`for_coordinator`).
+one owner together hold at most the share of a batch that the descriptor allows. While a batch is
+open, the coordinator sees no number that changes with every single report (`for_coordinator`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,16 +38,16 @@ from riffle.common.protocol.verification import check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
-"""Smallest n at which the coordinator sees the fill, and nodes see free slots, in tenths."""
+"""Smallest n at which the coordinator is shown the fill, and nodes the free slots, in tenths."""
 
 REPORTS_A_LAPSE = 10
-"""An owner with fewer reports than this for each lapsed lease waits."""
+"""Reports that an owner needs for each lapsed lease; an owner with fewer must wait."""
 
 Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
-"""A lease may report, has reported, or may not report because it expired or was superseded."""
+"""``live``: may report. ``reported``: has reported. ``over``: has expired or was superseded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Demands:
 
 @dataclass(slots=True)
 class Room:
-    """What is left: users in the node's quota, slots of the batch and of the owner's share."""
+    """What is left for a node: users of its quota, slots of the batch and of its owner's share."""
 
     quota: int
     free_slots: int
@@ -105,7 +105,7 @@ def accept_deposit(
 def check_batch_key(batch_key: str, used: str | None) -> None:
     """Raises RemoteError ``outdated-key`` if a node seals reports to a former key of the batch.
 
-    A shuffler that lost its store gives the same batch another key, while nodes remember the first.
+    A shuffler that has lost its store gives the batch a new key, but nodes still know the old one.
     ``used`` is the `key_id` of the node's key, if the node sent it.
     """
     if used not in (None, key_id(bytes.fromhex(batch_key))):
@@ -147,11 +147,11 @@ def _check_promise(context: Context, demands: Demands) -> None:
 
 
 def for_coordinator(status: BatchStatus) -> BatchStatus:
-    """Returns the status for the coordinator, without numbers that grow with single reports.
+    """Returns the coordinator's part of a status, without numbers that change with every report.
 
     The coordinator also sees every message. If it saw when the count of reports changes, it would
-    learn when people report, which the shuffle must hide. It may see ``declined``, which tells that
-    some node declines, never which or how many. No single report changes it.
+    learn when people report, which the shuffle must hide. It may see ``declined``, which tells why
+    nodes decline, but never which nodes or how many. No single report changes ``declined``.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -165,11 +165,11 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
-    ``lapses`` are the number of leases that expired without a report, and the times of the first
-    and the last. An owner with more than one lapse for every `REPORTS_A_LAPSE` reports waits, and
-    others may take the slots. The wait is a lease's life plus the time from the first lapse to the
-    last. So waits double, and an owner who never reports holds slots for less and less of a batch's
-    life. If the wait had no end, one crash could end a batch that has few owners.
+    ``lapses``: how many leases expired without a report; the times of the first and the last. An
+    owner with more than one lapse for every `REPORTS_A_LAPSE` reports waits, so that others can
+    take the slots. The wait begins at the last lapse and takes a lease's life plus the time between
+    first and last. So waits double, and an owner who never reports holds slots for less and less of
+    a batch's life. An endless wait would let one crash end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
@@ -186,8 +186,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
-    live lease elsewhere and so may be running an episode. One refusal covers both cases. A node
-    without room does not get even this answer, so probing users costs slots.
+    live lease elsewhere and so may be running an episode. Both cases get the same refusal, and only
+    a node that has room gets it, so probing users costs slots.
     """
     if room.free_slots < 1:
         return "batch-full"
@@ -201,7 +201,7 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 def coarse_slots(free: int, n: int) -> int:
     """Returns the free slots of a batch as shown to nodes: in tenths of n, rounded up.
 
-    Exact numbers would show when single leases change. Below `SMALLEST_SHOWN` there is one step.
+    Exact numbers would show when a single lease changes. For n < `SMALLEST_SHOWN`, returns 0 or n.
     """
     step = n if n < SMALLEST_SHOWN else ceil(n / 10)
     return min(n, step * ceil(free / step))
@@ -219,14 +219,14 @@ def judge_frame(
 ) -> Outcome:
     """Returns the outcome of one frame.
 
-    ``standing`` is its lease's, or None if this node has no such lease in this batch. ``same``: the
-    lease has reported exactly these bytes. ``opens``: the report opens under the batch's key.
-    ``reported``: the lease's user has reported with another lease, in any batch. ``accepting``: the
-    batch is open and has not expired.
+    ``standing`` is that of the frame's lease, or None if this node has no such lease in this batch.
+    ``same``: the lease has reported exactly these bytes. ``opens``: the report opens under the
+    batch's key. ``reported``: the lease's user has reported with another lease, in any batch.
+    ``accepting``: the batch is open and has not expired.
 
-    A repetition is recognised first, whatever has become of the batch, so that a node whose answer
+    A repetition is recognised first, whatever the state of the batch, so that a node whose answer
     was lost always learns that its report is stored. A batch that is over has forgotten the leases
-    that never reported, so an unknown lease counts as late then.
+    that never reported, so its unknown leases count as late.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"

@@ -7,25 +7,25 @@ Batches:
     sealed --retire--> abandoned               forwarded --retire--> acknowledged
 
 ``fill`` happens in the transaction that stores the n-th distinct report. A batch with fewer than n
-reports never reaches ``forwarded``: from ``open`` only ``fill`` leads on, and every other event
-ends in ``abandoned``. Callers can abandon only such a short batch, because a complete one has cost
-n people their only report. A complete batch is given up if its secret is lost (``lost``), since
-nobody can open it any more, or if nobody takes it in time (``retire``). Once its messages have left
-(``forwarded``), they count as used, so the batch is never abandoned. If it is then retired, it is
-erased as if the analyzer had acknowledged it.
+reports never reaches ``forwarded``: from ``open``, every event but ``fill`` leads to ``abandoned``.
+Callers can abandon only such a short batch, because a full one has cost n people their only report.
+A full batch is given up if its secret is lost (``lost``), since its reports can no longer be
+opened, or if nobody fetches its messages in time (``retire``). Once the messages have left
+(``forwarded``), they count as used, so the batch is never abandoned. If a forwarded batch is
+retired, it is erased as if the analyzer had acknowledged it.
 
 Leases:
 
     held --report--> reported                  held --supersede--> superseded
     held, superseded --reassign--> lost        held, superseded, lost --forget--> forgotten
 
-A held lease may report until it expires. When its user gets a newer lease, it is superseded: it
-keeps its slot but may not report, so a user reports once. A lease is lost when it has expired and
-its slot goes to another user, and forgotten when its batch ends without its report. Nothing follows
-``reported``, so no event takes back a user's one report.
+A held lease may report until it expires. When its user gets a newer lease, the old one is
+superseded: it keeps its slot but may not report, so a user reports only once. A lease becomes lost
+when it has expired and its slot goes to another user, and forgotten when its batch ends before it
+reports. No event leads out of ``reported``, so no event takes back a user's one report.
 
-An event that leads to the current state is a repetition (a lost answer, a retry) and changes
-nothing.
+An event that leads to the current state is a repetition (such as a retry after a lost answer) and
+changes nothing.
 """
 
 from typing import Literal

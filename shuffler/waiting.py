@@ -20,16 +20,16 @@ RECHECK_SECONDS = 1.0
 without one, and notifications of other replicas may be lost."""
 
 IDLE_RECHECK_SECONDS = 5.0
-"""Seconds until a waiter checks again otherwise; the check also ends a batch that has expired."""
+"""Seconds until other waiters check again; the check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
-"""Most checks of all waiters together. The more waiters there are, the less often each checks."""
+"""Most checks a second of all waiters together. With more waiters, each checks less often."""
 
 
 class Budget:
     """A bound on a resource, named ``what``, that many requests hold at the same time.
 
-    ``each`` bounds the share of one holder, so that nobody can take everything.
+    ``each`` bounds the amount of one holder, so that nobody can take everything.
     """
 
     def __init__(self, limit: int, what: str, each: int | None = None) -> None:
@@ -41,7 +41,7 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """The amount that all holders have now."""
+        """The amount that all holders together have now."""
         return self._taken
 
     @contextmanager
@@ -49,7 +49,7 @@ class Budget:
         """Yields a function that takes more at each call; all is returned when the context ends.
 
         At the limit the function takes nothing and immediately raises LocalError
-        ``too-many-requests``, since waiting would only move the queue.
+        ``too-many-requests``, because waiting here would only move the queue.
         """
         held = 0
 
@@ -87,8 +87,8 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 class ChangeSignal:
     """Wakes long polls when a change that they may wait for is committed.
 
-    ``version`` grows with every change; an answer read before a change may be outdated. ``shared``
-    if other replicas change the same store: their notifications may be lost.
+    ``version`` grows with every change; an answer read before a change may be outdated. ``shared``:
+    other replicas change the same store, and their notifications may be lost.
     """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
@@ -99,7 +99,7 @@ class ChangeSignal:
         self.version = 0
 
     def pause(self, *, silent: bool) -> float:
-        """Returns the seconds until a waiter checks again; ``silent`` if changes may not signal."""
+        """Returns the seconds until a waiter checks again; ``silent``: changes may not signal."""
         seconds = RECHECK_SECONDS if silent or self._shared else IDLE_RECHECK_SECONDS
         return max(seconds, self._waiters.taken / CHECKS_A_SECOND)
 
@@ -123,7 +123,7 @@ class ChangeSignal:
     ) -> T:
         """Returns the answer of ``read`` once it is enough, after ``seconds``, or at `close`.
 
-        ``may_change_silently`` tells whether an answer may change without a call of `notify`.
+        ``may_change_silently`` tells whether an answer may change although nobody calls `notify`.
         Raises LocalError ``too-many-requests`` if too many polls wait already.
         """
         clock = asyncio.get_running_loop().time

@@ -84,10 +84,10 @@ class OpenBatches:
     next_expiry: int | None
 
     def changes_within(self, seconds: float, lease_seconds: int) -> bool:
-        """Returns whether a batch or a lease, even one granted now, may expire in ``seconds``."""
+        """Returns whether a batch or a lease (even a new one) may expire within ``seconds``."""
         if self.next_expiry is None:
             return False
-        # The clock counts whole seconds.
+        # One second more, because the clock counts whole seconds.
         return min(self.next_expiry - self.now, lease_seconds) <= seconds + 1
 
 
@@ -169,9 +169,9 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 
 
 def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
-    """Moves a locked batch to its state `after` the event, which it returns; raises as `after`.
+    """Moves a locked batch to the state `after` an event; returns that state.
 
-    ``changes`` are stored with the new state.
+    ``changes`` are stored with the new state. Raises as `after`.
     """
     target = after(batch.state, event)
     if target != batch.state:
@@ -212,7 +212,7 @@ def abandon(connection: Connection, batch_id: str) -> None:
 
 
 def abandon_open(connection: Connection) -> None:
-    """Abandons an older store's open batches: a second release could be compared with the first."""
+    """Abandons an older copy's open batches: two releases of one batch could be compared."""
     for batch_id in open_ids(connection, 0):
         abandon(connection, batch_id)
 
@@ -243,7 +243,7 @@ def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str,
 
 
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
-    """Records, before a byte leaves, which bytes are handed over; they never change afterwards.
+    """Records which bytes are handed over, before the first one leaves; they never change.
 
     Raises RemoteError if the batch is not sealed, or is over; LocalError if the recomputed bytes
     differ from those handed over before.
@@ -262,8 +262,8 @@ def acknowledge(
 ) -> None:
     """Records that the analyzer has the messages, so that the batch will be erased.
 
-    ``failed`` has the slot of each message that did not open. This transaction counts them to their
-    nodes and ends the batch, so neither a repetition nor another replica counts them again.
+    ``failed`` has the slot of each message that did not open. This transaction counts them against
+    their nodes and ends the batch, so neither a repetition nor another replica counts them again.
 
     Raises RemoteError ``wrong-state`` if the digest is of other bytes or the batch was not handed
     over.
@@ -334,7 +334,7 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
 
 
 def decline(connection: Connection, batch_id: str, reason: str, now: int) -> None:
-    """Records that some node declines an open batch, without recording which."""
+    """Records why a node declines an open batch, but not which node."""
     if find(connection, batch_id, lock=True).state == "open":
         row = (declined.c.batch_id == batch_id) & (declined.c.reason == reason)
         if connection.execute(update(declined).where(row).values(at=now)).rowcount == 0:
@@ -355,7 +355,7 @@ def anything_due(connection: Connection, now: int, retention: int) -> bool:
 
 
 def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, int]) -> None:
-    """Adds to a batch's counts, by problem, of frames that were not accepted."""
+    """Counts a batch's frames that were not accepted, by problem."""
     for problem, amount in frames.items():
         row = (dropped.c.batch_id == batch_id) & (dropped.c.problem == problem)
         grown = update(dropped).where(row).values(frames=dropped.c.frames + amount)
@@ -364,7 +364,7 @@ def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, in
 
 
 def bind_to_vault(connection: Connection, identity: int) -> None:
-    """Records which vault has this store's secrets, or raises LocalError ``unavailable``.
+    """Records which vault has this store's secrets; raises LocalError ``unavailable`` for another.
 
     With another vault, every batch would seem to have lost its secret and would be given up.
     """

@@ -1,8 +1,8 @@
 """Gives the event loop the store: reads run in threads, writes in the committer's thread.
 
 The committer groups waiting writes into one transaction and answers them after the sync. A sync
-costs the same for one write as for fifty, so under load the groups grow and share the cost of
-durability. No answer leaves before the commit has returned.
+costs the same for one write as for fifty, so under load the groups grow, and each write costs less.
+No answer leaves before the commit has returned.
 
 If a job fails, the committer rolls the whole group back and runs it again with a savepoint around
 each job, so only the failed job is undone. A job may then run twice, but only one run counts.
@@ -33,7 +33,7 @@ MAX_GROUP = 64
 
 
 Answer = Callable[[], None]
-"""Hands over the outcome of a job; it is called only after the group's commit."""
+"""Hands over the outcome of a job. It is called only after the group's commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Job(Generic[T]):
 
 
 def _fails_group(error: Exception) -> bool:
-    """Returns whether an error leaves the transaction in doubt: disk, lock or connection."""
+    """Returns whether an error of disk, lock or connection leaves the transaction in doubt."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
@@ -93,7 +93,7 @@ class Committer:
         self._thread.shutdown()
 
     def _commit_queued(self) -> None:
-        """Commits the queued jobs together. There is none if an earlier call took them all."""
+        """Commits the queued jobs together. An earlier call may have taken them all."""
         taken = [self._jobs.popleft() for _ in range(min(self.waiting, MAX_GROUP))]
         if group := [job for job in taken if job.future.set_running_or_notify_cancel()]:
             self._commit(group)
@@ -109,7 +109,7 @@ class Committer:
             answer()
 
     def _commit_together(self, group: Sequence[Job[Any]]) -> list[Answer]:
-        """Commits all jobs; if one fails, undoes all of them and returns no answer."""
+        """Commits all jobs; if one fails, undoes them all and returns an empty list."""
         with self._engine.begin() as connection:
             try:
                 return [partial(job.future.set_result, job.write(connection)) for job in group]

@@ -1,11 +1,11 @@
 """Leases in the store, with one row for all leases of a request.
 
-The leases of one request share batch, node and expiry, so they share a row, the *lease group*, and
-an upload changes that row alone. With a row or an index entry for each lease, every commit would
-write a page for each lease.
+The leases of one request have the same batch, node and expiry. They share one row, the *lease
+group*, and an upload changes only this row. If each lease had its own row or index entry, every
+commit would write a page for each lease.
 
-A lease's id is its slot, then the id of its group. A node knows its own slots, and nobody else is
-told a lease's id, so the id gives nothing away.
+A lease's id is its slot followed by the id of its group. A node knows its own slots, and nobody
+else is told a lease's id, so the id reveals nothing.
 """
 
 import secrets
@@ -178,10 +178,10 @@ class LeaseGroup:
         self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = digest
 
     def supersede(self, index: int) -> None:
-        """Bars a lease from reporting, whatever its expiry, because its user gets another lease.
+        """Bars a lease from reporting, even before it expires, because its user gets another lease.
 
-        A user reports once. If only expiry barred a lease, two leases of one user could both be
-        live at replicas whose clocks differ.
+        A user reports only once. If only expiry barred a lease, replicas whose clocks differ could
+        take two leases of one user for live.
         """
         self.states[index] = lease_after(self.states[index], "supersede")
 
@@ -266,9 +266,9 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
 
 
 def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list[int]:
-    """Returns what an owner's nodes have of a batch: live leases, reports, and lapsed leases.
+    """Returns five numbers about what an owner's nodes have of a batch.
 
-    The last two of the five numbers are the times of the first and the last lapse.
+    They are: live leases, reports, lapsed leases, and the times of the first and last lapse.
     """
     values = {"batch": batch_id, "owner": owner, "now": now}
     return [int(value or 0) for value in connection.execute(_HOLDING, values).one()]
@@ -277,8 +277,8 @@ def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list
 def forget_unused(connection: Connection, batch_id: str) -> None:
     """Deletes the leases of a batch that never reported.
 
-    Leases with a report stay: they tell a late repetition from a second report, and they show that
-    their users have reported.
+    Leases with a report stay: they show that their users have reported, and distinguish a late
+    repetition from a second report.
     """
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})
@@ -289,7 +289,7 @@ def forget_unused(connection: Connection, batch_id: str) -> None:
 
 
 def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -> Counter[str]:
-    """Returns how many reports of these slots each node sent; a repeated slot counts again."""
+    """Returns how many reports of these slots each node sent; a slot given twice counts twice."""
     wanted, nodes = Counter(slots), Counter[str]()
     for node_id, _, slot in _reports(connection, batch_id):
         nodes[node_id] += wanted[slot]

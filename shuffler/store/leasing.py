@@ -1,13 +1,13 @@
 """The two transactions of nodes: a lease request takes slots, and an upload fills them.
 
 A slot is one of the n places of a batch. A lease gives a slot to one user until the lease expires.
-Then the slot may go to another user; the first lease stays, without a slot, so that a report under
-it is refused as late. Only the newest lease of a user may report.
+Then the slot may go to another user; the first lease stays stored without a slot, so that a report
+under it is refused as late. Only the newest lease of a user may report.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
-reports, marks their leases and, with the n-th distinct report, seals the batch. So no crash can
-separate a report from its lease's mark. Only a user's newest lease can be marked, so a marked lease
-shows that its user has reported.
+reports, marks their leases and, with the n-th distinct report, seals the batch. So a crash cannot
+leave a stored report whose lease is unmarked, or the reverse. Only a user's newest lease can be
+marked, and a marked lease shows that its user has reported.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class UploadSummary:
 def lease_slots(
     connection: Connection, batch_id: str, node_id: str, wanted: Sequence[str], now: int, life: int
 ) -> LeaseReply:
-    """Returns for each distinct user of ``wanted`` a slot, or the reason why the user gets none.
+    """Returns, for each distinct user in ``wanted``, a slot or the reason why the user gets none.
 
     A lease lasts ``life`` seconds. A request for a batch that is over is refused before any user is
     looked up. Raises RemoteError ``unauthorized`` for a revoked node, or ``unknown-batch``.
@@ -143,7 +143,7 @@ def build_frames(
     """Returns the frames of an upload.
 
     ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, and None
-    for each that does not open. Without ``opened``, no report opens.
+    for each that does not open. If ``opened`` is missing, no report counts as opened.
     """
     digests = [sha256(report).digest() for report in sealed]
     return list(zip(lease_ids, digests, opened or repeat(None, len(lease_ids)), strict=True))
@@ -238,8 +238,8 @@ def _write(
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
     """Seals the batch if a fresh count finds n reports of n distinct users.
 
-    The running count only decides when to count. This count over stored rows decides the release:
-    noise was calibrated for n people, and fewer people behind n reports would get less noise.
+    The running count only decides when to count afresh. The fresh count of stored rows decides the
+    release: noise was calibrated for n people, and fewer people behind n reports would get less.
     """
     if not added or batch.reports + added < batch.n:
         return False

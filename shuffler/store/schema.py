@@ -41,7 +41,7 @@ nodes = Table(
     Column("quota", BigInteger, nullable=False),
     Column("users", BigInteger, nullable=False, default=0),
     Column("leases", BigInteger, nullable=False, default=0),
-    # Unproven claims of coordinators: the node's failed messages, and batches that had some.
+    # Unproven claims of coordinators: failed messages of the node, and batches that had any.
     Column("failed_messages", BigInteger, nullable=False, default=0),
     Column("failed_batches", BigInteger, nullable=False, default=0),
     Column("enrolled_at", BigInteger, nullable=False),
@@ -78,7 +78,7 @@ batches = Table(
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # What became of accepted reports: messages handed over, reports dropped, and the batch's end.
+    # What became of accepted reports: messages handed over, reports dropped; the batch's end.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),
@@ -131,7 +131,7 @@ dropped = Table(
     Column("frames", BigInteger, nullable=False),
 )
 
-# Reasons why nodes decline an open batch, and the last time of each; no node, no count.
+# Why nodes decline an open batch, and when each reason last came; no node, no count.
 declined = Table(
     "declined",
     metadata,
@@ -151,7 +151,7 @@ def sqlite_url(directory: Path) -> str:
 
 
 def not_usable(what: str, error: Exception) -> LocalError:
-    """Returns the error of a store that could not be read or written; the caller may try again.
+    """Returns the error for a store that could not be read or written; a retry may succeed.
 
     The database's own text may quote a statement's values, so the error names only its class.
     """

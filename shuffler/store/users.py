@@ -3,7 +3,7 @@
 A user belongs to the owner of the node that named them, and reports once for this owner, over all
 batches and runs. The store knows users by `user_key`, so the same id at another owner is another
 user: owners cannot find or lock out others' users. A user's newest lease shows whether the user has
-reported, and is never replaced after that. So a user's row and that lease outlive their batch.
+reported; after a report it is never replaced. So a user's row and newest lease outlive their batch.
 
 The shuffler's operator enrols nodes; the coordinator cannot. A node's token has 256 random bits,
 and only its SHA-256 is kept. A revoked node stays in the store, so its users cannot report twice.
@@ -137,7 +137,7 @@ def enrol(connection: Connection, request: EnrolRequest, now: int) -> Enrolment:
 
 
 def revoke(connection: Connection, node_id: str, now: int) -> None:
-    """Revokes a node: refuses it from now on. Repeatable. Raises RemoteError ``not-found``."""
+    """Revokes a node, which is refused from now on. Raises RemoteError ``not-found``."""
     at = func.coalesce(nodes.c.revoked_at, now)
     revoked = update(nodes).where(nodes.c.node_id == node_id).values(revoked_at=at)
     if connection.execute(revoked).rowcount == 0:
@@ -160,7 +160,7 @@ def list_nodes(connection: Connection, now: int) -> NodeList:
 def authenticate(connection: Connection, token: str) -> str:
     """Returns a token's node id; raises RemoteError ``unauthorized`` if unknown or revoked.
 
-    The token is looked up by its hash, so timing reveals at most something about hashes.
+    The token is looked up by its hash, so timing can reveal something about hashes at most.
     """
     node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:
@@ -171,7 +171,7 @@ def authenticate(connection: Connection, token: str) -> str:
 def lock_node(connection: Connection, node_id: str) -> tuple[str, int]:
     """Locks a node's row; returns its owner, and how many more distinct users the node may name.
 
-    Because of the lock, a write after a revocation sees it and raises ``unauthorized``.
+    Because of the lock, any write after a revocation sees it and raises ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked_at is not None:

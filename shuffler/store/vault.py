@@ -1,17 +1,17 @@
 """Secrets of batches, which erasure destroys, and the encryption of stored reports.
 
-A batch's secret is the private half of its outer key pair and the key of its permutation: one small
-file outside the database. The pages and logs of a database keep deleted data. Once this file is
-gone, the reports left there are ciphertext without a key, and the permutation that was used cannot
-be recomputed.
+A batch's secret is the private half of its outer key pair and the key of its permutation. It is one
+small file outside the database, because a database's pages and logs keep deleted data. Once the
+file is gone, the reports left in them are ciphertext without a key, and the permutation that was
+used cannot be recomputed.
 
-Overwriting before unlinking helps where a file system writes in place. Elsewhere (copy on write,
-flash) the medium itself should be encrypted, as the documentation tells the operator.
+The file is overwritten before it is removed, which helps if the file system writes in place.
+Otherwise (copy on write, flash) the operator should encrypt the medium itself, as documented.
 
 The shuffler opens a report's outer seal once, on arrival, so that it stores no report that does not
 open. It then encrypts the reports of an upload together (AES-256-GCM), under a key derived from the
-batch's secret. So after the secret is destroyed, reports left in a database's pages and logs are as
-unreadable as under their outer seals, and the hand-over needs no elliptic-curve work.
+batch's secret. Once the secret is destroyed, reports left in the database's pages and logs are as
+unreadable as under their outer seals. The hand-over needs no elliptic-curve work.
 """
 
 import os
@@ -69,7 +69,7 @@ class Vault:
         self._directory = directory
         self._cipher = cipher
         try:
-            for folder in (directory.parent, directory):  # the mode is the last one's only
+            for folder in (directory.parent, directory):  # mkdir sets the mode of the last only
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
@@ -77,9 +77,9 @@ class Vault:
     def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
         """Stores a secret unless the batch has one already; returns the stored one.
 
-        So a late replica, whose transaction fails, cannot replace a secret in use. If a crash left
-        a secret before anyone knew of its batch, the next deposit uses it. Raises as `get`, and
-        LocalError ``unavailable`` if the secret cannot be written.
+        So a late replica, whose transaction will fail, cannot replace a secret in use. If a crash
+        left a secret whose batch was never stored, the next deposit of this batch uses that secret.
+        Raises as `get`, and LocalError ``unavailable`` if the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
@@ -159,13 +159,13 @@ class ReportCipher:
         self._batch_id = batch_id
 
     def encrypt(self, slots: Sequence[int], reports: bytes) -> bytes:
-        """Returns the stored form of these slots' reports, which are given end to end."""
+        """Returns the stored form of these slots' reports, which are given concatenated."""
         return self._cipher.seal(reports, self._name(slots))
 
     def decrypt(self, slots: Sequence[int], stored: bytes) -> bytes:
-        """Returns the reports on these slots, end to end.
+        """Returns the reports on these slots, concatenated.
 
-        Raises LocalError if the stored form is damaged, or not of these slots.
+        Raises LocalError if the stored form is damaged or belongs to other slots.
         """
         try:
             return self._cipher.open(stored, self._name(slots))
