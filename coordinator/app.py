@@ -1,6 +1,6 @@
 """Assembles the coordinator's REST service and runs it as a process.
 
-All routes under /v1 need the operator's token. Nobody else calls the coordinator.
+Only the operator calls the coordinator, so all routes under /v1 need the operator's token.
 """
 
 import time
@@ -41,7 +41,7 @@ def create_app(
     analyzer: Analyzer | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """Returns the service. Tests replace shuffler, learners, analyzer and clock.
+    """Returns the service's app. Tests pass their own shuffler, learners, analyzer and clock.
 
     Raises LocalError if a setting or a key file is wrong.
     """
@@ -91,7 +91,7 @@ def create_app(
 def _make_app(
     settings: Settings, lifespan: Lifespan[FastAPI], metrics: CoordinatorMetrics
 ) -> FastAPI:
-    """Returns the app with its routes, and with the state that they need before it starts."""
+    """Returns the app with its routes, and the state that routes need before it starts."""
     inner = [Middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)]
     app = make_app("Riffle coordinator", JOURNAL, metrics.requests, lifespan, inner)
     app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
@@ -115,7 +115,7 @@ async def _answer_store_failure(request: Request, error: Exception) -> Response:
 
 
 def prepare_directory(path: Path) -> None:
-    """Makes the data directory, readable by its owner only; raises LocalError ``unavailable``."""
+    """Makes the data directory, open to its owner only; raises LocalError ``unavailable``."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -1,12 +1,12 @@
-"""The coordinator's metrics and journal. They hold batches and sums, and nothing smaller.
+"""The coordinator's metrics and journal. They show batches and sums, never single reports.
 
-Counters and histograms count the work of this process. Gauges are read from the store (`Census`)
-and are the same at every replica: take their maximum, not their sum. No label names a run or a
+Counters and histograms count the work of this process. Gauges are read from the store (`Census`).
+Every replica shows the same gauges, so take their maximum, not their sum. No label names a run or a
 batch.
 
 The journal (`common.process.journal`) names no user, slot lease or node. Its ``detail`` is one
-sentence about a run: that of one of Riffle's own errors, as ``trouble`` shows it, or that of a
-learner that cannot go on. A learner knows private counts only.
+sentence about a run: the text of one of Riffle's own errors, which ``trouble`` shows too, or the
+message of a learner that cannot go on. A learner knows only private counts.
 """
 
 import shutil
@@ -28,8 +28,8 @@ class Census:
     """The numbers of runs, batches (by state) and messages, and the largest epsilon spent.
 
     ``waiting`` counts runs that cannot go on now. ``seeded`` counts batches of the test entry,
-    whose epsilon is unbounded. ``suspicious`` counts batches whose counts honest reports would
-    hardly give (`coordinator.batches.counts`).
+    whose epsilon is unbounded. ``suspicious`` counts batches whose counts are very unlikely from
+    honest reports (`coordinator.batches.counts`).
     """
 
     runs: Mapping[str, int]
@@ -50,7 +50,7 @@ SUMS = {
     "seeded": ("seeded_batches", "batches without privacy: the test entry"),
     "suspicious": ("suspicious_batches", "batches whose counts honest reports hardly give"),
 }
-"""Name and help of the gauge of each field of `Census` that is one number."""
+"""Name and help text of the gauge for each field of `Census` that is a single number."""
 
 
 class CoordinatorMetrics:
@@ -81,12 +81,12 @@ class CoordinatorMetrics:
         )
 
     def observe(self, timings: Mapping[str, float]) -> None:
-        """Records how long the parts of a batch took, in seconds."""
+        """Records how many seconds each step of a batch took."""
         for step, seconds in timings.items():
             self.steps.labels(step).observe(seconds)
 
     def show(self, census: Census, data_dir: Path) -> None:
-        """Sets the gauges."""
+        """Sets the gauges from the census and the free disk space."""
         for run_state in get_args(RunState):
             self._runs.labels(run_state).set(census.runs.get(run_state, 0))
         for state in get_args(DeploymentState):

@@ -1,7 +1,7 @@
 """The coordinator's settings: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
 
-A file of a key, a hash or a token holds one line of text. Keys and hashes are 64 hexadecimal
-digits. The token is written as it is sent.
+A file that holds a key, a hash or a token has one line of text. Keys and hashes are 64 hexadecimal
+digits. A token is written in the form in which it is sent.
 """
 
 import socket
@@ -21,7 +21,7 @@ from riffle.coordinator.store.records import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60
-"""Duration of a run lease if there is no `store_url`, and so no other replica."""
+"""Seconds that a run lease lasts if `store_url` is not set, so that there is no other replica."""
 
 
 class Settings(ServerSettings):
@@ -79,7 +79,7 @@ class Settings(ServerSettings):
         return self.store_url or f"sqlite:///{self.data_dir / 'coordinator.sqlite'}"
 
     def replica(self) -> Replica:
-        """Returns this replica's name, which a restart does not change, and its lease time."""
+        """Returns this replica's name, which a restart keeps, and how long its leases last."""
         seconds = self.lease_seconds if self.store_url else ALONE_SECONDS
         return Replica(f"{socket.gethostname()}:{self.port}", seconds)
 

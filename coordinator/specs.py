@@ -1,7 +1,7 @@
 """The documents that an operator may send: run spec, manual deployment, true values.
 
 All are strict: unknown fields, wrong types and values out of range are refused with the name of the
-field. Faults that only the learner or the accountant can see are refused when the run is created.
+field. Faults that only the learner or the accounting can find are refused when a run is created.
 """
 
 import math
@@ -29,7 +29,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 
-# Floats are bounded too: a number too large for an exact integer would pass as a float.
+# Floats have the same bounds; otherwise an integer that is too large would pass as a float.
 Option = (
     Annotated[int, Field(ge=-MAX_EXACT, le=MAX_EXACT)]
     | Annotated[float, Field(ge=-MAX_EXACT, le=MAX_EXACT, allow_inf_nan=False)]
@@ -192,7 +192,7 @@ DocumentType = TypeVar("DocumentType", bound=Document)
 def read_document(kind: type[DocumentType], body: bytes) -> DocumentType:
     """Parses a request's body strictly.
 
-    Raises RemoteError ``malformed`` if it is not JSON, otherwise ``invalid-spec`` with the field.
+    Raises RemoteError ``malformed`` if it is not JSON, else ``invalid-spec`` with the field.
     """
     try:
         return kind.model_validate_json(body)

@@ -5,27 +5,27 @@ An event whose target is the present state is a repetition and changes nothing.
 
 A deployment is
 
-- issued: recorded with its descriptor's bytes, perhaps deposited;
+- issued: recorded with its descriptor's bytes, and perhaps already deposited;
 - open: the shuffler has it and takes reports;
 - sealed: it holds n distinct reports;
 - counted: spend, counts, stage result and next deployment are committed together;
-- rejected: more reports were dishonest than promised; the spend is committed, the counts are not
-  used;
-- abandoned: given up, or lost by the shuffler, before it was opened, so it spent nothing.
+- rejected: more reports were dishonest than promised; the spend is committed, but the counts are
+  not used;
+- abandoned: given up or lost by the shuffler before it was opened, so it spent nothing.
 
 The shuffler erases a counted or rejected batch only after it was acknowledged.
 
 An analyzer key is
 
-- pending: on its way to the pins of nodes and shuffler; nothing is sealed to it yet;
-- active: new batches are sealed to it; activating another key expires it;
+- pending: nodes and shuffler are still to pin it; nothing is sealed to it yet;
+- active: new batches are sealed to it; it expires when another key is activated;
 - expired: opens the batches that were issued under it; no new batch is sealed to it;
 - erased: no unsettled batch names it, and its private half is destroyed.
 
 A run lease is one holder's right to drive a run, under one fence. It is held for some time and then
-expires. Its holder may still write and renew it, until another holder (or the same one, after a
-restart) takes the run under the next fence. Then the lease is lost for good. The store holds no
-state of a lease: the state follows from the row's fence and time
+expires. The holder may still write under an expired lease, and renew it, until another holder (or
+the same one, after a restart) takes the run under the next fence. Then the lease is lost for good.
+The store records no state of a lease: it follows from the fence and the time in the lease's row
 (`coordinator.store.transactions`).
 """
 
@@ -74,7 +74,7 @@ KEY: dict[tuple[KeyState, KeyEvent], KeyState] = {
 
 LeaseState = Literal["held", "expired", "lost"]
 LeaseEvent = Literal["write", "renew", "release", "expire", "take", "restart"]
-"""``take``: another holder takes the run; ``restart``: its own holder does, started anew."""
+"""``take``: another holder takes the run; ``restart``: the same holder takes it after a restart."""
 
 LEASE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     ("held", "write"): "held",

@@ -1,4 +1,4 @@
-"""Dependencies of routes: the operator's token, and the parts of the service that they call."""
+"""Dependencies of routes: the check of the caller's token, and the parts that routes call."""
 
 from operator import attrgetter
 from typing import Annotated
@@ -15,7 +15,7 @@ from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.transactions import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
-"""Requests a second and at once under the operator's token; the coordinator takes no reports."""
+"""Limits of the operator's token: requests a second and at once. Nobody sends reports here."""
 
 OperatorOnly = only("operator")
 MetricsOnly = only("operator", "metrics")

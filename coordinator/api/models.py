@@ -29,7 +29,7 @@ Floats = Annotated[list[float], _FROM_ARRAY]
 
 
 class Answer(BaseModel):
-    """Base of all models. Fields may be built from records and arrays of the same content."""
+    """Base of all models. A field may be given as a record or an array with the same content."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
@@ -202,7 +202,7 @@ class Stage(Answer):
 
 
 STAGE_COLUMNS = tuple(name for name in Stage.model_fields if name != "policy")
-"""Columns of the stages as CSV, for a run without stages."""
+"""Header of the stages' CSV file for a run that has no stages."""
 
 
 class Stages(Answer):

@@ -1,11 +1,11 @@
-"""Routes that machines and operators use beside runs: health, metrics, analyzer keys, the page.
+"""Routes that are not about runs: health, metrics, analyzer keys, and the page.
 
-Keys. To rotate the key, make one (pending), pin its public half at nodes and shuffler, and activate
-it. The previous key still opens the batches that were issued under it. It is erased once the last
-of them is acknowledged. No private half leaves the coordinator.
+Keys. To rotate the key, make a new one (pending), pin its public half at nodes and shuffler, and
+then activate it. The previous key still opens the batches issued under it, and is erased once the
+last of these batches is acknowledged. No private half leaves the coordinator.
 
-The page. It is one document, with scripts and styles in files beside it. It calls the REST routes
-with the operator's token, like any other client, so its files need no token. The content security
+The page. It is one document with files of scripts and styles. It calls the REST routes with the
+operator's token, like any other client; its files are served without a token. The content security
 policy allows nothing inline, nothing from elsewhere, no frames and no HTML made from strings.
 """
 
@@ -75,7 +75,7 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
 
 
 def shared_readiness(parts: Coordinator, data_dir: Path) -> VersionedCache[models.Readiness]:
-    """Returns the answer of `readyz`, computed at most once a second because anybody may ask."""
+    """Returns the answer of `readyz`. Anybody may ask, so it is computed at most once a second."""
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(
@@ -107,7 +107,7 @@ async def _status(check: Awaitable[None]) -> str:
 
 
 def _check_keys(parts: Coordinator) -> None:
-    """Raises LocalError unless the analyzer's keys are there and open every unsettled batch."""
+    """Raises LocalError unless the analyzer's keys are there and can open every unsettled batch."""
     parts.keys.check()
     for data in parts.store.unsettled_descriptors():
         parts.exchange.analyzer.check_key(parse(data))

@@ -1,4 +1,4 @@
-"""Turns records into response models. Pure: everything that routes show is computed here."""
+"""Pure functions that turn records into response models. They compute all that routes show."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,13 +18,13 @@ from riffle.coordinator.store.records import DeploymentRecord, LedgerRecord, Run
 Spends = Sequence[LedgerRecord]
 Rows = Sequence[DeploymentRecord]
 ShufflerRecord = Conservation | RiffleError
-"""The shuffler's record of a batch, or why it is missing."""
+"""The shuffler's record of a batch, or the error that explains why it is missing."""
 
 Model = TypeVar("Model", bound=models.Answer)
 
 
 def _model(kind: type[Model], *records: object, **values: object) -> Model:
-    """Builds a model; a field without a value is read from the first record that has it."""
+    """Builds a model. Fields not in ``values`` are read from the first record that has them."""
     for name in kind.model_fields.keys() - values.keys():
         for record in records:
             if hasattr(record, name):
@@ -34,7 +34,7 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress. ``trouble`` comes from its driver, if that is here."""
+    """Presents a run and its progress. ``trouble`` comes from the run's driver, if it is here."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     return _model(
@@ -71,7 +71,7 @@ def detail_model(
 def ledger_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Ledger:
     """Presents all spends of a run and their composition."""
     by_index = {row.index: row for row in rows}
-    # Spends are read after rows: a spend of a deployment issued in between has no row here.
+    # Spends are read after rows, so a deployment issued in between may have a spend but no row.
     pairs = [(by_index[spend.index], spend) for spend in spends if spend.index in by_index]
     entries = [_spend(row, spend) for row, spend in pairs]
     total = run_guarantee([ledger.recorded(row.descriptor.n, spend.spend) for row, spend in pairs])
@@ -113,7 +113,7 @@ def result_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Result:
 def true_values_model(
     curve: Curve, rows: Sequence[TrueRow], bands: Bands | None
 ) -> models.TrueValueCurve:
-    """Presents supplied true values, the regret that follows, and bands over runs."""
+    """Presents supplied true values, the regret that follows from them, and bands over runs."""
     return _model(
         models.TrueValueCurve,
         curve,
@@ -126,10 +126,10 @@ def true_values_model(
 def conservation_model(
     rows: Rows, spends: Spends, records: Sequence[ShufflerRecord]
 ) -> models.RunConservation:
-    """Presents conservation over both services, for all batches and in sum.
+    """Presents where messages went at both services, for each batch and in sum.
 
-    At the shuffler, accepted = held + forwarded + dropped. For a settled batch, opened + failed = n
-    L = forwarded.
+    At the shuffler, accepted = held + forwarded + dropped. For a settled batch, forwarded = opened
+    + failed = n L.
     """
     by_index = {spend.index: spend for spend in spends}
     batches = [
@@ -154,7 +154,7 @@ def _batch_conservation(
     row: DeploymentRecord, spend: LedgerRecord | None, record: ShufflerRecord
 ) -> models.BatchConservation:
     known = record if isinstance(record, Conservation) else None
-    # The shuffler knows every batch that was ever deposited, so this one has no report.
+    # The shuffler knows every batch that was deposited, so an unknown one has no report.
     unknown = isinstance(record, RemoteError) and record.slug == "unknown-batch"
     empty = unknown and row.opened_at is None
     expected = row.n * row.descriptor.padding.messages
@@ -174,7 +174,7 @@ def _batch_conservation(
 def _balanced(
     expected: int, spend: LedgerRecord | None, record: Conservation | None
 ) -> bool | None:
-    """Tells whether both sides add up and agree; None if the shuffler's record is missing."""
+    """Tells whether both services' numbers add up and agree; None without the shuffler's record."""
     if spend is not None and spend.opened + spend.failed != expected:
         return False
     if record is None:
@@ -207,7 +207,7 @@ def _spend(row: DeploymentRecord, record: LedgerRecord) -> models.Spend:
 
 
 def _switches(rows: Rows) -> int:
-    """Counts changes of the deployed mixture, in the order of issue."""
+    """Counts how often the deployed mixture changed, in the order of issue."""
     mixtures = [row.descriptor.mixture for row in rows]
     return sum(not before.same_as(after) for before, after in pairwise(mixtures))
 

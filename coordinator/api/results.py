@@ -85,7 +85,7 @@ async def download_conservation(run_id: str, store: StorePart, shuffler: Shuffle
 async def shuffler_records(
     shuffler: ShufflerClient, rows: Sequence[DeploymentRecord]
 ) -> list[presentation.ShufflerRecord]:
-    """Asks the shuffler for its record of each deployment; an error stands for a missing one."""
+    """Asks the shuffler for its record of each deployment; an error stands for a missing record."""
     room = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def record(batch_id: str) -> presentation.ShufflerRecord:
@@ -101,7 +101,7 @@ async def shuffler_records(
 def _download(
     run_id: str, name: str, rows: list[dict[str, Any]], columns: Sequence[str] = ()
 ) -> Response:
-    """Returns rows as a CSV file; ``columns``: its header if there are no rows."""
+    """Returns rows as a CSV file, whose header is ``columns`` if there are no rows."""
     headers = {"Content-Disposition": f'attachment; filename="{run_id[:8]}-{name}.csv"'}
     return Response(csv_text(rows, columns), media_type="text/csv", headers=headers)
 

@@ -1,6 +1,6 @@
 """Routes of runs: create and stop them, deploy manually, follow them, and read results.
 
-They only translate; see `coordinator.runs.coordinator`.
+Routes only translate requests; `coordinator.runs.coordinator` carries them out.
 """
 
 from collections.abc import AsyncIterator
@@ -188,7 +188,7 @@ async def show_result(run_id: str, store: StorePart) -> models.Result:
 
 
 async def _known_run(run_id: str, store: StorePart) -> str:
-    """Looks the run up before the stream begins, because its status is sent first."""
+    """Looks the run up before the stream begins, while an error can still be the answer."""
     return (await in_thread(store.run, run_id)).id
 
 
@@ -203,7 +203,7 @@ async def follow_events(
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:
         signal = signals.signal(run_id)
-        # Read before the events: a store restored from an older copy may lack the last one.
+        # Read before the events, and needed because a restored older store may lack the last event.
         over = (await in_thread(store.run, run_id)).state != "running"
         for event in await in_thread(store.events, run_id, last_event_id):
             last_event_id = event.id

@@ -1,4 +1,4 @@
-"""One batch: its issue, its keys, its opening, its counts, its spend, and the shuffler's client.
+"""All about one batch: issue, keys, opening, counts, spend, and the client of the shuffler.
 
-Nothing here knows the store or a run's state.
+Nothing here uses the store or a run's state.
 """

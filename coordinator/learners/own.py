@@ -1,22 +1,22 @@
 """External learners: the base class and tools for writing them, and the wrapper that runs them.
 
-`OwnLearner` does the bookkeeping of every `Learner`: the episodes left, the check that counts are
-those that were asked for, the answer so far. The author adds the idea:
+`OwnLearner` does what every `Learner` needs: it counts the episodes left, checks that counts belong
+to the present deployment, and holds the answer so far. The author writes two methods:
 
     class Mine(OwnLearner):
         def next_deployment(self): ...      # what to deploy in this state, or None at the end
         def observe(self, counts): ...      # super().observe(counts), then learn from them
 
-`next_deployment` must depend only on what `observe` has seen: it is called more than once, and
-after a crash a fresh learner is given the same counts again and must ask for the same deployments.
-Draws are keyed by `problem.seed`. Counts are private already, so any use of them is
+`next_deployment` must depend only on what `observe` has seen, because it is called more than once.
+After a crash, a fresh learner is given the same counts again and must ask for the same deployments,
+so draws must be keyed by `problem.seed`. Counts are private already, so any use of them is
 post-processing and costs no privacy.
 
-`ExternalLearner` runs such a learner, or any other that its user brings, and reports each of its
-mistakes in one line: an exception becomes a `LearnerError` that names the line of the learner's
+`ExternalLearner` runs such a learner, or any other external one, and reports each mistake of the
+learner in one line: an exception becomes a `LearnerError` that names the line of the learner's
 file, and every returned value is checked before it is used. The learner's own LearnerErrors and
-Riffle's refusals (such as a batch that is too small) keep their words. The first deployment is
-asked for at once, which changes nothing, so most mistakes are found before a run is created.
+Riffle's refusals (such as a batch that is too small) keep their text. The wrapper asks for the
+first deployment at once, which changes nothing, so most mistakes are found before a run is created.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ Constant = str | int | float | bool
 class OwnLearner(ABC):
     """Base class of learners; a subclass defines `next_deployment` and extends `observe`.
 
-    ``left`` counts the episodes that are not observed yet, ``batches`` the observed batches;
-    ``policy`` (H, X) and ``value`` are the answer so far. Constants given by name are recorded in
-    every result.
+    ``left`` counts the episodes not yet observed, and ``batches`` the batches observed; ``policy``
+    (H, X) and ``value`` are the answer so far. Every result records the ``constants``.
     """
 
     def __init__(self, problem: Problem, **constants: Constant) -> None:
@@ -78,12 +77,12 @@ class OwnLearner(ABC):
 
     @abstractmethod
     def next_deployment(self) -> Deployment | None:
-        """Returns what to deploy now, made with `deploy`, or None when the run is over."""
+        """Returns the next deployment, made with `deploy`, or None when the run is over."""
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Checks counts and their episodes: call it first, then learn from them.
+        """Checks the counts and subtracts their episodes from ``left``. Call it before learning.
 
-        Raises LearnerError if they are not those of the present deployment.
+        Raises LearnerError if the counts are not those of the present deployment.
         """
         present = self.next_deployment()
         if present is None or (present.n, present.layer) != (counts.n, counts.layout.layer):
@@ -114,9 +113,9 @@ class OwnLearner(ABC):
     ) -> Deployment:
         """Makes a deployment of a policy (H, X), or of policies (M, H, X).
 
-        ``probabilities`` (M,) are uniform by default. ``layer``: count this step only.
+        ``probabilities`` (M,) are uniform by default. ``layer``: the only step to count.
 
-        Raises LearnerError if n is not in 1..left, or these are not policies of this problem.
+        Raises LearnerError if n is not in 1..left, or the policies do not fit this problem.
         """
         if not 1 <= n <= self.left:
             raise LearnerError(f"cannot deploy {n} episodes; {self.left} of K are left")
@@ -131,7 +130,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns first policies (M, H, X): one for each action, and ``count`` random ones."""
+        """Returns exploring policies (M, H, X): one for each action, and ``count`` random ones."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -139,7 +138,7 @@ class OwnLearner(ABC):
         return np.concatenate([always, random])
 
     def improve(self, counts: BatchCounts) -> None:
-        """Takes the best policy of the counts' model, and its value there, as the answer."""
+        """Sets the answer to the best policy in the model of the counts, and its value there."""
         best = plan(*estimate(counts), self.problem.d1)
         self.policy, self.value = best.policy, float(best.value)
 
@@ -147,11 +146,11 @@ class OwnLearner(ABC):
 def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
     """Estimates P (H, X, A, X), r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
 
-    Visits count as at least one standard deviation of their noise, so that noise on a pair that is
-    hardly visited does not look like a reward. Rows of P may then sum to less than one. The missing
-    mass leads nowhere.
+    Visits below one standard deviation of their noise are raised to it, so that noise on a rarely
+    visited pair does not look like a reward. Rows of P may then sum to less than one. The missing
+    probability leads to no state.
 
-    Raises LearnerError if the batch counted one layer only, without rewards.
+    Raises LearnerError if the batch counted only one layer, and so no rewards.
     """
     if counts.rewards is None:
         raise LearnerError("a model needs counts of all layers: deploy with layer=None")
@@ -163,17 +162,17 @@ def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 METHODS = ("next_deployment", "observe", "summary")
 SELF_EXPLANATORY = (LearnerError, RiffleError, MemoryError)
-"""Errors that keep their words."""
+"""Errors that are passed on unchanged."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ExternalLearner:
-    """A `Learner` around ``learner``, which ``maker`` makes from the problem and the options.
+    """A `Learner` that wraps ``learner``, which ``maker`` makes from the problem and the options.
 
-    Raises LearnerError if there is no such option, ``maker`` made no learner, or its first
-    deployment is not valid.
+    Raises LearnerError if an option is unknown, ``maker`` returns no learner, or the learner's
+    first deployment is not valid.
     """
 
     def __init__(self, maker: Constructor, problem: Problem, options: Mapping[str, object]) -> None:
@@ -183,7 +182,7 @@ class ExternalLearner:
         self.next_deployment()
 
     def next_deployment(self) -> Deployment | None:
-        """Returns the learner's deployment, checked."""
+        """Checks and returns the learner's deployment."""
         deployment = _call(self.learner, self.learner.next_deployment)
         if deployment is None:
             return None
@@ -197,7 +196,7 @@ class ExternalLearner:
         return deployment
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Shows the learner the counts; returns its stage result, checked."""
+        """Gives the learner the counts; checks and returns its stage result."""
         stage = _call(self.learner, self.learner.observe, counts)
         self._left -= counts.n
         if stage is not None:
@@ -206,7 +205,7 @@ class ExternalLearner:
         return stage
 
     def summary(self) -> LearnerSummary:
-        """Returns the learner's answer, checked."""
+        """Checks and returns the learner's answer."""
         summary = _call(self.learner, self.learner.summary)
         _check_kind("summary", summary, LearnerSummary, "a LearnerSummary")
         _check_answer("summary", summary, self._problem.sizes)
@@ -226,7 +225,7 @@ def _make(maker: Constructor, problem: Problem, options: Mapping[str, object]) -
 
 
 def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls external code; an error names the line in the file of ``code``."""
+    """Calls external code. Its exceptions become errors that name the line in ``code``'s file."""
     try:
         return call(*args, **kwargs)
     except SELF_EXPLANATORY:
@@ -241,7 +240,7 @@ def _check_kind(method: str, value: object, kind: type, wanted: str) -> None:
 
 
 def _check_deployment(deployment: Deployment, sizes: Sizes) -> None:
-    """Refuses a deployment whose fields are not of their declared types and ranges."""
+    """Refuses a deployment with a field of a wrong type or outside its range."""
     _check_kind("next_deployment", deployment.mixture, Mixture, "a Mixture, as Deployment.mixture")
     _check_policies("next_deployment", deployment.mixture.policies, sizes)
     for name, value, fits, wanted in (
@@ -266,7 +265,7 @@ def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Size
 
 
 def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
-    """Refuses all but integer actions (H, X) or (M, H, X): numpy would cut decimals off."""
+    """Refuses all but integer actions (H, X) or (M, H, X); NumPy would cut decimals off."""
     shape = (sizes.H, sizes.X)
     wanted = f"{method}: a policy must be an array {shape} of integers"
     if not isinstance(policies, np.ndarray):
@@ -279,5 +278,5 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
 
 
 def _is_int(value: object, below: int | None = None) -> bool:
-    """Tells whether this is an int (not numpy's: JSON has none), in 0..below-1 if given."""
+    """Tells whether this is a Python int (JSON has no NumPy int), in 0..below-1 if given."""
     return type(value) is int and (below is None or 0 <= value < below)

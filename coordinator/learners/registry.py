@@ -1,8 +1,8 @@
 """Learners by name: those of Riffle, external ones, and manual mode.
 
-Another package adds a learner with an entry point in the group ``riffle.learners``: a class, or a
-function, that takes the `Problem` and its options by name. The entry point's name is then a run's
-``learner``. A Python file does the same if this process was started with its name
+Another package adds a learner by an entry point in the group ``riffle.learners``: a class or
+function that takes the `Problem`, and its options by name. A run chooses the learner by the entry
+point's name. A Python file adds a learner if the setting ``learners`` names it
 (`common.process.plugins`).
 """
 
@@ -52,16 +52,16 @@ C = TypeVar("C", Constants, UCBVIOptions)
 Factory = Callable[[Problem, str, Options], Learner]
 
 TRIALS, LEAST_STEP = 10, 1.5
-"""How many larger K are tried for a refused run, and the least factor between two of them."""
+"""How many larger K are tried for a refused run, and the smallest factor from one to the next."""
 
 LEAST_GROWTH = 1.1
-"""Least growth of stages for which larger K are tried. Slower stages stay small for every K."""
+"""Larger K are tried only if stages grow at least so fast; slower ones stay small for every K."""
 
 
 class Registry:
-    """The learners that this coordinator can run; ``files`` maps name to ``path/file.py:Class``.
+    """The learners that this coordinator can run; ``files`` maps names to ``path/file.py:Class``.
 
-    Raises LocalError ``invalid-spec`` if a file cannot be used, or has a built-in learner's name.
+    Raises LocalError ``invalid-spec`` if a file cannot be used, or its name is another learner's.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Registry:
         """Returns a fresh learner for a run.
 
         Raises RemoteError ``invalid-spec`` if there is no such learner, its options are not valid,
-        it refuses the problem, or its own code fails at once; ``batch-too-small`` from the noise
-        that it asked about.
+        it refuses the problem, or its own code fails at once; ``batch-too-small`` if it asks about
+        a batch whose noise cannot be made.
         """
         if spec.learner in self._known:
             factory = self._known[spec.learner]
@@ -99,17 +99,17 @@ class Registry:
 
 
 def _external(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:
-    """Makes an external learner: it has no presets, and its options are its parameters."""
+    """Makes an external learner. It has no presets; the options are its parameters by name."""
     return ExternalLearner(maker, problem, options)
 
 
 def refusal(spec: RunSpec, error: LearnerError) -> RemoteError:
-    """Returns the error of a run whose learner cannot go on, in the learner's words."""
+    """Returns the error of a run whose learner cannot go on, with the learner's own message."""
     return RemoteError("invalid-spec", f"{spec.learner}: {error}")
 
 
 def problem(spec: RunSpec) -> Problem:
-    """Returns the facts about a run that its learner is told."""
+    """Returns the facts about a run that its learner may use."""
     return Problem(
         sizes=spec.sizes,
         d1=spec.d1,
@@ -149,10 +149,10 @@ def sdp_pe(kind: type[SDPPE], problem: Problem, preset: str, options: Options) -
 def _sufficient_K(
     kind: type[SDPPE], problem: Problem, constants: Constants, factor: float
 ) -> int | None:
-    """Returns a larger K, to two digits, whose batches are large enough; None if none was found.
+    """Returns a larger K, to two digits, whose batches are large enough; None if none is found.
 
     Batches grow with K, but not in proportion: one more stage makes those before it smaller, and a
-    preset's first stage may have one size for every K. So only a K that was tried is returned.
+    preset's first stage may not depend on K. So only a K that was tried is returned.
     """
     if constants.growth < LEAST_GROWTH:
         return None
@@ -174,7 +174,7 @@ def _sufficient_K(
 
 
 def _missing_factor(error: RemoteError) -> float | None:
-    """Returns how many times larger a refused batch has to be, if the error tells."""
+    """Returns how many times larger a refused batch must be; None if the error does not say."""
     cause = error.__cause__
     return cause.times if isinstance(cause, CalibrationError) else None
 
@@ -202,7 +202,7 @@ def ucbvi_shuffle(problem: Problem, _: str, options: Options) -> Learner:
 def choose(sizes: Sizes) -> tuple[str, str]:
     """Returns the learner for a problem of these sizes, and a sentence that says why.
 
-    It rests on what was measured (docs/algorithm.md), and on nothing that users reveal.
+    The choice uses measurements (docs/algorithm.md), and nothing that users reveal.
     """
     if sizes.X == 1:
         return "sdp-pe", "with one state there is nothing to plan, and elimination loses less"
@@ -210,7 +210,7 @@ def choose(sizes: Sizes) -> tuple[str, str]:
 
 
 def _replace(base: C, options: Options) -> C:
-    """Returns constants with some replaced; raises LearnerError for a wrong name or value."""
+    """Returns ``base`` with options put in; raises LearnerError for a wrong name or value."""
     constants = asdict(base)
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
@@ -224,7 +224,7 @@ def _replace(base: C, options: Options) -> C:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Computes the noise of the smallest batches now, to refuse at once one that is too small."""
+    """Computes the noise of the smallest batches, so that a too small one is refused at once."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)
@@ -239,7 +239,7 @@ def sdp_pe_in(learner: Learner) -> SDPPE | None:
 
 
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
-    """Returns sizes and layers of the batches that a learner will ask for, as far as is known."""
+    """Returns size and layer of each batch that a learner will ask for, as far as is known."""
     if isinstance(learner, UCBVIShuffle):
         return learner.batches
     inner = sdp_pe_in(learner)
@@ -252,9 +252,9 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 class ManualLearner(OwnLearner):
     """A `Learner` whose deployments come from outside, one at a time, through `submit`.
 
-    Its run is over when K episodes were executed, also for batches that were not counted. Its
-    answer is the likeliest policy of the mixture with the largest lower bound of its estimated
-    value. Everything that the outside learner may see is private already, so looking at it spends
+    Its run is over when K episodes were executed, including those of batches that were not counted.
+    Its answer is the most probable policy of the mixture whose estimated value has the largest
+    lower bound. All that the outside learner may see is private already, so looking at it spends
     nothing.
     """
 
@@ -270,7 +270,7 @@ class ManualLearner(OwnLearner):
         self._pending = deployment
 
     def next_deployment(self) -> Deployment | None:
-        """Returns the deployment that was submitted and not yet observed."""
+        """Returns the submitted deployment whose counts are not observed yet, or None."""
         return self._pending
 
     def observe(self, counts: BatchCounts) -> None:
