@@ -1,6 +1,6 @@
 """Starts and operates Riffle: command line, loopback network, load tests, containers.
 
-Code that a service, a node or an experiment needs belongs in its folder, not here.
+Code that a service, a node or an experiment needs belongs in that role's folder, not here.
 """
 
 import os

@@ -25,11 +25,11 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
     "local": ("sealed", "one randomised report", "nobody"),
     "central": ("sealed", "the episode itself", "coordinator"),
 }
-"""What shuffler and coordinator see of an episode, and the trusted parties (paper 000, Fig. 2)."""
+"""What shuffler and coordinator see of an episode, and who is trusted (paper 000, Fig. 2)."""
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
-    """Creates a preset's run, follows it to its end, writes its files; returns the summary.
+    """Creates a preset's run, follows it to its end and writes its files; returns the summary.
 
     Raises RunError, with the reason, if the run failed or was stopped.
     """
@@ -66,9 +66,9 @@ def stop_unfinished(operator: Operator) -> None:
 
 
 class TrueValues:
-    """Supplies the true value of each deployment in a simulated environment, on its event.
+    """Supplies each deployment's true value once the deployment is issued (simulations only).
 
-    The page shows the values. While the coordinator does not answer, they wait for a later event.
+    The page shows the values. If the coordinator does not answer, they are sent at a later event.
     """
 
     def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:
@@ -101,11 +101,11 @@ def follow(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Follows a run to its end: a bar shows its progress, CSV files hold its settled rows.
+    """Follows a run to its end, shows its progress and writes its settled rows to CSV files.
 
-    Off a terminal it prints a line for every settled batch and finished stage. A run ``by_hand``
-    waits for a person, so no remaining time is shown. ``watch`` is called with every event. Also
-    prints the reason if the run cannot go on.
+    The progress is a bar on a terminal, elsewhere a line for each settled batch and finished stage.
+    A run ``by_hand`` waits for a person, so no remaining time is shown. ``watch`` is called with
+    every event. Also prints the reason if the run cannot go on.
     """
     began, explained = time.monotonic(), ""
 
@@ -158,7 +158,7 @@ def _comparison(
 ) -> dict[str, Any]:
     """Returns a run's cost and result; messages and bytes are means over all reports.
 
-    ``noise`` is the standard deviation on a counter of the last batch.
+    ``noise`` is the standard deviation of the noise on one counter of the last batch.
     """
     reports = sum(d["n"] for d in deployments)
     return {

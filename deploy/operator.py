@@ -8,9 +8,9 @@
             ...
         print(operator.result(run["id"])["policy"])
 
-Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method raises
-RemoteError if the coordinator refuses, with its reason, and LocalError ``unavailable`` if it does
-not answer. If an answer is not the coordinator's, such as a proxy's page, the request is repeated.
+Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
+refuses a request, every method raises RemoteError with its reason; if nothing answers, LocalError
+``unavailable``. If something else answers, such as a proxy, the request is repeated.
 """
 
 import json
@@ -39,9 +39,9 @@ from riffle.deploy.output import RunError
 COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5
 FOREIGN_SECONDS = 2.0
-"""Time for which an answer that is not the coordinator's is asked for again."""
+"""Time for which a request is repeated while something other than the coordinator answers."""
 SILENT_SECONDS = 10.0
-"""A stream that is silent for this long is opened again, after a look at the run's state."""
+"""A stream that is silent for this long is opened again, once the run's state has been read."""
 EVENT_STREAM = "text/event-stream"
 MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
@@ -75,8 +75,8 @@ class Operator:
     def of(cls, network: Path, url: str | None = None) -> Self:
         """Returns the operator of a network, with the token in its secrets folder.
 
-        Without ``url`` the address is the one in the folder (`riffle up` writes it), or this
-        machine's. Raises LocalError ``unavailable`` if there is no token, and ValueError if the
+        Without ``url``, uses the address in the folder (`riffle up` writes it), or else one on this
+        machine. Raises LocalError ``unavailable`` if there is no token, and ValueError if the
         address is malformed, or uses neither TLS nor loopback.
         """
         token, file = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
@@ -90,7 +90,7 @@ class Operator:
         self._client.close()
 
     def create_run(self, spec: RunSpec) -> Answer:
-        """Creates a run and starts it, only once even if the request is repeated."""
+        """Creates and starts a run. A repetition of the request creates no second run."""
         named = spec.model_copy(update={"run_id": spec.run_id or secrets.token_hex(16)})
         return self._call("POST", "/v1/runs", "spec", content=named.model_dump_json())
 
@@ -174,7 +174,7 @@ class Operator:
         return self._list(f"/v1/runs/{run_id}/stages", "stages")
 
     def ledger(self, run_id: str) -> Answer:
-        """Returns the ledger: every batch's spend with its guarantee."""
+        """Returns the ledger: what each batch spent, and its guarantee."""
         return self._call("GET", f"/v1/runs/{run_id}/ledger", "entries")
 
     def result(self, run_id: str) -> Answer:
@@ -190,13 +190,13 @@ class Operator:
         return self._ask("GET", f"/v1/runs/{run_id}/{table}.csv", _csv)
 
     def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:
-        """Supplies true values of deployments, known if the environment is simulated."""
+        """Supplies true values of deployments in a simulated environment."""
         content = values.model_dump_json()
         path = f"/v1/runs/{run_id}/truth"
         self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
-        """Returns exact regret and values, if supplied, with bands over runs of equal specs."""
+        """Returns exact regret and value if supplied, with bands over runs with an equal spec."""
         return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:
@@ -212,7 +212,7 @@ class Operator:
         return self._call("POST", f"/v1/keys/{key_id}/activate", "public")
 
     def history(self, run_id: str, after: int = 0) -> list[Answer]:
-        """Returns the events so far that are numbered above ``after``."""
+        """Returns the past events whose number is above ``after``."""
         return self._list(f"/v1/runs/{run_id}/history", "events", {"after": after})
 
     def events(
@@ -220,7 +220,7 @@ class Operator:
     ) -> Iterator[Answer]:
         """Yields events until the run is over; without ``follow``, only past events.
 
-        Calls ``on_run`` with the run when the stream ends or is silent for a while; then resumes
+        If the stream ends or is silent for a while, calls ``on_run`` with the run, then resumes
         where it broke off. Raises RunError if the run is gone because the coordinator's store was
         restored.
         """
@@ -260,7 +260,7 @@ class Operator:
                 answer.read()
                 raise refusal(f"{COORDINATOR} at {self._client.base_url}", answer)
             if not answer.headers.get("Content-Type", "").startswith(EVENT_STREAM):
-                return  # not the coordinator's: the run's document is asked for next
+                return  # not the coordinator's answer: the caller reads the run's document
             fields: dict[str, str] = {}
             for line in answer.iter_lines():
                 name, _, value = line.partition(":")

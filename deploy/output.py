@@ -41,7 +41,7 @@ class Exit(IntEnum):
 
 
 class RunError(LocalError):
-    """Raised if a run failed or was stopped, a negative result without any refusal."""
+    """Raised if a run failed or was stopped: a negative result, although nothing was refused."""
 
 
 P = ParamSpec("P")
@@ -50,14 +50,14 @@ T = TypeVar("T")
 TICK_SECONDS = 0.5
 FIRST_LINE_SECONDS, LINE_SECONDS, SILENT_SECONDS = 1.0, 5.0, 10.0
 PIPE_WIDTH = 1_000
-"""Width of a table off a terminal: wide enough to cut nothing off that a program may read."""
+"""Width of a table that goes to a file or program: wide enough that no cell is cut off."""
 
 progress = Console(stderr=True)
 _UNAVAILABLE = {"unavailable", "internal", "too-many-requests"}
 
 
 def emit(document: Mapping[str, Any], output: Output, text: Callable[[], None]) -> None:
-    """Prints the answer: the document as JSON, or else the output of ``text``."""
+    """Prints the answer: the document as JSON, or what ``text`` prints."""
     if output == "json":
         sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
     else:
@@ -124,7 +124,7 @@ def line(text: str) -> None:
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
-    """Returns a progress bar on stderr, with times; it shows nothing if that is no terminal."""
+    """Returns a progress bar with times; it shows nothing if stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -139,7 +139,7 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = T
 class Steps:
     """Progress in steps: a bar on a terminal, occasional lines elsewhere.
 
-    A line follows a step, so that a command refused at its first step prints only the reason.
+    A line is printed after a step, so a command refused at its first step prints only the reason.
     During a step that takes longer than `SILENT_SECONDS`, lines are printed too.
     """
 
@@ -153,7 +153,7 @@ class Steps:
         self._next = self._began + FIRST_LINE_SECONDS
 
     def set_total(self, total: int) -> None:
-        """Sets the number of steps, if it becomes known late."""
+        """Sets the number of steps, if it was not known at the start."""
         self._total = total
         self._shown.update(self._task, total=total)
 
@@ -189,7 +189,7 @@ def steps(
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Returns ``, about 9 s left``, by the mean rate of the first ``seconds``, or nothing."""
+    """Returns ``, about 9 s left``, from the mean rate so far; empty at the start and the end."""
     rest = seconds * (total - done) / max(done, 1)
     return f", about {rest:.0f} s left" if 0 < done < total else ""
 

@@ -4,7 +4,7 @@ Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at eps
 1e-5, with one symbol per step (`joint`), which takes the fewest messages. The environment is
 declared homogeneous: RiverSwim is the same at every step, so private counts are pooled over steps.
 
-``demo`` has K = 10,000 and about 329,000 sealed messages; at this K 40 of 40 simulated runs end
+``demo`` has K = 10,000 and about 329,000 sealed messages. At this K, 40 of 40 simulated runs end
 within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``paper`` has the paper's K = 20,000.
 """
 
@@ -119,7 +119,7 @@ def customize(
 
 
 def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Returns id and parameters. A file's id does not include its folder, which is a parameter."""
+    """Returns id and parameters. A file's id leaves out its folder, which is a parameter."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
     if not is_file_reference(reference):

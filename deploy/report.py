@@ -161,7 +161,7 @@ def write(
 
 
 def manifest(finished: FinishedRun, seeds: dict[str, Any]) -> dict[str, Any]:
-    """Returns versions, constants and seeds, as needed to read or to repeat the run."""
+    """Returns the versions, constants and seeds with which one can interpret or repeat the run."""
     spec = RunSpec.model_validate(finished.run["spec"] | {"run_id": None}, strict=False)
     return {
         "versions": {name: version(name) for name in PACKAGES},
@@ -195,7 +195,7 @@ def plot_regret(file: Path, curve: Regret, document: Mapping[str, Any]) -> None:
 
 
 def mixture_of(answer: Answer) -> Mixture:
-    """Returns the mixture in a document of the coordinator's."""
+    """Returns the mixture in a document from the coordinator."""
     policies = np.array(answer["policies"], dtype=np.int64)
     return Mixture(policies, np.array(answer["weights"], dtype=np.int64))
 

@@ -100,7 +100,7 @@ def load_command(
 
 
 def cores(text: str | None) -> frozenset[int]:
-    """Returns the processors in a list such as 0,1; an empty one means all.
+    """Returns the processors in a list such as 0,1; the empty set means all.
 
     Raises ValueError for any other text, or if this process may not use one of them.
     """

@@ -111,7 +111,7 @@ def rotate_key_command(
 
 @contextmanager
 def _logged_errors(journal: Journal) -> Iterator[None]:
-    """Logs as a role; an error that ends the role is its last line and decides the exit code."""
+    """Logs as a role does; an error that ends it is its last log line and sets the exit code."""
     log_to_stderr(journal.role)
     try:
         yield

@@ -233,8 +233,8 @@ def _rows(deployment: Answer) -> list[tuple[str, Any]]:
 def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
     """Returns the sentence that tells where to find a deployment's later results.
 
-    A run ends with its ``last`` episodes, and so does the network of ``riffle up`` if it was
-    started for this run. Nothing tells whether it was, so the text names both places.
+    A run ends with its ``last`` episodes. If ``riffle up`` started the network for this run, the
+    network ends too. This command cannot tell whether it did, so the sentence names both places.
     """
     words = ["riffle", "show", run, "--network", str(network)]
     show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))

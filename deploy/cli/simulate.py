@@ -1,6 +1,6 @@
 """``riffle simulate``: any learner without a network, at any population size.
 
-The work is in `simulation`, which imports the learners; this module's help must not.
+The work is in `simulation`, which imports the learners: help must not wait for this import.
 """
 
 import typer

@@ -157,7 +157,7 @@ def _simulate_adversarial(
         "regret_ci_method": METHOD,
         "regret_uniform_mean": float(np.mean([result.uniform_regret for result in results])),
         "seconds": sum(result.seconds for result in results),
-        # Without privacy epsilon is infinite, which JSON cannot say.
+        # Without privacy, epsilon is infinite, which JSON cannot express.
         "constants": {
             name: "infinity" if value == math.inf else value
             for name, value in results[-1].constants.items()

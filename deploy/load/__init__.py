@@ -1,4 +1,4 @@
-"""Puts load on a network by nodes that really fetch, check, lease, run, encode, seal and upload.
+"""Loads a network with nodes that really fetch, check, lease, run, encode, seal and upload.
 
 Arrivals follow a schedule that no answer can slow down, so a stalled server shows as latency and
 not as fewer requests (`generator`). Many nodes share one event loop (`fleet`), several processes

@@ -2,14 +2,14 @@
 
 A message is sealed once and opened once. Let s and o be the seconds of the primitive's seal and
 open, called directly on plaintexts of the same size by one process per core. The primitive's own
-rate is 1 / (s + o), which nothing built on it can exceed. Riffle's rate is n L messages over the
-wall time of one deployment on live services, from the request until it is counted: policy draws,
-episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured in one
-run, the primitive before and after, which reveals a machine that changes its speed meanwhile.
+rate is 1 / (s + o); nothing built on the primitive can exceed it. Riffle's rate is n L messages
+over the wall time of one deployment on live services, from the request until it is counted: policy
+draws, episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured
+in one run, the primitive before and after: this shows if the machine's speed changes.
 
-The servers' work outside cryptography is all processor time of shuffler and coordinator without
-their pools, minus the time in which, by its own measure, the shuffler opened outer seals. The run
-is manual, so the coordinator only computes the batch's noise and an estimate of its value.
+The servers' work outside cryptography is the processor time of shuffler and coordinator without
+their pools, minus the time that the shuffler itself measures for opening outer seals. The run is
+manual, so the coordinator only computes the batch's noise and an estimate of its value.
 """
 
 import os
@@ -64,10 +64,10 @@ class Split:
     """Processor time by purpose, in seconds of one core.
 
     ``crypto``: sealing and opening processes, and the shuffler's outer opens. ``http``: the event
-    loops of all three roles. ``store``: the shuffler's other threads, with the permutation.
-    ``episodes``: the nodes' other threads, with noise and encoding. ``coordinator``: the
-    coordinator's other threads (store, counting, ledger, the learner's planning), which only the
-    wall clock tells apart.
+    loops of all three roles. ``store``: the shuffler's other threads, including the permutation.
+    ``episodes``: the nodes' other threads, including noise and encoding. ``coordinator``: the
+    coordinator's other threads (store, counting, ledger, the learner's planning), whose parts only
+    the wall clock tells apart.
     """
 
     crypto: float
@@ -78,7 +78,7 @@ class Split:
 
     @classmethod
     def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
-        """Splits the roles' processor time; ``outer_seconds`` is that of outer opens."""
+        """Splits the roles' processor time; ``outer_seconds`` is the time of outer opens."""
         node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
         return cls(
             crypto=node.pool + coordinator.pool + outer_seconds,
@@ -90,7 +90,7 @@ class Split:
 
 
 def run_benchmark(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
-    """Runs the benchmark on its own network in ``folder``; ``messages`` is the least n L.
+    """Runs the benchmark on its own network in ``folder``; ``messages`` is the smallest n L.
 
     Raises LocalError if the network does not start or the deployment fails.
     """
@@ -157,7 +157,7 @@ def summarize(
 
 
 def missed_bars(document: dict[str, Any]) -> list[str]:
-    """Returns the targets that a benchmark missed, each with its number."""
+    """Returns the targets that a benchmark missed, each with the measured value."""
     share, server = document["share_of_primitive"], document["server_us_a_message"]
     bars = {
         f"share_of_primitive {share:.3f} < {SHARE_BAR}": share < SHARE_BAR,
@@ -198,7 +198,7 @@ def measure_primitive(width: int, cores: int) -> Primitive:
 
 
 def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
-    """Returns the times of a seal and of an open; ``job``: plaintext bytes, seconds to run each."""
+    """Returns the times of a seal and of an open; ``job``: plaintext bytes, seconds for each."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)

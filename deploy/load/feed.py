@@ -25,7 +25,7 @@ READY_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
 SETTLE_PAUSE_SECONDS = 0.5
 ENDLESS = 1 << 40
-"""Episodes of a run, so many that it never ends by itself, and users that a node may have."""
+"""So many episodes that a run never ends by itself; also the number of users of a node."""
 CONCURRENT_REQUESTS = 16
 
 
@@ -81,7 +81,7 @@ class Feeder:
         self.stop()
 
     def settle(self, seconds: float, signals: Sequence[int] = ()) -> None:
-        """Waits until every full batch is counted, at most ``seconds`` or until a signal."""
+        """Waits until every full batch is counted, ``seconds`` are over or a signal arrives."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not signals:
             time.sleep(SETTLE_PAUSE_SECONDS)

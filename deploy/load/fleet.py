@@ -1,7 +1,7 @@
 """Many nodes on one event loop, each with its own credential, connection and descriptors.
 
-A node does the same as `node_client`, with its code: poll, fetch, check, lease, run, encode, seal,
-upload, and retry temporary failures. Only its users differ: they are invented and forgotten.
+A node runs the code of `node_client`: poll, fetch, check, lease, run, encode, seal, upload, and
+retry temporary failures. Only its users are not real: each is invented for one report.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class Fleet:
             self.tally.rejected[outcome] += 1
 
     async def _report(self, node: LoadNode) -> str:
-        """Takes one report from poll to upload; returns its outcome."""
+        """Carries one report from poll to upload; returns its outcome."""
         lease = None
         while lease is None:
             with self._stage("batch"):

@@ -1,13 +1,13 @@
 """The processes that generate load, from the schedule of reports to samples of the load.
 
-Arrivals are an open loop: their times are fixed before the first request. A generator that waited
-for each answer before the next request would, while the server stalls, omit exactly the requests
-that would have waited (coordinated omission). Here every report is due at a fixed time, and its
-latency counts from then.
+Arrivals are an open loop: their times are fixed before the first request. If a generator waited for
+each answer before the next request, a stalled server would keep it from sending exactly the
+requests that would have waited (coordinated omission). Here every report is due at a fixed time,
+and its latency counts from then.
 
 Each process runs an event loop with its share of the nodes, and one sealing process. It reports
 when it is ready, begins on command, and sends its tally twice a second and once more at the end. It
-ignores a terminal's signals, which are for its parent, and ends with its parent.
+ignores a terminal's signals, which are for its parent, and ends when its parent ends.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ MOST_SAMPLES = 600
 def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> Times:
     """Returns the ascending times at which reports are due, in seconds below ``seconds``.
 
-    ``constant``: every 1/rate. ``poisson``: independent exponential gaps of mean 1/rate, like those
-    of many independent people.
+    ``constant``: one report every 1/rate. ``poisson``: independent exponential gaps of mean 1/rate,
+    like those of many independent people.
     """
     if kind == "constant":
         return np.arange(int(np.ceil(rate * seconds)), dtype=np.float64) / rate
@@ -90,7 +90,7 @@ def start_process(assignment: Assignment) -> GeneratorProcess:
 
 
 def _generate(assignment: Assignment, pipe: Pipe) -> None:
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # a terminal's, for the parent
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # the parent handles these
         signal.signal(number, signal.SIG_IGN)
     os.sched_setaffinity(0, assignment.cores)
     tally = Tally()
@@ -148,8 +148,8 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start. ``use`` is by role or ``generator i``; ``cores``
-    maps each core to (seconds busy, seconds in all)."""
+    """The load ``at`` seconds after its start. ``use`` is that of each role and ``generator i``;
+    ``cores`` maps each core to (seconds busy, seconds in all)."""
 
     at: float
     tally: Tally
@@ -231,7 +231,7 @@ class Generator:
                 member.process.join()
 
     def _receive(self, pause: float, signals: list[int]) -> None:
-        """Receives messages of the processes for ``pause`` seconds, or until a further signal."""
+        """Receives messages from the processes for ``pause`` seconds, or until a further signal."""
         until, known = time.monotonic() + pause, len(signals)
         while (left := until - time.monotonic()) > 0 and len(self._done) < len(self.processes):
             if len(signals) > known:

@@ -34,7 +34,7 @@ SETTLE_SECONDS = 60.0
 class LoadConfig:
     """Parameters of a load test. ``batch``: None means a quarter of all reports, within bounds.
 
-    Raises ValueError for more processes than nodes, or too many reports.
+    Raises ValueError if there are more processes than nodes, or too many reports.
     """
 
     folder: Path

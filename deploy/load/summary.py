@@ -1,25 +1,25 @@
-"""The summary of a load test, with the rule that names its bottleneck. Pure, but for writing files.
+"""The summary of a load test, with the rule that names its bottleneck. No I/O but writing files.
 
 A report's time by stage shows where the queue is; saturated processes show why. A process is
 saturated if its threads ran or waited for a processor for `SATURATED` of the time or more. Waiting
-counts, because a process with a busy neighbour gets less of its processor but needs as much. The
-first case that holds is the verdict:
+counts, because a process that shares its processor gets less of it but needs as much. The first
+case that holds is the verdict:
 
-1. `CARRIED` of the due reports or more were accepted within `PROMPT_SECONDS` of their time: nothing
-   was the limit. If no batch filled, the verdict adds that the coordinator had nothing to open.
-2. The generator's event loops are saturated, or most time is lost before a report starts: the
+1. At least `CARRIED` of the due reports were accepted within `PROMPT_SECONDS` of their time: no
+   bottleneck. If no batch filled, the verdict adds that the coordinator had nothing to open.
+2. The generator's event loops are saturated, or most time is lost in late starts or episodes: the
    generator. Its measurements of the server then mean nothing.
-3. Most time is lost in sealing: the generator too; real nodes bring processors of their own.
+3. Most time is lost in sealing: also the generator; real nodes bring processors of their own.
 4. Most time is lost waiting for a batch, and the shuffler is not saturated: the coordinator, which
-   opens messages too slowly (or, if they are saturated, its opening processes).
-5. Most time is lost in requests: the shuffler. Its processor, if it is saturated; its own limits,
-   if it answered 429; else its disk.
+   opens messages too slowly. The reason says whether its opening processes are saturated.
+5. Most time is lost in requests: the shuffler. The reason is its processor if it is saturated, its
+   own limits if it answered 429, else its disk.
 
-If generator and services share the same processors and these are busy, cases 2 to 5 name the
-machine: more load needs a larger one. The stage still shows where the queue was.
+If generator and services share the same processors and these are busy, the verdict of cases 2 to 5
+is the machine: more load needs a larger one. The stage still shows where the queue was.
 
 `summarize` turns samples into summary.json. `to_html` shows it as one file without scripts or
-external resources; charts are SVG, follow the reader's colour scheme, and each has a table.
+external resources; charts are SVG in the reader's colour scheme, and each has a table.
 """
 
 import html
@@ -52,10 +52,10 @@ class Evidence:
     """The measurements on which the verdict rests.
 
     ``due`` and ``prompt``: reports due, and those accepted promptly. ``filled``: batches that
-    filled. ``stages``: seconds of the reports' time by stage (`tally.STAGES`). The others are
-    demands in processors: ``loops`` of the busiest generator process, ``sealing`` and ``opening``
-    of an average process, and those of the services (None if they run elsewhere). ``refused``:
-    answers 429. ``busy``: the busy share of all processors' time.
+    filled. ``stages``: seconds of the reports' time by stage (`tally.STAGES`). ``loops``,
+    ``sealing``, ``opening``, ``shuffler`` and ``coordinator`` are demands in processors: of the
+    busiest generator process, of an average process, and of the services (None if they run
+    elsewhere). ``refused``: answers 429. ``busy``: the busy share of all processors' time.
     """
 
     due: int
@@ -186,7 +186,7 @@ def _evidence(
 
 
 def _busy(samples: Sequence[Sample], parameters: Summary) -> float:
-    """Returns the share of time in which the processors in use were busy, with any process."""
+    """Returns the share of time in which the processors in use were busy, by any process."""
     cores = {*parameters["generator_cores"], *parameters["service_cores"]}
     first, last = samples[0].cores, samples[-1].cores
     busy = sum(last[core][0] - first[core][0] for core in cores if core in last)

@@ -40,7 +40,7 @@ class Histogram:
         self.largest = max(self.largest, other.largest)
 
     def quantile(self, share: float) -> float:
-        """Returns the upper edge of the first bucket with this share at or below; 0 if empty."""
+        """Returns the upper edge of the bucket in which this share is reached; 0 if empty."""
         needed, seen = share * self.count, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]

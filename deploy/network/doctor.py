@@ -87,7 +87,7 @@ def check_secrets(network: Path) -> Iterator[Finding]:
 
 
 def check_tokens(network: Path) -> Iterator[Finding]:
-    """Finds tokens that open two services, or one service as two callers."""
+    """Finds tokens that two services accept, or one service for two callers."""
     seen: dict[str, Path] = {}
     for file in sorted(network.glob("*/*_token_hash")):
         if (other := seen.setdefault(file.read_text().strip(), file)) != file:
@@ -150,7 +150,7 @@ def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Finds variables that are almost a setting, because a typing error silently sets nothing."""
+    """Finds variables named almost like a setting: a misspelt one silently sets nothing."""
     prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):

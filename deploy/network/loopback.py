@@ -1,6 +1,6 @@
 """A whole network on loopback: shuffler, coordinator and nodes, each in its own process.
 
-``riffle up`` and the system tests use it. Ends only processes that it started, by their ids.
+``riffle up`` and the system tests use it. It ends only processes that it started, by their ids.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ MEMORY = {
 class LoopbackConfig:
     """Parameters of a loopback network: its nodes, their environment, their owner's demands.
 
-    A port of 0 means any free port; with 0 nodes, nodes are started elsewhere. ``test_entry``
-    allows seeded noise. ``learners`` maps names to ``path/file.py:Class``. With ``replicas``, both
-    services also run as ``shuffler-2`` and so on, which needs the URLs of both stores.
+    A port of 0 means any free port; 0 nodes means that nodes are started elsewhere. ``test_entry``
+    allows seeded noise. ``learners`` maps names to ``path/file.py:Class``. If ``replicas`` is above
+    1, both services also run as ``shuffler-2`` and so on, which needs the URLs of both stores.
     """
 
     folder: Path
@@ -197,9 +197,9 @@ class LoopbackNetwork:
             )
 
     def stop(self) -> None:
-        """Asks every process to stop, nodes first; kills those that do not, all on a signal.
+        """Asks every process to stop, nodes first; kills those that do not stop in time.
 
-        Raises KeyboardInterrupt at a second signal, when all processes are killed.
+        A signal meanwhile kills all processes immediately and raises KeyboardInterrupt.
         """
         try:
             for name in ("node", *self.coordinators, *self.shufflers):

@@ -2,11 +2,12 @@
 
 A folder of results or of a network belongs to one command at a time (`lock_folder`).
 
-`read_usage` reads processor time, waiting for a processor and memory from /proc (Linux only). A
-service is its process with the pools that it started. The main thread, which runs the event loop,
-is counted apart from the other threads (store, checks, planning) and from the pools (cryptography),
-so that a service's time can be split without the service's help. A thread that always runs or waits
-for a processor is saturated, however many others share that processor: `Usage.demand` counts both.
+`read_usage` reads processor time, time spent waiting for a processor, and memory from /proc (Linux
+only). A service is its process and the pools that it started. The main thread, which runs the event
+loop, is counted apart from the other threads (store, checks, planning) and from the pools
+(cryptography), so that a service's time can be split without its help. A thread that always runs or
+waits for a processor is saturated, however many others share that processor; `Usage.demand` adds
+both.
 """
 
 import fcntl
@@ -54,7 +55,7 @@ def make_folder(folder: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[int]:
-    """Locks ``folder``, made if missing, against all other commands.
+    """Locks ``folder`` against all other commands; makes the folder if it is missing.
 
     Yields the lock's file descriptor. Processes that inherit the descriptor hold the lock too: the
     kernel releases it when the last of them ends, however that happens. The empty file `LOCK`
@@ -86,7 +87,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _holders(lock: Path) -> str:
-    """Names the visible processes that hold a lock: a network survives a killed command."""
+    """Names the visible processes that hold a lock, such as a network left by a killed command."""
     pids = set()
     for descriptor in PROC.glob("[0-9]*/fd/*"):
         with suppress(OSError):  # the process has ended, or belongs to another user
@@ -99,9 +100,9 @@ def _holders(lock: Path) -> str:
 def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
     """Returns the answer to a GET of ``url``, sent without a token.
 
-    https is verified against ``ca_file``, or else the system's authorities. Proxy variables of the
-    environment are ignored, as in every client of Riffle: a request goes only to the caller's
-    address. Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
+    A certificate is verified against ``ca_file``, or else the system's authorities. Like every
+    client of Riffle, this ignores proxy variables: the request goes only to the address in ``url``.
+    Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
     """
     with httpx.Client(
         verify=server_verification(ca_file), trust_env=False, timeout=PROBE_SECONDS
@@ -197,7 +198,7 @@ class Usage:
 
     @property
     def demand(self) -> float:
-        """Processors that the process would have used in an interval without competing processes.
+        """Processors that the process would have used if no other process had competed for them.
 
         A Python process's threads reach at most one, except while they release the GIL.
         """
@@ -205,7 +206,7 @@ class Usage:
 
     @property
     def pool_demand(self) -> float:
-        """Processors that all processes of the pool together would have used, in the same sense."""
+        """The `demand` of all processes of the pool together."""
         return (self.pool + self.pool_waited) / self.at if self.at > 0 else 0.0
 
 
@@ -246,7 +247,7 @@ def _usage(pid: int, children: dict[int, list[int]]) -> Usage:
 
 
 def _read_or_zero(read: Callable[[Path], float], process: Path) -> float:
-    """Returns zero for a process that has ended."""
+    """Returns ``read(process)``, or zero if the process has ended."""
     try:
         return read(process)
     except (OSError, ValueError, IndexError):

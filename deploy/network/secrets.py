@@ -1,12 +1,12 @@
-"""The secrets of a network, in one folder per role, so that no role holds another's.
+"""The secrets of a network, in one folder per role, so that no role holds another's secrets.
 
 ``init_network`` writes missing secrets and never overwrites one:
 
 - ``shuffler/``: its signing key, the coordinator's public key, hashes of the tokens it accepts.
 - ``coordinator/``: its signing key, the analyzer's private key, its token at the shuffler, the hash
   of the operator's token.
-- ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials. Enrolment belongs to
-  the shuffler's operator: the coordinator's folder never holds them.
+- ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials. Only the shuffler's
+  operator enrols nodes: the coordinator's folder never holds credentials.
 - ``operator/``: in clear, the operator's two tokens and two tokens that read metrics; keep this
   folder. ``coordinator_url`` may hold the coordinator's address.
 - ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. Keep
@@ -74,7 +74,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    # A token opens one service: Prometheus sends it to the service, which could use it elsewhere.
+    # One token per service: Prometheus sends it to the service, which could use it elsewhere.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, replicas)
@@ -145,7 +145,7 @@ def _replace(file: Path, text: str) -> None:
 
 
 def operator_token(folder: Path, name: str) -> str:
-    """Returns one of the operator's tokens. Raises LocalError ``unavailable`` without it."""
+    """Returns one of the operator's tokens. Raises LocalError ``unavailable`` if missing."""
     file = folder / "operator" / name
     if file.exists():
         return file.read_text().strip()
@@ -160,7 +160,7 @@ def operator_token(folder: Path, name: str) -> str:
 
 
 def inner_network(folder: Path) -> Path | None:
-    """Returns the secrets folder in a folder of ``riffle up``, else ``folder`` itself."""
+    """Returns the secrets folder in a folder of ``riffle up``; None for any other folder."""
     inner = folder / NETWORK_FOLDER
     return inner if (inner / "operator").is_dir() else None
 
@@ -191,8 +191,8 @@ def ask(
 ) -> T:
     """Sends a request; returns the answer as parsed by ``read``.
 
-    ``read`` raises ValueError if the answer is not the service's. Raises RemoteError for a refusal
-    that the service means, and LocalError ``unavailable`` if no answer of its own comes.
+    ``read`` raises ValueError if the answer is not the service's. Raises RemoteError if the service
+    refuses the request, and LocalError ``unavailable`` if the service gives no answer of its own.
     """
     place = f"{service} at {client.base_url}"
     try:

@@ -137,7 +137,7 @@ def enrol(connection: Connection, request: EnrolRequest, now: int) -> Enrolment:
 
 
 def revoke(connection: Connection, node_id: str, now: int) -> None:
-    """Revokes a node, which is refused from now on. Raises RemoteError ``not-found``."""
+    """Revokes a node: refuses it from now on. Repeatable. Raises RemoteError ``not-found``."""
     at = func.coalesce(nodes.c.revoked_at, now)
     revoked = update(nodes).where(nodes.c.node_id == node_id).values(revoked_at=at)
     if connection.execute(revoked).rowcount == 0:
