@@ -4,10 +4,10 @@ Opening one message costs some 80 microseconds of elliptic-curve work that holds
 lock. So chunks of 1,000 to 20,000 messages go to worker processes, and histograms come back.
 Conservation, opened + failed = n L, is checked for every batch.
 
-Only sums and the places of failed messages leave this module. The places are for the shuffler's
-operator alone (`common.protocol.wire.Acknowledgement`). A place in the permuted order says nothing
-about a sender. Nothing else may depend on a failure: whoever changes a ciphertext would learn
-whether it still opens.
+Only sums and the positions of failed messages leave this module. The positions are for the
+shuffler's operator alone (`common.protocol.wire.Acknowledgement`). A position in the permuted order
+says nothing about a sender. Nothing else may depend on a failure, or somebody who changes a
+ciphertext could learn whether it still opens.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ CHUNKS_A_WORKER = 4
 class OpenedBatch:
     """An opened batch's histogram (C + 1,) with its noise (`common.mechanism.workflow.count`).
 
-    ``opened`` messages were counted; ``failed`` ones did not open, or named no counter. The first
-    `MAX_NAMED` of these are ``named`` by their places.
+    ``opened`` messages were counted; ``failed`` ones did not open, or named no counter. ``named``
+    holds the positions of the first `MAX_NAMED` of these.
     """
 
     histogram: Ints
@@ -52,7 +52,7 @@ class OpenedBatch:
 
 
 class Analyzer:
-    """Opens batches with the keys they are sealed to.
+    """Opens batches with the keys to which they are sealed.
 
     ``private_key`` returns the private half of a public key (hex), or None if it is not here.
     """
@@ -90,7 +90,7 @@ class Analyzer:
         opened = int(histogram.sum() if descriptor.trust == "shuffle" else histogram[-1])
         if opened + failed != descriptor.n * descriptor.padding.messages:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
-        # The order is a permutation, so the first of those that failed are a fair sample.
+        # Messages are permuted, so the first failures are a random sample of all failures.
         named = tuple(chain.from_iterable(places for *_, places in parts))[:MAX_NAMED]
         noisy = add_noise(descriptor, histogram)
         return OpenedBatch(noisy, opened, failed, messages.sha256, named)
@@ -99,7 +99,7 @@ class Analyzer:
         """Returns the private key that opens the batch.
 
         Raises LocalError ``unavailable`` if the key is not here. A restart with the right folder of
-        keys mends that, so it must not cost the run.
+        keys repairs this, so the run must survive it.
         """
         descriptor = context.descriptor
         private = self._private_key(descriptor.analyzer_key)
@@ -138,7 +138,7 @@ class Analyzer:
 def open_messages(
     private_key: bytes, info: bytes, trust: Trust, layout: CounterLayout, sealed: Octets
 ) -> tuple[Ints, list[int]]:
-    """Opens concatenated messages; returns their histogram (C + 1,) and which ones failed."""
+    """Opens concatenated messages; returns their histogram (C + 1,) and positions of failures."""
     if trust == "shuffle":
         return open_histogram(private_key, info, sealed, layout.width, layout.counters)
     symbols = Symbols.of(trust, layout)
@@ -152,9 +152,9 @@ def open_messages(
 
 
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
-    """Returns the histogram that may leave the analyzer: under ``central`` trust it gets noise.
+    """Returns the histogram that may leave the analyzer: with noise added if trust is ``central``.
 
-    Noise comes from the system's CSPRNG, or from the batch's own stream if a test seeds it.
+    Noise comes from the system's CSPRNG or, if a test seeds the batch, from its own stream.
     """
     noise = descriptor.to_noise()
     if not isinstance(noise, CentralNoise):

@@ -2,31 +2,31 @@
 
 With rewards scaled to [0, 1] and turned into bits, R_h(x, a) of a batch of n episodes of mixture pi
 counts reward bits. So sum R / n is an unbiased estimate of V^pi, whatever the environment's
-dynamics. Its error has two parts, each given half of delta:
+dynamics. Its error has two parts, each with a bound that holds with probability 1 - delta / 2:
 
-- sampling: a return lies in [0, H]; Hoeffding, H sqrt(log(4 / delta) / (2 n));
-- noise: H X A entries with independent noise of variance v; Bernstein for centred terms of size at
-  most b, (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
+- sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
+- noise: H X A entries have independent noise of variance v; for centred terms of size at most b,
+  Bernstein's bound is (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
 
-The value is clipped to [0, H], where V^pi lies, which only brings it nearer. All of this holds for
-honest reports; a dishonest one can move a counter by up to L.
+The value is clipped to [0, H]. V^pi lies there, so clipping only brings it nearer. All of this
+holds for honest reports; a dishonest report can change a counter by up to L.
 
 Poisoning. True counts of n episodes satisfy certain equations. Noise alone makes private counts
-miss them by little; lies make them miss by more. `check` computes how far counts miss each:
+deviate from them a little; lies make them deviate more. `check` computes the deviation from each:
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
   step h + 1. Of each cell (h, x, a, x') the test takes the part that breaks these equations
-  (`postprocess.imbalance`). No linear test of these equations finds a lie on one cell better;
-- total: all transitions of a batch sum to n times its steps. Silent reports lower it;
+  (`postprocess.imbalance`). No other linear test of these equations finds a lie on one cell better;
+- total: all transitions of a batch sum to n times its steps. Reports without data lower this sum;
 - start: visits at step 0 are n draws from the declared start;
-- visits: where they are counted on their own, they are sums over x';
+- visits: if they are counted separately, they equal the transitions' sums over x';
 - rewards: 0 <= R(x, a) <= N(x, a).
 
 Bernstein's inequality bounds the probability of each deviation r, of variance V with terms of size
-at most b, by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the population; a union bound over all tests
-of the batch makes it `CountCheck.chance`. The bound needs only the noise's variance and term. So it
-holds for every environment that has the declared start, every choice of families, one layer or all,
-and every trust model. The tests find neither lies that are whole episodes nor lies below the noise
+at most b, by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the population. A union bound over all tests
+of the batch gives `CountCheck.chance`. It needs only the noise's variance and term, so it holds for
+every environment that has the declared start, every choice of families, one layer or all, and every
+trust model. The tests find neither lies that are whole episodes nor lies below the noise
 (docs/security.md gives numbers).
 """
 
@@ -43,17 +43,18 @@ from riffle.coordinator.learning.learner import BatchCounts, FloatArray, batch_c
 from riffle.coordinator.learning.postprocess import imbalance, leverage
 
 FALSE_ALARM = 1e-5
-"""A batch is marked if its chance is smaller, so at most this share of honest batches is."""
+"""A batch is marked if its chance is smaller. At most this share of honest batches is marked."""
 TINY = 1e-12  # added to a variance: without noise, as in simulations, every deviation counts
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     """Returns unbiased counts with their variances from a batch's histogram (C + 1,).
 
-    The last step of the analyzer in `common.mechanism.workflow`: drops the dummies, subtracts the
-    noise's mean, and sums families that were not sent (`coordinator.learning.learner`).
+    This is the last step of the analyzer in `common.mechanism.workflow`: it drops the dummies,
+    subtracts the noise's mean, and sums families that were not sent
+    (`coordinator.learning.learner`).
 
-    Raises ValueError if the histogram does not have one entry more than the batch has counters.
+    Raises ValueError unless the histogram has one entry more than the batch has counters.
     """
     layout, noise, n = descriptor.layout, descriptor.to_noise(), descriptor.n
     if histogram.shape != (layout.counters + 1,):
@@ -94,7 +95,7 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
 class CountCheck:
     """The test that the counts fail worst, with their deviation in standard deviations.
 
-    ``chance`` bounds the probability that honest reports give such a deviation in any test.
+    ``chance`` bounds the probability that honest reports deviate this far in at least one test.
     """
 
     test: str
@@ -108,11 +109,11 @@ class CountCheck:
 
 
 _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
-"""A name, deviations of this kind, and the variance and the largest term of each."""
+"""A test's name, its deviations, and the variance and the largest term of each deviation."""
 
 
 def check(counts: BatchCounts, d1: FloatArray) -> CountCheck:
-    """Tests a batch's counts for lies; see the module. ``d1`` (X,) is the declared start."""
+    """Tests a batch's counts for lies (see the module). ``d1`` (X,) is the declared start."""
     tests, number = list(_tests(counts, d1)), 0
     worst, exponent, deviation = "", -1.0, 0.0
     for name, residuals, variance, term in tests:
@@ -130,7 +131,7 @@ def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
     c, v, term, n = counts.transitions, counts.transition_variance, counts.term, counts.n
     layout, (steps, X, A, _) = counts.layout, c.shape
     share = leverage(c.shape)
-    # The part of a cell does not depend on its action.
+    # The part of a cell's count that breaks the equations does not depend on the action.
     part, share_of = imbalance(c, n)[:, :, 0], share[:, None, None]
     yield "flow", part, v * share_of, term * np.sqrt(share_of * share.max())
     yield "total", np.array([c.sum() - steps * n]), v * c.size, term
@@ -141,7 +142,7 @@ def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
         surplus = c.sum(axis=-1) - counts.visits
         yield "visits", surplus, X * v + counts.visit_variance, term
     if counts.rewards is not None:
-        joint = layout.families == "joint"  # there R is a part of N, else its noise is its own
+        joint = layout.families == "joint"  # then R is a part of N, else R has its own noise
         spread = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
         yield "rewards", np.maximum(counts.rewards - counts.visits, 0), spread, term
         yield "rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term

@@ -1,9 +1,9 @@
-"""Makes a batch of a learner's deployment: noise, padding, descriptor.
+"""Makes a batch from a learner's deployment: noise, padding, descriptor.
 
 Noise is calibrated to the run's (epsilon, beta) by `common.accounting.calibrate`: under trust
 ``shuffle`` a counter gets N = honest_reports(n, gamma) * bits Bernoulli bits; under ``local`` and
 ``central`` the noise does not depend on n. A user is in one batch of one run, so every batch may
-spend the whole budget, and a run spends the largest of its batches' spends, not their sum.
+spend the whole budget, and a run's spend is the largest of its batches' spends, not their sum.
 """
 
 import math
@@ -39,15 +39,15 @@ from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
-"""Largest size of a batch's n L messages, which are fetched whole; the shuffler's default too."""
+"""Largest size of a batch's n L messages, fetched as a whole; also the shuffler's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
     """An issued deployment: index, the learner's step, descriptor with its bytes, and its spend.
 
-    The spend is recomputed from the descriptor, not taken from the calibration. Issues of one
-    deployment (a batch that was abandoned, and the next try) share its step.
+    The spend is recomputed from the descriptor, not taken from the calibration. If a batch is
+    abandoned and its deployment issued again, both issues have the same step.
     """
 
     index: int
@@ -67,7 +67,7 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
     """Returns noise and padding of a batch of n reports.
 
     Raises RemoteError ``batch-too-small`` if a report would need more than ``max_messages``; the
-    detail names the smallest n that works.
+    error's detail names the smallest n that works.
     """
     layout = CounterLayout(spec.sizes, spec.families, layer)
     try:
@@ -82,7 +82,7 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
 def _calibrated_to_one_message(
     spec: RunSpec, layout: CounterLayout, n: int
 ) -> Calibration[BatchNoise]:
-    """Calibrates a local or central batch, whose noise needs no messages."""
+    """Calibrates a local or central batch: a report is one message, because noise needs none."""
     cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
     noise: BatchNoise
     if spec.trust == "local":
@@ -95,9 +95,9 @@ def _calibrated_to_one_message(
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Issues deployments to the shuffler of this id, under the active key.
+    """Issues deployments for the shuffler ``shuffler_id``, under the active key.
 
-    ``active_key`` returns the analyzer's public key (hex); ``clock`` seconds since 1970.
+    ``active_key`` returns the analyzer's public key (hex); ``clock`` returns seconds since 1970.
     """
 
     shuffler_id: str
@@ -106,10 +106,10 @@ class Issuer:
     max_owner_share: float = 1.0
 
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
-        """Refuses a batch of n reports that no shuffler takes.
+        """Refuses a batch of n reports if no shuffler would take it.
 
-        Raises RemoteError ``batch-too-small`` as `calibrated` does, or because no owner may hold a
-        slot; ``invalid-spec`` if it is too large to hand over, with advice.
+        Raises RemoteError ``batch-too-small`` as `calibrated` does, or if no owner could hold a
+        slot; ``invalid-spec``, with advice, if the batch is too large to hand over.
         """
         if n * self.max_owner_share < 1.0:
             least = math.ceil(1.0 / self.max_owner_share)
@@ -136,7 +136,7 @@ class Issuer:
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
     ) -> Issue:
-        """Returns the batch that carries out ``deployment``; `RunSpec.batch_seconds` is its life.
+        """Returns the batch of ``deployment``, which expires after `RunSpec.batch_seconds`.
 
         Raises RemoteError as `check` does, and ``invalid-spec`` if no descriptor can hold the
         batch.

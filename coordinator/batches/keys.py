@@ -1,10 +1,10 @@
-"""The analyzer's keys, in one folder; their states are in `coordinator.states`.
+"""The analyzer's keys, in one folder; `coordinator.states` defines their states.
 
-``keys.json`` holds ids, public halves and states. It is replaced as a whole, so that every change
-is a transaction. ``<id>.key`` holds a private half, encrypted by the storage key. An erasure is
-recorded before it is carried out, which a later call may have to do. A key that is recorded as
-erased is never used. Replicas share the folder. They change it under a lock, and read it again
-after the file was replaced.
+``keys.json`` holds ids, public halves and states. It is replaced as a whole, so every change is
+atomic. ``<id>.key`` holds a private half, encrypted under the storage key. An erasure is recorded
+before the file is erased; after a crash in between, a later call erases the file. A key that is
+recorded as erased is never used. Replicas share the folder. They change it under a lock, and read
+``keys.json`` again after it was replaced.
 """
 
 import fcntl
@@ -50,14 +50,14 @@ class KeyRing:
         self._privates: dict[str, bytes] = {}
 
     def init(self) -> None:
-        """Makes the folder and its first key, active at once; does nothing where keys exist."""
+        """Makes the folder and its first key, active at once; does nothing if keys exist."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._file.exists():
             with self._lock():
                 self._write((replace(self._new_key(), state="active"),))
 
     def check(self) -> None:
-        """Raises LocalError unless every key that is needed is there and can be read."""
+        """Raises LocalError if no key is active, or a usable key is missing or cannot be read."""
         self.active()
         for record in self.records():
             if record.state in USABLE and self.private(record.public) is None:
@@ -91,7 +91,7 @@ class KeyRing:
         raise LocalError("unavailable", "no analyzer key is active")
 
     def private(self, public: str) -> bytes | None:
-        """Returns the private half of a key that may open batches; None if it is not here.
+        """Returns a key's private half; None if it is not here or the key may not open batches.
 
         Raises LocalError if the storage key does not decrypt it.
         """
@@ -104,7 +104,7 @@ class KeyRing:
         return self._privates.get(public)
 
     def make(self) -> KeyRecord:
-        """Makes a pending key, or returns the pending one: a retry makes no second key."""
+        """Makes a pending key, or returns the pending one, so that a retry makes no second key."""
         with self._lock():
             records = self.records()
             pending = [record for record in records if record.state == "pending"]
@@ -115,9 +115,9 @@ class KeyRing:
             return new
 
     def activate(self, identifier: str) -> KeyRecord:
-        """Seals new batches to a pending key; the active one expires. A repeat changes nothing.
+        """Makes a pending key active; the active one expires. A repeated call changes nothing.
 
-        Raises RemoteError ``not-found``, or ``wrong-state`` if the key was active before.
+        Raises RemoteError ``not-found``, or ``wrong-state`` if the key is expired or erased.
         """
         with self._lock():
             record = next((record for record in self.records() if record.id == identifier), None)
@@ -204,7 +204,7 @@ class KeyRing:
     def _lock(self) -> Iterator[None]:
         try:
             with (self._folder / "lock").open("w") as file:
-                os.fchmod(file.fileno(), 0o600)  # as every file of the folder
+                os.fchmod(file.fileno(), 0o600)  # like every file of the folder
                 fcntl.flock(file, fcntl.LOCK_EX)
                 self._read = None
                 yield
@@ -213,7 +213,7 @@ class KeyRing:
 
 
 def _parse(document: bytes) -> tuple[KeyRecord, ...]:
-    """Parses the records; raises ValueError for anything else, as ids become file names."""
+    """Parses the records; raises ValueError if one is not valid, because ids become file names."""
     records = _RECORDS.validate_json(document)
     for record in records:
         if record.id != key_id(bytes.fromhex(record.public)):

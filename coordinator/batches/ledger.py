@@ -3,13 +3,12 @@
 The unit is one user, who is in only one batch of all runs, because the shuffler refuses a second
 report. Neighbours differ in one user's episode. Batches have disjoint users, even when later ones
 depend on earlier ones, so spends compose in parallel: a run's epsilon is the largest of its
-batches' (`common.accounting.run_guarantee`).
+batches' epsilons (`common.accounting.run_guarantee`).
 
-The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. With L
-messages a report, f messages that do not open mean that at least ceil(f / L) reports were
-dishonest, and that their noise cannot be relied on. Up to floor(gamma n) such reports are within
-the promise. Past it, the weaker guarantee of the remaining reports is recorded, and the counts are
-not used.
+The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. A
+report has L messages, so f messages that do not open mean at least ceil(f / L) dishonest reports,
+whose noise cannot be relied on. Up to floor(gamma n) such reports are within the promise. If there
+are more, the weaker guarantee of the remaining reports is recorded, and the counts are not used.
 """
 
 import math
@@ -24,7 +23,7 @@ from riffle.common.protocol.verification import batch_event
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Bounds of the epsilon that a batch spends at beta, if at most ``dishonest`` reports lie."""
+    """Bounds of a batch's epsilon at beta, if at most ``dishonest`` reports are dishonest."""
 
     epsilon_lower: float
     epsilon_upper: float
@@ -52,8 +51,8 @@ def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
 def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
     """Refuses a deployment that would spend more than the run's budget on its users.
 
-    A seeded batch of the test entry passes: its users are synthetic, and the ledger says epsilon =
-    infinity.
+    A seeded batch of the test entry passes: its users are synthetic, and the ledger records epsilon
+    = infinity.
 
     Raises LocalError ``budget-exceeded``.
     """
@@ -80,12 +79,12 @@ def _allowed(descriptor: BatchDescriptor) -> int:
 
 def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool) -> Spend:
     n, beta = descriptor.n, descriptor.guarantee.beta
-    # Without the shuffle a user's privacy does not rest on the others' noise.
+    # Without the shuffle, a user's privacy does not depend on other users' noise.
     liars = dishonest if descriptor.trust == "shuffle" else 0
     if descriptor.test_seed is not None or liars >= n:
         return Spend(math.inf, math.inf, beta, dishonest, within_promise)
     fraction = liars / n
-    # The quotient may be rounded down, which would count one dishonest report as honest.
+    # If the quotient was rounded down, one dishonest report would count as honest.
     while n - honest_reports(n, fraction) < liars:
         fraction = math.nextafter(fraction, 1.0)
     spent = account(batch_event(descriptor, fraction), beta)

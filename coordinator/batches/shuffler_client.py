@@ -2,8 +2,8 @@
 
 Every answer becomes a value or an error here. A RemoteError is the shuffler's own refusal, with its
 slug (`common.protocol.errors.read_refusal`). Every other failure may be temporary and is a
-LocalError ``unavailable``: there is no connection, the answer is not the shuffler's or not to this
-call, or the shuffler does not know a token or key yet. Answers are read up to a bound, and
+LocalError ``unavailable``: there is no connection, the answer is not the shuffler's or does not fit
+the call, or the shuffler does not know a token or key yet. Answers are read up to a bound;
 compressed ones are refused.
 """
 
@@ -44,7 +44,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 RECORD_SECONDS = 10.0
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES
-"""A deposit's answer has the descriptor inside a JSON string, escaped."""
+"""A deposit's answer holds the descriptor as a JSON string, which escapes make longer."""
 MAY_PASS = {
     "unauthorized": "the coordinator's token; see SHUFFLER_TOKEN",
     "forbidden": "the coordinator's token; see SHUFFLER_TOKEN",
@@ -65,7 +65,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. ``skew``: the seconds by which its clock was last ahead, or None."""
+    """Calls the shuffler. ``skew``: the seconds by which its clock was last seen ahead, or None."""
 
     skew: float | None = None
 
@@ -74,14 +74,13 @@ class ShufflerClient:
 
     @classmethod
     def connect(cls, url: str, token: str, verify: ssl.SSLContext | bool) -> "ShufflerClient":
-        """Returns a client of the shuffler at ``url``, which may list several replicas, separated
-        by commas.
+        """Returns a client of the shuffler; ``url`` may list its replicas, separated by commas.
 
         ``verify``: see `common.process.endpoint.server_verification`.
         """
         urls, headers = split_urls(url), {"Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-        # A proxy of the environment must not see the token.
+        # A proxy that environment variables name must not see the token.
         each = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
         client = httpx.AsyncClient(
             base_url=urls[0], transport=each, headers=headers, timeout=timeout
@@ -102,7 +101,7 @@ class ShufflerClient:
         )
 
     async def status(self, batch_id: str, wait: float) -> BatchStatus:
-        """Returns the batch's status, as soon as it is sealed or after ``wait`` seconds."""
+        """Returns the batch's status as soon as it is sealed, or after ``wait`` seconds."""
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
         request = self._client.build_request("GET", path, params=params)
@@ -123,7 +122,7 @@ class ShufflerClient:
     async def messages(self, batch_id: str, size: int) -> Messages:
         """Returns a sealed batch's messages, ``size`` bytes; the same bytes until acknowledged.
 
-        Raises LocalError ``unavailable`` if there are more or fewer, or if their digest is wrong.
+        Raises LocalError ``unavailable`` if the size or the digest of the messages is wrong.
         """
         path, headers = f"/v1/batches/{batch_id}/messages", {"Accept-Encoding": "identity"}
         data, hasher = bytearray(), hashlib.sha256()

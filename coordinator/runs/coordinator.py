@@ -1,4 +1,4 @@
-"""All runs of one store: drivers of the runs that this replica leases, and methods for routes."""
+"""All runs of one store: drivers for the runs that this replica leases, and methods for routes."""
 
 import asyncio
 import contextlib
@@ -27,17 +27,17 @@ from riffle.coordinator.store.transactions import Store
 LONGEST_WAIT_SECONDS = 30.0
 RETRY_SECONDS = 5.0
 RENEWALS = 3
-"""How often a lease is renewed within its time."""
+"""How many times a lease is renewed before it would expire."""
 
 
 @dataclass
 class Drivers:
-    """This replica's drivers, by run. Takes runs that nobody drives, and renews their leases.
+    """This replica's drivers, by run. Takes leases of runs that nobody drives, and renews them.
 
     A replica that stops normally releases its leases. The leases of a replica that was killed last
-    until their time is over. Then the first replica that looks takes the runs over, as after a
-    crash. ``make_driver`` makes the driver of a lease. Its second argument is the run's learner in
-    its state at the first deployment, or None.
+    until they expire. Then the first replica that looks takes its runs over, as after a crash.
+    ``make_driver`` makes the driver of a lease. Its second argument is the run's learner in its
+    state at the first deployment, or None.
     """
 
     store: Store
@@ -54,12 +54,12 @@ class Drivers:
         return self.clock() + self.replica.lease_seconds
 
     async def start(self) -> None:
-        """Takes up every run that this replica left, or that nobody drives."""
+        """Drives every run that this replica drove before, or that nobody drives."""
         await self._take_runs(start=True)
         self._renewing = asyncio.create_task(self._renew_until_closed())
 
     async def close(self) -> None:
-        """Stops driving; another replica, or the next start, takes the runs up again."""
+        """Stops driving. Another replica takes the runs over, or this one at its next start."""
         self._closing.set()
         if self._renewing is not None:  # not cancelled: it may just have taken leases
             await asyncio.wait([self._renewing])
@@ -70,14 +70,14 @@ class Drivers:
             await in_thread(self.store.renew_leases, leases, 0.0)
 
     def drive(self, lease: RunLease, learner: Learner | None = None) -> None:
-        """Starts driving a run. ``learner`` is in its state at the run's first deployment."""
+        """Starts driving a run. ``learner`` is its learner at the first deployment, or None."""
         driver = self.make_driver(lease, learner)
         task = asyncio.create_task(driver.run(), name=f"run {lease.run_id}")
         task.add_done_callback(lambda done: self._remove(lease.run_id, done))
         self.driven[lease.run_id] = (driver, task)
 
     async def halt(self, run_id: str) -> RunLease | None:
-        """Stops driving a run; returns the lease to drive it again, if it was driven here."""
+        """Stops driving a run; returns its lease, or None if it was not driven here."""
         driven = self.driven.pop(run_id, None)
         if driven is None:
             return None
@@ -86,7 +86,7 @@ class Drivers:
         return driven[0].lease
 
     async def restart(self, run_id: str) -> None:
-        """Restarts the driver of a run that another replica stopped, which ends its long poll."""
+        """Restarts a run's driver, to end its long poll, after another replica stopped the run."""
         driven = self.driven.get(run_id)
         if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
             self.drive(lease)
@@ -129,7 +129,7 @@ class Drivers:
 
 @dataclass
 class Coordinator:
-    """All runs of one store. Made and closed inside a running event loop.
+    """All runs of one store. Make and close it inside a running event loop.
 
     ``clock`` returns seconds since 1970. ``test_entry``: runs may be seeded. ``stall_seconds``: see
     `Driver`.
@@ -166,17 +166,17 @@ class Coordinator:
         )
 
     async def start(self) -> None:
-        """Takes up every run where it was left, unless another replica drives it."""
+        """Goes on with every run where it was left, unless another replica drives it."""
         await in_thread(self.keys.erase_unused, self.store.keys_in_use)
         for work in (self.store.listen(self._notified), self._abandon_unknown()):
             self._tasks.append(asyncio.create_task(work))
         await self.drivers.start()
 
     async def close(self) -> None:
-        """Stops driving. Nothing is lost: `start` takes the runs up again."""
+        """Stops driving. Nothing is lost, because `start` goes on with the runs."""
         for task in self._tasks:
             task.cancel()
-        if self._restarts:  # each would go on to drive a run that nobody halts
+        if self._restarts:  # otherwise each would drive a run that nobody halts
             await asyncio.wait(self._restarts)
         await self.drivers.close()
 
@@ -259,7 +259,7 @@ class Coordinator:
     async def newest_deployment(
         self, run_id: str, known: int | None, seconds: float
     ) -> DeploymentRecord | None:
-        """Waits until the newest deployment's index is not ``known``, for at most ``seconds``.
+        """Returns the newest deployment; waits up to ``seconds`` while its index is ``known``.
 
         Raises RemoteError ``unknown-run``.
         """
@@ -278,7 +278,7 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons the shuffler's open batches that this store, an older copy, does not know.
+        """Abandons the shuffler's open batches that this store lacks because it is an older copy.
 
         Nobody would count them, so no user should spend a report on them. The shuffler is asked
         before the store, because every replica stores a batch before it deposits the batch.
@@ -288,7 +288,7 @@ class Coordinator:
                 open_batches = await self.exchange.shuffler.open_batches()
                 known = await in_thread(self.store.batch_ids)
                 for batch_id in sorted(set(open_batches) - known):
-                    with contextlib.suppress(RemoteError):  # it is full or over meanwhile
+                    with contextlib.suppress(RemoteError):  # it became full or ended
                         await self.exchange.shuffler.abandon(batch_id)
                         JOURNAL.note("unknown-batch-abandoned", logging.WARNING, batch_id=batch_id)
             except (RiffleError, SQLAlchemyError):
@@ -310,7 +310,7 @@ class Coordinator:
 
 
 def _earlier(rows: list[DeploymentRecord], wanted: Deployment) -> DeploymentRecord:
-    """Returns a deployment that was issued before: the answer to a retry."""
+    """Answers a retry: returns the deployment that the first try issued."""
     for row in reversed(rows):
         if row.step == wanted.stage and same_deployment(row.deployment, wanted):
             return row

@@ -1,16 +1,16 @@
-"""Carries out one run: deposit, wait, fetch, open, settle, acknowledge, and again.
+"""Carries out one run: for each batch, deposit, wait, fetch, open, settle, acknowledge.
 
-A driver holds no state that matters. It changes something only while it has the run's lease
-(`coordinator.store.transactions`). Each turn reads the run's first unfinished deployment from the
-store and does the one step that its state needs; `coordinator.runs` lists the steps. Every step may
-be repeated, so a crash costs at most one step.
+A driver holds no state that a crash could lose. It changes something only while it has the run's
+lease (`coordinator.store.transactions`). Each turn reads the run's first unfinished deployment from
+the store and does the one step that the deployment's state needs; `coordinator.runs` lists the
+steps. Every step may be repeated, so a crash costs at most one step.
 
 If the shuffler or the disk does not answer, the driver tries the step again, after ever longer
 pauses. Once a run was stopped or has failed, its driver abandons a batch that is not sealed. It
-settles a sealed batch, because the batch's users have already reported.
+still settles a sealed batch, because the batch's users have already reported.
 
 A driver uses a batch's state and, once the batch is sealed or over, its number of episodes. The
-shuffler shows no more: a number that grows with every report would tell when reports came.
+shuffler shows it no number that grows with every report, which would tell when reports came.
 """
 
 import asyncio
@@ -66,11 +66,11 @@ Step = Callable[[RunRecord, DeploymentRecord], Awaitable[str | None]]
 
 @dataclass
 class Driver:
-    """Carries out one run until it is over and nothing of it is left at the shuffler.
+    """Carries out one run until it is over and the shuffler holds nothing of it any more.
 
-    ``clock`` returns seconds since 1970. A batch that makes no visible progress for
-    ``stall_seconds`` is the run's trouble. ``running`` tells whether the run is running and
-    ``trouble`` why it cannot go on, as this driver last saw.
+    ``clock`` returns seconds since 1970. If a batch makes no visible progress for
+    ``stall_seconds``, that becomes the run's trouble. ``running`` (is the run running?) and
+    ``trouble`` (why can it not go on?) are what this driver saw last.
     """
 
     lease: RunLease
@@ -128,7 +128,7 @@ class Driver:
     # -- failures --------------------------------------------------------------------------------
 
     async def _attempt(self, run: RunRecord, row: DeploymentRecord) -> None:
-        """Does the step that ``row`` needs; a failure delays it, or ends the run."""
+        """Does the step that ``row`` needs. If it fails, it is tried again, or the run fails."""
         try:
             try:
                 trouble = await self._step(run, row)(run, row)
@@ -148,7 +148,8 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """Waits before the step is tried again if the error may pass; fails the run otherwise."""
+        """Waits before another try of the step if the error may be temporary; else fails the
+        run."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()
@@ -159,7 +160,7 @@ class Driver:
         try:
             await in_thread(self.store.fail, self.lease, error.detail, self.clock())
         except SQLAlchemyError as second:
-            await self._pause(run, store_error(second))  # the step fails again, then this
+            await self._pause(run, store_error(second))  # a later turn fails the run
         except LocalError as second:
             if isinstance(second, LeaseLostError):
                 raise
@@ -177,7 +178,7 @@ class Driver:
         await asyncio.sleep(max(pause, error.retry_after or 0))
 
     async def _explain(self, run: RunRecord, trouble: str) -> None:
-        """Shows why the run cannot go on, or "" if it can; logs and stores a change."""
+        """Sets why the run cannot go on ("" if it can); logs and stores a change."""
         before = run.trouble if self.trouble is None else self.trouble
         self.trouble = trouble
         if trouble == before or run.state != "running":
@@ -207,7 +208,7 @@ class Driver:
     async def _stalled(self, row: DeploymentRecord) -> str | None:
         """Returns the trouble of an open batch that has not visibly grown for a while, or None.
 
-        The shuffler shows the coordinator only tenths, and only of large batches.
+        The shuffler shows the coordinator only how many tenths are full, and only of large batches.
         """
         fill = (await self.exchange.shuffler.conservation(row.batch_id)).fill_tenths
         if self._progress[0] != (row.index, fill):
@@ -221,7 +222,7 @@ class Driver:
         )
 
     async def _withdraw(self, _: RunRecord, row: DeploymentRecord) -> None:
-        """Gives up the batch of a run that is over; a full one is settled all the same."""
+        """Gives up the batch of a run that is over, unless it is full: a full batch is settled."""
         status = await self.exchange.withdraw(row)
         if row.state == "issued":
             await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
@@ -256,8 +257,8 @@ class Driver:
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
         """Returns the batch's counts with their noise.
 
-        Noise that the coordinator draws is committed before anything looks at it. From then on only
-        the committed counts are used (see `Store.release`).
+        If the coordinator draws the noise, the noisy counts are committed before anything else sees
+        them. From then on only the committed counts are used (see `Store.release`).
         """
         if context.descriptor.trust != "central":
             return await self.exchange.fetch_and_open(row, context, timings)
@@ -291,17 +292,17 @@ class Driver:
         """Commits a change that writes an event, and wakes the run's followers."""
         try:
             await in_thread(change, *args, **kwargs)
-        finally:  # even if this driver is stopped meanwhile, the change is made
+        finally:  # the change is made even if this driver is stopped meanwhile
             self.signals.fire(self.lease.run_id)
 
     def _end_batch(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Commits a change after which a batch no longer needs its key; erases unused keys."""
+        """Commits a change after which a batch no longer needs its key; then erases unused keys."""
         change(*args, **kwargs)
         self.keys.erase_unused(self.store.keys_in_use)
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns the error with which a run fails: the learner's, or one that points to the log."""
+    """Returns the error with which a run fails: the learner's, or one that names the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

@@ -1,7 +1,7 @@
 """The exchange with the shuffler about one batch: deposit, wait, fetch and open, acknowledge.
 
-This module interprets every refusal that means something for one batch. Other errors pass to the
-driver. Every step may be repeated.
+This module interprets the shuffler's refusals that concern one batch, and passes other errors to
+the driver. Every step may be repeated.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.store.records import DeploymentRecord
 
 STATUS_SECONDS = 10.0
-"""Longest wait for a status: trouble of a batch must be seen within half a minute."""
+"""Longest wait for a status, so that a batch's trouble is seen within half a minute."""
 EXPIRY_MARGIN_SECONDS = 2.0
 LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired or was abandoned"
@@ -39,7 +39,7 @@ class BatchGoneError(Exception):
 
 @contextlib.contextmanager
 def timed(timings: Timings, part: str) -> Iterator[None]:
-    """Records the seconds that a block takes, if it ends well, as a part of a batch's way."""
+    """Records how many seconds a block took, as ``part``; nothing if the block raises."""
     start = time.perf_counter()
     yield
     timings[part] = time.perf_counter() - start
@@ -57,9 +57,9 @@ class BatchExchange:
     async def deposit(self, row: DeploymentRecord) -> None:
         """Deposits the stored descriptor. The same bytes always get the same answer.
 
-        Raises BatchGoneError if it expired, or if its key was erased before anybody saw it. Raises
-        LocalError ``unavailable`` if the clocks disagree: every new issue would be late as well,
-        and would soon use up the deployment's tries.
+        Raises BatchGoneError if the batch expired, or if its key was erased before anybody saw the
+        batch. Raises LocalError ``unavailable`` if the clocks disagree: every new issue would be
+        late as well, and the deployment's tries would soon be used up.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -81,12 +81,12 @@ class BatchExchange:
             ) from error
 
     async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus:
-        """Waits for the last report; returns the status after one long poll at the latest.
+        """Waits for the last report, for one long poll at most; returns the status.
 
-        Abandons a batch past its expiry, unless it fills first; the next call tells which happened.
+        Abandons an expired batch, unless it fills first; the next call tells which happened.
 
         Raises BatchGoneError if the batch expired, was abandoned or is lost, and LocalError
-        ``wrong-state`` if the shuffler knows more of it than this store.
+        ``wrong-state`` if the batch is further at the shuffler than in this store.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
@@ -114,14 +114,14 @@ class BatchExchange:
     async def withdraw(self, row: DeploymentRecord) -> BatchStatus:
         """Returns the status of a full batch; abandons any other.
 
-        Raises BatchGoneError if it was not full, or never deposited.
+        Raises BatchGoneError if the batch was not full, or was never deposited.
         """
         await self._abandon(row)
         episodes = 0
         with contextlib.suppress(RemoteError):
             status = await self.shuffler.status(row.batch_id, 0.0)
             if status.state in FULL:
-                if row.state == "issued":  # refused if it is another, from a newer store
+                if row.state == "issued":  # refused if the shuffler's batch is from a newer store
                     await self.deposit(row)
                 return status
             episodes = status.episodes or 0
@@ -132,9 +132,9 @@ class BatchExchange:
     ) -> OpenedBatch:
         """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
 
-        Raises BatchGoneError if the shuffler has lost it. That also happens on an older copy of the
-        store, if the batch was counted before: only the newer copy has that spend, and the batch's
-        users cannot report again.
+        Raises BatchGoneError if the shuffler has lost the messages. They are also lost if this
+        store is an older copy and the batch was counted before: only the newer store has that
+        spend, and the batch's users cannot report again.
         """
         with timed(timings, "fetching"):
             messages = await self._fetch(row, context)
@@ -144,7 +144,7 @@ class BatchExchange:
     async def acknowledge(self, row: DeploymentRecord) -> None:
         """Tells the shuffler to erase a settled batch, and which of its messages failed.
 
-        A refusal is logged only: the counts are safe here, and a shuffler that has nothing to
+        A refusal is only logged. The counts are already stored, and a shuffler that has nothing to
         erase must not end the run.
         """
         try:
@@ -181,7 +181,7 @@ class BatchExchange:
 def log(
     event: str, row: DeploymentRecord, level: int = logging.INFO, **fields: str | float
 ) -> None:
-    """Logs an event of a batch, which all services log by its id."""
+    """Logs an event of a batch under its id, as every service does."""
     fields |= {"run_id": row.run_id, "deployment": row.index, "batch_id": row.batch_id}
     JOURNAL.note(event, level, **fields)
 

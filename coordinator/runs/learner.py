@@ -1,7 +1,7 @@
-"""The learner of a run: it is rebuilt by replay, sees each batch's counts, and says what follows.
+"""The learner of a run: it is rebuilt by replay, sees each batch's counts, and sets the next step.
 
 A learner is deterministic (`coordinator.learning.learner`), so a fresh one that observes the stored
-private counts in order is in the state of the lost one. Every stored deployment must be the one
+private counts in order ends in the state of the lost one. Every stored deployment must be the one
 that the replayed learner asks for; otherwise the run must not go on.
 """
 
@@ -23,7 +23,7 @@ from riffle.coordinator.store.transactions import Store
 
 @dataclass
 class RunLearner:
-    """The learner of a run. ``learner`` is its state at the run's first deployment, or None."""
+    """The learner of a run. ``learner`` is a learner at the run's first deployment, or None."""
 
     store: Store
     registry: Registry
@@ -36,7 +36,7 @@ class RunLearner:
 
     @span("plan")
     def complete(self, run: RunRecord, row: DeploymentRecord, settlement: Settlement) -> Settlement:
-        """Adds to a batch's settlement what the learner makes of its counts, and what follows.
+        """Adds the learner's results and the run's next step to a batch's settlement.
 
         Adds nothing once the run is over. If more reports were dishonest than promised, the counts
         are not used and the deployment is issued again. Other counts are checked for lies. The
@@ -62,8 +62,8 @@ class RunLearner:
     def reissue(self, run: RunRecord, row: DeploymentRecord, reason: str) -> NextStep:
         """Issues a deployment again because its batch was not counted, or fails the run.
 
-        The learner expects n reports, so the whole deployment is issued. The episodes executed may
-        then exceed K, as `RunSpec.reissues` says. A run that is over takes no step.
+        The learner expects n reports, so the whole deployment is issued again. The episodes
+        executed may then exceed K (see `RunSpec.reissues`). A run that is over gets no next step.
         """
         if run.state != "running":
             return NextStep()
@@ -88,7 +88,7 @@ class RunLearner:
         return NextStep(issue=issue)
 
     def _current(self, run: RunRecord) -> Learner:
-        """Returns the learner in its present state; manual deployments are always replayed."""
+        """Returns the learner in its present state; a manual one is always rebuilt by replay."""
         if self.learner is None or run.spec.learner == MANUAL:
             learner = self.registry.build(run.spec)
             replay(learner, self.store.deployments(run.id), self.store.histograms(run.id))
@@ -99,9 +99,9 @@ class RunLearner:
 def replay(
     learner: Learner, rows: Sequence[DeploymentRecord], histograms: Mapping[int, Ints]
 ) -> None:
-    """Shows a fresh learner all counted batches of its run, then checks what is under way.
+    """Gives a fresh learner all counts of its run, and checks every deployment on the way.
 
-    Raises LocalError ``wrong-state`` if the learner would have deployed something else.
+    Raises LocalError ``wrong-state`` if the learner asks for other deployments than are stored.
     """
     for row in rows:
         if row.state == "counted":
@@ -112,7 +112,7 @@ def replay(
 
 
 def _check_deployment(learner: Learner, row: DeploymentRecord) -> None:
-    """Checks that the learner asks for a stored deployment; a manual learner is given it."""
+    """Checks that the learner asks for this stored deployment; submits it to a manual learner."""
     deployment = row.deployment
     if isinstance(learner, ManualLearner):
         learner.submit(deployment)

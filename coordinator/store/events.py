@@ -1,6 +1,6 @@
-"""Events of a run, which clients follow and resume, and the signals that wake followers.
+"""Events of a run, which clients can follow, and the signals that wake these followers.
 
-An event is written in the transaction of the change that it reports, numbered 1, 2, ... in its run.
+A run's events are numbered 1, 2, ...; each is written in the transaction of the change it reports.
 A stream sends the events after ``Last-Event-ID`` and waits for more until the run is over.
 """
 
@@ -24,20 +24,20 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""Prefix of the notification that an operator stopped a run; all others are only a run's id."""
+"""Prefix of the notification that an operator stopped a run; other ones are just a run's id."""
 
 SHARED_RECHECK_SECONDS = 5.0
-"""How often waiters check a shared store again: notifications of other replicas may be lost."""
+"""Seconds until waiters read a shared store again, because a notification may be lost."""
 ALONE_RECHECK_SECONDS = 30.0
-"""How often they check a store that only this process writes to."""
+"""The same for a store that only this process writes to."""
 
 
 class ChangeSignals:
-    """Wakes those who wait for a change of a run in this process.
+    """Wakes the waiters in this process when a run changes.
 
-    Take a signal *before* reading the store, then wait on it, so that no change in between is
-    missed. Check again after ``recheck_seconds`` in any case. ``closed`` means that the service is
-    stopping.
+    A waiter takes a signal *before* it reads the store, then waits on the signal, and so misses no
+    change in between. In any case it reads again after ``recheck_seconds``. ``closed`` means that
+    the service is stopping.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -57,7 +57,7 @@ class ChangeSignals:
             signal.set()
 
     def fire_all(self) -> None:
-        """Wakes all waiters: a notification may have been missed."""
+        """Wakes the waiters of all runs, because a notification may have been missed."""
         for run_id in list(self._signals):
             self.fire(run_id)
 

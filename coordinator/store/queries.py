@@ -1,4 +1,4 @@
-"""Reads of the store. No method here changes anything; `coordinator.store.transactions` does.
+"""Reads of the store. Only `coordinator.store.transactions` changes the store.
 
 The statements that drivers and followers execute at every turn are built once: to build, compile
 and execute one anew takes 0.8 ms, and 0.6 ms of that is to build and compile it. Parameters:
@@ -52,7 +52,7 @@ def _at_index(table: Table) -> Select[Any]:
 
 
 def _unfinished() -> ColumnElement[bool]:
-    """Selects deployments that still need a driver's step, and therefore their key."""
+    """Selects deployments for which a driver still has a step to do, and so needs their keys."""
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge
@@ -118,7 +118,7 @@ class Queries:
             return read_run(connection, run_id)
 
     def tallies(self, run_id: str | None = None) -> dict[str, Tally]:
-        """Returns the progress of every run (or this one) that has deployments."""
+        """Returns the progress of every run that has deployments, or only of ``run_id``."""
         columns = _deployments.c
         counted = func.sum(case((columns.state == "counted", columns.n), else_=0))
         query = select(columns.run_id, func.count(), counted).group_by(columns.run_id)
@@ -155,9 +155,9 @@ class Queries:
     def keys_in_use(self) -> set[str]:
         """Returns the analyzer's public keys of all batches that still need a step.
 
-        An expired key that is not among them will never be needed. Every issue of a batch checks,
-        under the writing lock, that its key is active. This read takes the same lock, so every
-        issue that saw the key active has committed.
+        An expired key that is not returned will never be needed again. Every issue of a batch
+        checks, under the write lock, that its key is active. This read takes the same lock, so
+        every issue that found the key active has committed by now.
         """
         with self._writer.begin() as connection:
             descriptors = list(connection.execute(KEYS_IN_USE).scalars())
@@ -169,7 +169,7 @@ class Queries:
         return {row._mapping["index"]: unpack(row.histogram) for row in rows}
 
     def released(self, run_id: str, index: int) -> OpenedBatch | None:
-        """Returns what `Store.release` committed, until the batch is settled."""
+        """Returns the counts that `Store.release` committed; None after settlement."""
         with self._engine.connect() as connection:
             return read_released(connection, run_id, index)
 
@@ -182,7 +182,7 @@ class Queries:
     def run_records(
         self, run_id: str
     ) -> tuple[RunRecord, list[DeploymentRecord], list[LedgerRecord]]:
-        """Returns a run, its deployments and then its spends.
+        """Returns a run, its deployments and its spends, read in this order.
 
         Raises RemoteError ``unknown-run``.
         """
@@ -194,7 +194,7 @@ class Queries:
         return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
 
     def events(self, run_id: str, after: int = 0) -> list[EventRecord]:
-        """Returns the events of a run with a number above ``after``."""
+        """Returns the events of a run whose numbers are above ``after``."""
         rows = self._rows(EVENTS, run_id=run_id, after=after)
         return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
 
@@ -251,13 +251,13 @@ def read_deployments(connection: Connection, run_id: str) -> list[DeploymentReco
 
 
 def read_deployment(connection: Connection, run_id: str, index: int) -> DeploymentRecord:
-    """Reads a deployment that exists."""
+    """Reads a deployment, which must exist."""
     key = {"run_id": run_id, "index": index}
     return deployment_record(connection.execute(DEPLOYMENT, key).one())
 
 
 def read_released(connection: Connection, run_id: str, index: int) -> OpenedBatch | None:
-    """Reads the counts of a batch whose noise was drawn here, until it is settled."""
+    """Reads the counts that `Store.release` committed; None before that and after settlement."""
     row = connection.execute(RELEASED, {"run_id": run_id, "index": index}).one_or_none()
     if row is None:
         return None

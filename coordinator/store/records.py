@@ -1,4 +1,4 @@
-"""Records: the rows of the store as values, and how they are read."""
+"""Records: the rows of the store as values, and the functions that read them."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class RunLease:
-    """The right to drive a run, lost once the run's row has another fence."""
+    """The right to drive a run. It is lost once the run's row in the store has another fence."""
 
     run_id: str
     fence: int
@@ -47,9 +47,9 @@ class LeaseLostError(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run. ``message`` says why it ended, unless it finished.
+    """A run. ``message`` says why it failed; "" means that it did not.
 
-    ``trouble`` says why it cannot go on; "" means that it can.
+    ``trouble`` says why the run cannot go on now; "" means that it can.
     """
 
     id: str
@@ -66,7 +66,7 @@ class RunRecord:
 class DeploymentRecord:
     """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
 
-    ``named``: places of messages that failed, until the batch is acknowledged.
+    ``named``: positions of messages that failed; empty once the batch is acknowledged.
     """
 
     run_id: str
@@ -95,7 +95,7 @@ class DeploymentRecord:
 
     @property
     def executed(self) -> int:
-        """Upper bound of the episodes executed for it, which regret, result and K count."""
+        """Upper bound of the episodes executed for it. Regret, result and K count this number."""
         return executed_at_most(self.state, self.n, self.episodes_executed)
 
     @property
@@ -121,7 +121,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """An opened batch's entry in the ledger. ``check`` is that of its counts, if they are used."""
+    """An opened batch's entry in the ledger. ``check`` tests its counts, if they are used."""
 
     index: int
     spend: Spend
@@ -146,7 +146,7 @@ class EventRecord:
 class NextStep:
     """The next step of a run after a batch: another deployment, a failure, or the end.
 
-    With none of them the run waits (manual mode) or was over before.
+    With none of these, the run waits (manual mode) or was over already.
     """
 
     issue: Issue | None = None
@@ -170,7 +170,7 @@ class Settlement:
 
     @property
     def event(self) -> DeploymentEvent:
-        """The deployment's event: ``reject`` if more reports were dishonest than promised."""
+        """The event: ``reject`` if more reports were dishonest than promised, else ``count``."""
         return "count" if self.spend.within_promise else "reject"
 
 

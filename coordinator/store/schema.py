@@ -1,6 +1,6 @@
 """The coordinator's tables. `common.server.database` opens the database.
 
-A change of a table raises the version of the schema.
+Raise the version of the schema with every change of a table.
 """
 
 from functools import partial
@@ -77,7 +77,7 @@ deployments = Table(
     Column("state", String(16), nullable=False),
     Column("acknowledged", Boolean, nullable=False),
     Column("messages_sha256", String(64)),
-    # Places of messages that failed, from settlement until they are named to the shuffler.
+    # Positions of failed messages, kept from settlement until the shuffler is told.
     Column("named", Text),
     Column("episodes_executed", BigInteger, nullable=False),
     Column("issued_at", Float, nullable=False),
@@ -119,7 +119,7 @@ ledger = Table(
         Column("opened", BigInteger, nullable=False),
         Column("failed", BigInteger, nullable=False),
         Column("recorded_at", Float, nullable=False),
-        # `batches.counts.CountCheck` of the counts that are used.
+        # The `batches.counts.CountCheck` of the counts, if they are used.
         Column("test", String(16)),
         Column("deviation", Float),
         Column("chance", Float),

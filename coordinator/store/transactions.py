@@ -4,11 +4,11 @@ Validate first, then change: a method checks states (`coordinator.states`), budg
 inside its transaction and raises before it writes. Methods block; callers run them in threads.
 
 Run leases. One replica at a time drives a run. A lease is a row with its holder, the time until
-which it is held, and a fence: a number that grows by one whenever the lease goes to another holder.
-Every transaction of a driver begins with a check of the fence. A driver that was held up (a pause,
-a cut network) beyond its time, while another took over, can therefore change nothing. Its calls to
-the shuffler may still arrive; repeating them does no harm. The replicas' clocks must agree within a
-lease's time for runs to stay where they are. Safety does not depend on clocks.
+which it is held, and a fence: a number that grows by one whenever a holder takes the run. Every
+transaction of a driver first checks the fence. So a driver that is held up (by a pause or a cut
+network) until another one has taken the run can change nothing. Its calls to the shuffler may still
+arrive, but a repeated call does no harm. If replicas' clocks differ by more than a lease lasts,
+runs move between replicas needlessly. Safety does not depend on clocks.
 """
 
 import json
@@ -52,7 +52,7 @@ FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).w
 
 
 class Store(Queries):
-    """Reads, as `Queries`, and all transactions that write.
+    """The reads of `Queries`, and all transactions that write.
 
     ``active_key`` returns the public key that new batches must be sealed to; None allows any.
     """
@@ -65,7 +65,7 @@ class Store(Queries):
             JOURNAL.note("older-store-accepted", logging.ERROR)
 
     async def listen(self, on_change: Callable[[str], None]) -> None:
-        """Passes on every replica's changes, for ever; see `common.server.database.listen`."""
+        """Passes on all replicas' notifications, for ever; see `common.server.database.listen`."""
         await listen(self._engine, on_change)
 
     def check(self) -> None:
@@ -81,10 +81,10 @@ class Store(Queries):
     def create_run(
         self, run_id: str, spec: RunSpec, first: Issue | None, now: float, holder: str, until: float
     ) -> RunLease | None:
-        """Records a run with its first deployment, driven by ``holder`` until ``until``.
+        """Records a run with its first deployment, and leases it to ``holder`` until ``until``.
 
-        Returns its lease, or None if the same run exists. Raises RemoteError ``wrong-state`` if the
-        id has another spec, and LocalError as `writes.add_deployment` does.
+        Returns the lease, or None if the same run exists already. Raises RemoteError
+        ``wrong-state`` if the id has another spec, and LocalError as `writes.add_deployment` does.
         """
         row = {"spec": spec.model_dump_json(), "state": "running", "message": "", "trouble": ""}
         with self._for_good() as connection:
@@ -115,7 +115,7 @@ class Store(Queries):
             return read_deployment(connection, run_id, issue.index)
 
     def stop(self, run_id: str, now: float) -> None:
-        """Stops a run, whoever drives it; its batches are settled afterwards.
+        """Stops a run, whoever drives it; its driver then settles or abandons its batch.
 
         Raises LocalError ``wrong-state`` if the run is over.
         """
@@ -138,8 +138,8 @@ class Store(Queries):
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
         """Leases to ``holder`` all runs with work that nobody drives.
 
-        ``start`` includes the runs that this holder left behind when it last ended. On SQLite,
-        which belongs to one process, it includes all.
+        ``start`` also leases the runs that this holder still held when it last ended. On SQLite,
+        which belongs to one process, these are all runs with work.
         """
         free = _leases.c.until <= now
         if start:
@@ -158,7 +158,7 @@ class Store(Queries):
         return taken
 
     def renew_leases(self, leases: Sequence[RunLease], until: float) -> list[RunLease]:
-        """Sets the end of leases, which a past time releases; returns the lost ones."""
+        """Sets when leases end (a past time releases them); returns the leases that were lost."""
         if not leases:
             return []
         with self._writer.begin() as connection:
@@ -194,10 +194,10 @@ class Store(Queries):
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
 
         The privacy of the central workflow rests on this order: noise is drawn, committed here, and
-        only then seen by the learner, its errors, the log or anybody. Two draws on the same counts
+        only then seen by the learner, its errors, the log or others. Two draws on the same counts
         would spend epsilon twice, so only the first committed draw is ever used. A crash before the
-        commit loses a draw that nobody saw. After a crash that follows the commit, the draw is read
-        again. If two coordinators count the same batch, one gets the other's draw.
+        commit loses a draw that nobody saw. After a crash that follows the commit, the same draw is
+        read again. If two coordinators count the same batch, one gets the other's draw.
         """
         with self._driving(lease) as connection:
             first = read_released(connection, lease.run_id, index)
@@ -209,8 +209,8 @@ class Store(Queries):
     def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commits spend, counts, stage result, next deployment and events together.
 
-        Raises LocalError ``wrong-state`` if the batch is settled already or the run is over, and as
-        `writes.add_deployment` does. Then nothing is changed.
+        Raises LocalError ``wrong-state`` if the batch is settled already, or if the run is over and
+        has a next step; also raises as `writes.add_deployment` does. Then nothing is changed.
         """
         with self._driving(lease) as connection:
             run = read_run(connection, lease.run_id)
@@ -222,7 +222,7 @@ class Store(Queries):
     def abandon(
         self, lease: RunLease, index: int, episodes: int, step: NextStep, now: float
     ) -> None:
-        """Records that the batch was given up or lost before it was counted, and what follows."""
+        """Records that the batch was given up or lost uncounted, and takes the run's next step."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "abandon", **values)
@@ -237,7 +237,7 @@ class Store(Queries):
             writes.move_deployment(connection, lease.run_id, index, "acknowledge", **values)
 
     def fail(self, lease: RunLease, message: str, now: float) -> None:
-        """Fails a run; its batches are settled afterwards.
+        """Fails a run; its driver then settles or abandons its batch.
 
         Raises LocalError ``wrong-state`` if the run is over.
         """
@@ -254,7 +254,7 @@ class Store(Queries):
 
     @contextmanager
     def _driving(self, lease: RunLease) -> Iterator[Connection]:
-        """Opens a transaction of a run's driver, whose lease then stays good until the commit.
+        """Opens a transaction of a run's driver; nobody else can take the run before the commit.
 
         Raises LeaseLostError if another replica drives the run.
         """
@@ -264,7 +264,7 @@ class Store(Queries):
 
     @contextmanager
     def _for_good(self) -> Iterator[Connection]:
-        """Opens a transaction that no older copy of the store may undo: it moves the head."""
+        """Opens a transaction that moves the head, so that an older store is noticed later."""
         with self._writer.begin() as connection:
             number = self._head.advance(connection)
             yield connection

@@ -22,7 +22,7 @@ _runs, _deployments, _events = schema.runs, schema.deployments, schema.events
 
 LAST_EVENT = select(func.max(_events.c.id)).where(_events.c.run_id == bindparam("run_id"))
 UPDATE = update(_deployments).where(
-    # Not the columns' own names, which are the parameters of their new values.
+    # These names differ from the columns' own, which are the parameters of the new values.
     _deployments.c.run_id == bindparam("of_run"),
     _deployments.c["index"] == bindparam("at"),
 )
@@ -40,7 +40,7 @@ def add_event(connection: Connection, run_id: str, now: float, event: Event) -> 
 def end_run(
     connection: Connection, run_id: str, event: RunEvent, now: float, message: str = ""
 ) -> None:
-    """Ends a run, with the event of its end.
+    """Ends a run and writes the event of its end.
 
     Raises LocalError ``wrong-state`` if the run is over.
     """
@@ -66,11 +66,11 @@ def add_deployment(
     active_key: str | None,
     now: float,
 ) -> None:
-    """Records an issued deployment. Both checks are in the transaction of the record.
+    """Records an issued deployment, after two checks in the same transaction.
 
     ``active_key`` is the analyzer's active public key; None leaves the key unchecked.
 
-    Raises LocalError ``budget-exceeded`` if it would spend more than the run may, or
+    Raises LocalError ``budget-exceeded`` if the batch would spend more than the run may, or
     ``unavailable`` if the batch's key was replaced since the descriptor was made.
     """
     if active_key is not None and issue.descriptor.analyzer_key != active_key:
@@ -124,7 +124,7 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issue: Issue) -> 
 def move_deployment(
     connection: Connection, run_id: str, index: int, event: DeploymentEvent, **values: object
 ) -> DeploymentRecord:
-    """Changes a deployment's state by its table, and other columns; returns the row from before.
+    """Moves a deployment to its next state and sets other columns; returns the row from before.
 
     Raises LocalError ``wrong-state`` if the event is not possible in its state.
     """
@@ -196,7 +196,7 @@ def _add_counts(connection: Connection, run_id: str, settlement: Settlement, now
 
 
 def add_true_values(connection: Connection, run_id: str, supplied: TrueValueSpec) -> None:
-    """Adds true values that are not recorded yet, unless they contradict recorded ones."""
+    """Adds the true values that are not recorded yet; raises if one contradicts a recorded one."""
     table, missing = schema.true_values, {each.deployment: each.value for each in supplied.values}
     query = select(_deployments.c["index"]).where(_deployments.c.run_id == run_id)
     unknown = missing.keys() - set(connection.execute(query).scalars())
