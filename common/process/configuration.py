@@ -1,4 +1,4 @@
-"""Settings of a role: environment variables with its prefix, all checked before it starts.
+"""Settings of a role: environment variables with the role's prefix, checked before it starts.
 
 The file named by ``..._SETTINGS_FILE`` may hold settings too, one ``NAME=value`` per line (dotenv).
 The environment takes precedence over the file.
@@ -29,7 +29,7 @@ class RoleSettings(BaseSettings):
     """Base of the roles' settings. Build one with `load`, which explains what is wrong."""
 
     loopback_defaults: ClassVar[dict[str, float]] = {}
-    """Defaults if all peers are on this machine, where one owner has all nodes."""
+    """Defaults that apply if all peers are on this machine, where one owner has all nodes."""
 
     settings_file: Path | None = Field(
         default=None, description="file of lines NAME=value with these variables; they win over it"
@@ -42,7 +42,7 @@ class RoleSettings(BaseSettings):
 
     @classmethod
     def has_loopback_peers(cls, values: Mapping[str, Any]) -> bool:
-        """Returns whether, by the given settings, only this machine can take part."""
+        """Returns whether the given settings let only this machine take part."""
         return is_loopback_service(str(values.get("shuffler_url")))
 
     @classmethod
@@ -58,7 +58,7 @@ class RoleSettings(BaseSettings):
     def hex_value(self, name: str) -> bytes:
         """Returns the 32 bytes of a setting: hexadecimal text, or a file that holds such text.
 
-        Raises LocalError ``invalid-spec`` if neither is set, or as `hex_file`.
+        Raises LocalError ``invalid-spec`` if neither is set; otherwise raises as `hex_file` does.
         """
         text, file = getattr(self, name, None), getattr(self, f"{name}_file")
         variable = self.prefix() + name.upper()
@@ -72,10 +72,10 @@ class RoleSettings(BaseSettings):
     def load(cls) -> Self:
         """Returns the settings from the environment and from the file that it names.
 
-        Raises LocalError ``invalid-spec``, which names the wrong variable or line of the file.
+        Raises LocalError ``invalid-spec``, whose text names the wrong variable or line of the file.
         """
         prefix = cls.prefix()
-        # Like all names of settings, this one is not case-sensitive.
+        # Names of settings are not case-sensitive.
         environment = {name.upper(): value for name, value in os.environ.items()}
         file = environment.get(f"{prefix}SETTINGS_FILE")
         if file is not None:
@@ -100,7 +100,7 @@ def check_shares(max_owner_share: float, dishonest_fraction: float) -> None:
 
 
 def file_bytes(variable: str, file: Path) -> bytes:
-    """Returns the file that a variable names, or raises LocalError ``invalid-spec``."""
+    """Returns the bytes of the file that a variable names; raises LocalError ``invalid-spec``."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -123,7 +123,7 @@ def hex32(variable: str, text: bytes) -> bytes:
 
 
 def hex_file(variable: str, file: Path) -> bytes:
-    """Returns `hex32` of the file that a variable names; raises as `file_bytes` and `hex32`."""
+    """Returns `hex32` of the file that a variable names; raises as `file_bytes` and `hex32` do."""
     return hex32(variable, file_bytes(variable, file))
 
 

@@ -4,10 +4,10 @@ The settings of several roles share these checks. Nodes and the command line imp
 it loads no web framework.
 
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
-replica does not answer goes to the next. Every request in Riffle may be repeated, so it does not
-matter whether the first attempt arrived. An address that failed is avoided for a while, twice as
-long after each further failure, unless all addresses failed. An answer with a 5xx status is
-returned as it is; the next request then goes elsewhere.
+replica does not answer is sent to the next. Every request in Riffle may be repeated, so it does not
+matter whether the first attempt arrived. An address that failed is avoided for a while, which
+doubles with each further failure, unless all addresses failed. An answer with a 5xx status is
+returned as it is, and the next request goes to another replica.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ D = TypeVar("D", bound=BaseModel)
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""A missing host delays each try by seconds (name resolution, connecting); a refusal does not."""
+"""A missing host costs each try seconds (to resolve its name, to connect); a refusal costs none."""
 
 
 def is_loopback(host: str) -> bool:
@@ -81,7 +81,7 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Returns httpx's ``verify``: trust in a private CA's file, or in the usual CAs without one.
+    """Returns httpx's ``verify``: trust in a private CA's file or, without one, in the usual CAs.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """
@@ -98,8 +98,8 @@ async def receive(
 ) -> tuple[httpx.Response, bytes]:
     """Returns a peer's answer and its body; reading stops just past ``most`` bytes.
 
-    Raises LocalError ``unavailable`` if there is no answer, or if it is compressed: the size of a
-    compressed answer bounds nothing.
+    Raises LocalError ``unavailable`` if there is no answer, or if it is compressed: a small
+    compressed answer may unpack to any size.
     """
     request.headers["Accept-Encoding"], body = "identity", bytearray()
     try:
@@ -126,9 +126,9 @@ def read_answer(
     kind: type[D],
     fits: Callable[[D], bool] = lambda _: True,
 ) -> D:
-    """Returns a peer's document, if it is of this kind and ``fits`` the request.
+    """Returns a peer's document if it is of this kind and ``fits`` accepts it.
 
-    Raises as `read_refusal`, and LocalError ``unavailable`` for any other answer.
+    Raises the error of `read_refusal`, or LocalError ``unavailable`` for any other answer.
     """
     status = response.status_code
     if not response.is_success:
@@ -158,7 +158,7 @@ TransportT = TypeVar("TransportT")
 
 
 class _Replicas(Generic[TransportT]):
-    """The replicas of one service, used in turn if ``spread``; otherwise the first usable one.
+    """The replicas of one service. Uses them in turn if ``spread``, else the first usable one.
 
     ``transport`` sends each attempt.
     """
@@ -179,7 +179,7 @@ class _Replicas(Generic[TransportT]):
         self._clock = clock
 
     def _order(self) -> list[int]:
-        """Returns all addresses; those to be avoided come last."""
+        """Returns all addresses; the avoided ones come last."""
         first = 0 if self._turns is None else next(self._turns)
         turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
         return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())

@@ -1,14 +1,14 @@
 """Logs by allow-list: one JSON object per line, with fields from the role's own list.
 
 A line has ``time`` (UTC), ``level``, ``service``, ``event`` and the event's fields. Each role's
-``JOURNAL`` lists the fields that the role may log: the shuffler's in `shuffler.metrics`, the
-coordinator's in `coordinator.metrics`, a node's in `node_client.settings`. No other can be logged.
+``JOURNAL`` lists the only fields that the role may log: the shuffler's in `shuffler.metrics`, the
+coordinator's in `coordinator.metrics`, a node's in `node_client.settings`.
 
-Texts of exceptions, values of variables and requested paths can name people. So they are left out:
+Texts of exceptions, values of variables and requested paths can name people. No log has them:
 
 - An unexpected error is logged as its type and its places in the code.
 - A request is logged as the template of its route.
-- A library's log record is logged as its logger, its place in the code and the type of its error.
+- A library's log record is logged as its logger, place in the code and type of error.
 """
 
 import json
@@ -28,7 +28,7 @@ _ERROR_FIELDS = frozenset({"error", "where", "method", "route"})
 
 
 class Event(dict[str, Value]):
-    """The content of one line, without time, level and service: the event's name and its fields."""
+    """One line's event: its name and its fields, without time, level and service."""
 
     def __str__(self) -> str:
         return json.dumps(self)
@@ -52,7 +52,7 @@ class Journal:
     def problem(
         self, event: str, error: RiffleError, level: int = logging.WARNING, **fields: Value
     ) -> None:
-        """Logs one of Riffle's own errors, with its sentence if the role may log that."""
+        """Logs one of Riffle's own errors, with the error's sentence if the role may log it."""
         self.note(event, level, problem=error.slug, detail=one_line(error.detail), **fields)
 
     def exception(self, event: str, error: BaseException, **fields: Value) -> None:
@@ -69,7 +69,7 @@ class Journal:
 
 
 def _places(trace: TracebackType | None) -> str:
-    """Returns a traceback's last places as ``folder/file.py:line``, the innermost one last."""
+    """Returns a traceback's innermost places, the last one last, as ``folder/file.py:line``."""
     frames = traceback.extract_tb(trace)[-FRAMES:]
     return " ".join(_place(frame.filename, frame.lineno) for frame in frames)
 

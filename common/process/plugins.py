@@ -1,8 +1,8 @@
-"""Loads code that users supply, by an entry point of their package or from a Python file.
+"""Loads code that users supply in a Python file, or by an entry point of their package.
 
 A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so
 references to files come from a command line or from a process's own settings, never from a request.
-The names that a request may carry (`coordinator.specs.LearnerName`) cannot be such a reference.
+The names that a request may contain (`coordinator.specs.LearnerName`) cannot refer to a file.
 """
 
 import difflib
@@ -35,7 +35,7 @@ def short_name(reference: str) -> str:
 def load_file(reference: str) -> Constructor:
     """Runs a file and returns the class or function that ``path/to/file.py:name`` names.
 
-    Raises LocalError ``invalid-spec`` if there is no such file or name, or names a line that fails.
+    Raises LocalError ``invalid-spec`` if file or name is missing, or if a line fails (says which).
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()
@@ -81,11 +81,11 @@ def parameter_names(constructor: Constructor) -> list[str]:
 
 
 def describe_error(error: BaseException, file: str | None = None) -> str:
-    """Returns an error in a user's code in one line: type, text, and the file and line.
+    """Describes an error in a user's code in one line: its type, text, file and line.
 
-    If the error passed through ``file``, the user's own, the line is the innermost one in it: users
-    look for a mistake there, not in a library. Otherwise it is the innermost line of all. Call this
-    in the function that called the user's code: that function's frame, the outermost, is left out.
+    ``file`` is the user's own. If the error passed through it, the line is the innermost one in
+    that file, because users look for a mistake there; otherwise it is the innermost line of all.
+    Call this in the function that called the user's code: that function's frame is left out.
     """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or called

@@ -1,6 +1,6 @@
 """Converts a run's rows to CSV, one number per column, for the page and ``riffle up``.
 
-Nested fields that cannot be a column, such as policies, are left out; the JSON has them.
+Nested fields that cannot be a column, such as policies, are only in the JSON.
 """
 
 import csv
@@ -32,7 +32,7 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def flatten(row: Row) -> dict[str, Any]:
-    """Returns a row's plain fields, and those within `NESTED_FIELDS` as ``outer_inner``."""
+    """Returns a row's plain fields, and each field inside `NESTED_FIELDS` as ``outer_inner``."""
     plain = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
     for name, value in row.items():
         if name in NESTED_FIELDS and isinstance(value, dict):

@@ -5,9 +5,9 @@ OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed.
 request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list; none
 of them names a node, a user, a lease, a batch or a run.
 
-No trace crosses services: ``traceparent`` is neither sent nor read, since a trace from a node to
-the coordinator would undo the shuffle. A shuffler's traces, like its metrics, show when single
-uploads arrived, so they are for its own operator only.
+No trace crosses services: ``traceparent`` is neither sent nor read. A trace from a node to the
+coordinator would undo the shuffle. A shuffler's traces, like its metrics, show when single uploads
+arrived, so they are for its own operator only.
 """
 
 import functools
@@ -36,7 +36,7 @@ _tracer: "Tracer | None" = None
 def export_spans(service: str) -> Iterator[None]:
     """Sends the spans of ``service`` to a collector, if the environment names one.
 
-    Raises LocalError ``invalid-spec`` if there is one but the extra is not installed.
+    Raises LocalError ``invalid-spec`` if it does but the extra is not installed.
     """
     if not any(os.environ.get(name) for name in VARIABLES):
         yield
@@ -64,7 +64,7 @@ def export_spans(service: str) -> Iterator[None]:
 @contextmanager
 def use_provider(provider: "TracerProvider") -> Iterator[None]:
     """Records spans with a provider while the context lasts."""
-    global _tracer  # noqa: PLW0603 -- a process has one, as it has one log
+    global _tracer  # noqa: PLW0603 -- one for the process, like its log
     previous, _tracer = _tracer, provider.get_tracer("riffle")
     try:
         yield
@@ -99,7 +99,7 @@ def in_span(name: str) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]:
 
 
 def set_attributes(current: "Span | None", **attributes: str | int) -> None:
-    """Sets a span's attributes (``__`` for a dot). Raises ValueError for one not on the list."""
+    """Sets a span's attributes (``__`` for a dot). Raises ValueError for any not in ALLOWED."""
     named = {name.replace("__", "."): value for name, value in attributes.items()}
     if unknown := sorted(named.keys() - ALLOWED):
         raise ValueError(f"attributes {unknown} may not be traced")

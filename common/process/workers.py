@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 SPAWN = multiprocessing.get_context("spawn")
 """Processes are spawned, not forked: the parent has threads and an event loop."""
 
-# Passed on to the process that cleans up after a killed one, which would warn in plain text.
+# Inherited by the process that cleans up after a killed worker, which would warn in plain text.
 sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
 
 P = ParamSpec("P")
@@ -41,12 +41,12 @@ def initialize_worker() -> None:
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs blocking work in a thread; if cancelled, it returns only after the work has ended.
 
-    So when a driver is stopped and another takes its place, the first has no open transaction.
+    So when another driver takes the place of a stopped one, the first has no open transaction.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        task.exception()  # retrieve it, so asyncio does not log it; the step is repeated
+        task.exception()  # mark the error as seen, so asyncio does not log it; the step is repeated
         raise

@@ -53,7 +53,7 @@ MAX_COUNTERS = 1 << 24
 MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_EXACT = (1 << 53) - 1
-"""Largest integer that every JSON reader represents exactly; it fits a 64-bit column too."""
+"""Largest integer that every JSON reader represents exactly; it also fits a 64-bit column."""
 
 HEX16 = "[0-9a-f]{32}"
 Hex16 = Annotated[str, StringConstraints(pattern=f"^{HEX16}$")]
@@ -61,7 +61,7 @@ Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 Weight = Annotated[int, Field(ge=-TOTAL_WEIGHT, le=TOTAL_WEIGHT)]
 Action = Annotated[int, Field(ge=-MAX_ACTIONS, le=MAX_ACTIONS)]
-"""Bounds that keep arrays and sums from overflowing; `Mixture` checks the values."""
+"""These bounds keep arrays and sums from overflowing; `Mixture` checks the values themselves."""
 Policy = tuple[tuple[Action, ...], ...]
 
 
@@ -122,7 +122,7 @@ class NoiseDocument(Document):
                 noise = Flips(self.p_numerator)
             case "laplace":
                 noise = Laplace(self.p_numerator)
-        # Each noise has exactly one document, so fields without a meaning have fixed values.
+        # Each noise has exactly one document, so fields that mean nothing for it have fixed values.
         if NoiseDocument.of(noise) != self:
             raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
         return noise
@@ -279,18 +279,18 @@ class Context:
 
 
 def batch_id(run_id: str, deployment: int) -> str:
-    """Returns a deployment's batch id. It is deterministic: a retry makes no second batch."""
+    """Returns a deployment's batch id. It is always the same, so a retry makes no second batch."""
     data = LABEL_BATCH_ID + bytes.fromhex(run_id) + deployment.to_bytes(8, "big")
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def serialize(descriptor: BatchDescriptor) -> bytes:
-    """Returns the descriptor's bytes, which are signed and deposited."""
+    """Returns the bytes of the descriptor that are signed and deposited."""
     return descriptor.model_dump_json().encode()
 
 
 def parse(data: bytes) -> Context:
-    """Parses a descriptor; raises RemoteError ``malformed``, naming the field, or ``too-large``."""
+    """Parses a descriptor; raises RemoteError ``too-large`` or, naming the field, ``malformed``."""
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
     try:

@@ -4,7 +4,7 @@
 `RemoteError`: what a peer sent is wrong or not allowed.
 
 Every error has a problem slug, and every slug has one title and one status. A problem's type is
-``urn:riffle:problem:<slug>``, whose meaning never changes.
+``urn:riffle:problem:<slug>``; the meaning of a type never changes.
 """
 
 import json
@@ -66,7 +66,7 @@ class RiffleError(Exception):
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
         detail = one_line(detail, MAX_DETAIL_LENGTH)
-        super().__init__(slug, detail)  # pickling passes these on from a worker process
+        super().__init__(slug, detail)  # a pickled error keeps these arguments
         self.slug = slug
         self.detail = detail
         self.retry_after = retry_after
@@ -102,7 +102,7 @@ class RemoteError(RiffleError):
 
 
 def is_temporary(status: int) -> bool:
-    """Returns whether, by an answer's status, the same request may succeed later."""
+    """Returns whether an answer's status says that the same request may succeed later."""
     temporary = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
     return status in temporary or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -126,15 +126,15 @@ def read_refusal(
 ) -> RiffleError:
     """Returns the error for a peer's unsuccessful answer; its sentence names the peer by ``peer``.
 
-    A RemoteError is a deliberate refusal: a problem document with one of Riffle's slugs and that
-    slug's status, unless it is a temporary one. Every other answer (a proxy's page, a redirection,
-    half a document, another service's answer) becomes a LocalError ``unavailable``; the request may
-    be repeated after ``retry_after`` (a header).
+    A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. It
+    becomes a RemoteError, unless the status is temporary. Any other answer (a proxy's page, a
+    redirection, half a document, another service's answer) gives LocalError ``unavailable``; the
+    request may be repeated after the header ``retry_after``.
     """
     document = problem_document(body)
     slug = problem_slug(document)
     detail = one_line(str(document.get("detail", PROBLEMS[slug][1])))
-    # Words of the framework's own: a Riffle service, but another one, or an older one.
+    # The framework's own words come from a Riffle service that is another one, or an older one.
     unrouted = detail in {HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase}
     meant = PROBLEMS[slug][0] == status and not unrouted
     if meant and not is_temporary(status):
@@ -152,7 +152,7 @@ def foreign_answer(peer: str, status: int) -> str:
 
 
 def problem_document(body: bytes) -> dict[str, Any]:
-    """Returns a peer's problem document; empty if the body is not a JSON object."""
+    """Returns a peer's problem document; it is empty if the body is not a JSON object."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

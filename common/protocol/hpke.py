@@ -60,7 +60,7 @@ def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
 def open_each(
     private_key: bytes, info: bytes, ciphertexts: Iterable[bytes | memoryview]
 ) -> Iterator[bytes | None]:
-    """Opens every ciphertext; yields None for one that does not open. Parses the key once."""
+    """Opens every ciphertext, parsing the key once; yields None for one that does not open."""
     key = X25519PrivateKey.from_private_bytes(private_key)
     for ciphertext in ciphertexts:
         try:
@@ -78,7 +78,7 @@ def seal_indices(
 ) -> bytes:
     """Seals indices (N * per_message,), each as ``width`` big-endian bytes.
 
-    Returns N sealed messages end to end, of 48 + per_message * width bytes each.
+    Returns N concatenated messages of 48 + per_message * width bytes each.
     """
     key = X25519PublicKey.from_public_bytes(public_key)
     encrypt, size = _SUITE.encrypt, width * per_message
@@ -90,7 +90,7 @@ def seal_indices(
 def open_histogram(
     private_key: bytes, info: bytes, sealed: bytes | memoryview, width: int, counters: int
 ) -> tuple[npt.NDArray[np.int64], list[int]]:
-    """Opens N concatenated messages; raises ValueError if they are not whole.
+    """Opens N concatenated messages; raises ValueError if the last one is not whole.
 
     Returns the number of messages of each index (counters + 1,), dummies last, and the positions of
     messages that did not open or named no counter. Together these make N messages.

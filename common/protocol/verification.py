@@ -20,7 +20,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None:
     """Raises RemoteError ``trust-refused`` unless an owner allows the descriptor's trust model.
 
-    A batch of another model may give the same epsilon, but protect against fewer parties: with
+    A batch of another model may give the same epsilon, but protects against fewer parties: with
     ``central``, the coordinator reads every trajectory.
     """
     if descriptor.trust not in allowed:
@@ -30,7 +30,7 @@ def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None
 
 
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
-    """Returns the accountant's view of a batch at a given dishonest fraction."""
+    """Returns what the accountant must know of a batch, at a given dishonest fraction."""
     return BatchEvent(
         descriptor.to_noise(),
         descriptor.padding,
@@ -44,14 +44,14 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor that gives less than ``required``, or less than it promises.
+    """Refuses a descriptor whose guarantee is weaker than ``required``, or than it promises.
 
     The descriptor must give no owner more than ``max_owner_share`` of the slots.
 
-    Returns the account, recomputed at the required beta and dishonest fraction, or at one owner's
-    share if that is larger: a single owner must not be able to weaken the guarantee. Its upper
-    bound of epsilon is at most the required epsilon. Raises RemoteError ``weak-guarantee``, with
-    both numbers.
+    Returns the account at the required beta. Its dishonest fraction is the required one, or one
+    owner's share if that is larger, so that no single owner can weaken the guarantee. Raises
+    RemoteError ``weak-guarantee``, with both numbers, if its epsilon_upper exceeds the required
+    epsilon.
     """
     if descriptor.owner_share > max_owner_share:
         raise RemoteError(
@@ -79,7 +79,7 @@ def check_guarantee(
 
 
 def read_pins(file: Path | None) -> frozenset[str] | None:
-    """Returns the public keys that an owner pinned in a file; None (no pins) without a file.
+    """Returns the public keys that an owner pinned in a file; without a file, None (no pins).
 
     The file has one key of 64 hex digits per line; ``#`` begins a comment. It is read at every
     call. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is not a key.

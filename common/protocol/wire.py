@@ -15,7 +15,7 @@ from riffle.common.protocol.errors import RemoteError
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
 MAX_NAMED = 4_096
-"""Most messages of a batch that the coordinator names as failed; if more failed, a sample."""
+"""The coordinator names at most this many failed messages of a batch: if more failed, a sample."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"

@@ -2,8 +2,8 @@
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Its key is HKDF-SHA256 of the storage
 key's 32 random bytes, with the file's name as ``info``. So files of different names never share a
-key, nor its nonces. The name is authenticated too: one file cannot replace another. Without a
-storage key files are in clear, for a demonstration on one machine.
+key, nor its nonces. The name is authenticated too, so one file cannot replace another. Without a
+storage key, files are stored in clear; this is only for a demonstration on one machine.
 """
 
 import os
@@ -42,8 +42,8 @@ class StorageCipher:
     def open(self, data: bytes, name: str) -> bytes:
         """Returns the data of a file.
 
-        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if it is in
-        clear and there is one (nobody may slip in a key in clear), or if the key is wrong.
+        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, or in clear
+        and there is one (so nobody can slip in a private key in clear), or if the key is wrong.
         """
         if self._key is None:
             if is_sealed(data):
@@ -67,7 +67,7 @@ def _cipher(key: bytes, name: str) -> AESGCM:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Writes a file durably and whole, for its owner only; on OSError the old one stays."""
+    """Writes a file durably and whole, readable by its owner only; on OSError the old one stays."""
     new = file.with_name(file.name + ".new")
     _write(new, data)
     new.replace(file)
@@ -107,9 +107,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def erase_file(file: Path) -> None:
-    """Overwrites and removes a file; does nothing if it is gone, as in a retry after a crash.
+    """Overwrites and removes a file; does nothing if it is gone, say in a retry after a crash.
 
-    Overwriting helps where a file system writes in place; elsewhere the medium should be encrypted.
+    Overwriting only helps if the file system writes in place; otherwise, encrypt the medium.
     """
     with suppress(FileNotFoundError):  # another replica may have removed it first
         with file.open("r+b") as stream:

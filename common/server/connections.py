@@ -1,11 +1,11 @@
-"""Bounds the connections that callers hold open before anybody knows who they are.
+"""Bounds the connections that callers hold open before they have shown a token.
 
 A request's head has a largest size and a deadline. The number of connections without a request
 under way is bounded. Beyond that bound, the server closes the connection that has waited longest.
-So newcomers are let in, and a caller who sends a request at once is answered, whatever others hold
-open. TLS takes much memory, so the bound is smaller for strangers over TLS, of whom no valid token
-has come yet; none of them is closed before `GRACE_SECONDS`, and until then newcomers wait.
-Addresses do not count, because many honest callers may share a proxy's address.
+So newcomers are let in, and a caller who sends a request at once is answered, however many others
+are open. A stranger is a caller who has not sent a valid token yet. TLS takes much memory, so over
+TLS the bound for strangers is smaller, and none of them is closed before `GRACE_SECONDS`; newcomers
+wait until then. There is no bound per address: a proxy's address may stand for many honest callers.
 `limits.ConcurrencyLimit` bounds requests.
 """
 
@@ -26,7 +26,7 @@ from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.server.settings import ServerSettings
 
 LINGER_SECONDS = 1.0
-"""Seconds in which a peer may read a refusal, or end its TLS session, which idle clients do not."""
+"""Seconds for a peer to read a refusal, or to end its TLS session (idle clients do not end it)."""
 GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.02
 MAX_PIPELINED = 16
@@ -41,7 +41,7 @@ class _Protocol(HttpToolsProtocol):
         self._server, self._limits, self._socket = server, server.settings, accepted
         self._pending = 0  # bytes since the parser last delivered a whole head or a body's piece
         self._fault: RemoteError | None = None
-        self.known, self.since = False, 0.0  # whether a token was checked; since when it waits
+        self.known, self.since = False, 0.0  # whether its token was valid; since when it waits
         self._deadline = self.loop.call_later(self._limits.head_seconds, self._expire)
         server.wait(self)
 
@@ -75,9 +75,9 @@ class _Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Passes on the pieces of a body as the parser delivers them.
 
-        uvicorn copies each piece into a buffer and out again, a seventh of the time to read 2 MB of
-        reports. Here a buffer is used only if a piece arrives before the last one was taken: empty
-        `bytes` plus a piece is the piece itself, uncopied.
+        uvicorn copies each piece into a buffer and out again; this is a seventh of the time to read
+        2 MB of reports. Here a piece is only copied if it arrives before the last one was taken:
+        empty `bytes` plus a piece is the piece itself.
         """
         self._pending = 0
         if self.cycle is not None:
@@ -94,7 +94,7 @@ class _Protocol(HttpToolsProtocol):
         if self.cycle.response_complete:  # no other request is under way
             self.known = self.known or "known" in self.cycle.scope["state"]
             self._server.wait(self)
-            if self._pending:  # of the next head
+            if self._pending:  # bytes of the next head
                 self._set_deadline(self._limits.head_seconds)
 
     def send_400_response(self, msg: str) -> None:
@@ -138,13 +138,13 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Tls(SSLProtocol):
-    """asyncio's TLS with a small buffer. uvloop's has 256 KiB for every connection."""
+    """asyncio's TLS with a small buffer; uvloop's TLS has a buffer of 256 KiB per connection."""
 
     max_size = 1 << 14
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections itself, to count them from the first moment, and sleeps until a signal.
+    """Accepts connections itself, so that all of them are counted, and sleeps until a signal.
 
     uvicorn's own loop wakes ten times a second to refresh the date, which is most of an idle
     service's work; `service.serve` sets the date instead.
@@ -156,7 +156,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.settings, most = settings, settings.max_waiting_connections
         self._limits = settings.max_strangers if config.ssl else most, most
-        # Strangers and known callers; of each, the one that waits longest first.
+        # Connections of strangers and of known callers; in each, the longest wait comes first.
         self.waiting: tuple[dict[_Protocol, None], dict[_Protocol, None]] = ({}, {})
         self._on_stop = on_stop
         self._opening: set[asyncio.Task[None]] = set()
@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
                 accepted, _ = listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no file is left for one, or it left
+            except OSError:  # no file descriptor is left, or the peer left
                 for oldest in list(chain(*self.waiting))[:1]:
                     oldest.drop()
                 return

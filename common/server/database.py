@@ -11,9 +11,9 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
 A replica that stalls in the middle of a write loses its lock and its transaction after
 `IDLE_SECONDS`.
 
-A store holds the version of its schema. Opening an empty database creates the tables, under the
-writing lock: if replicas start together, one creates the tables and the others find them. A store
-of another version is refused and left unchanged.
+A store holds the version of its schema. Opening an empty database creates the tables under the
+writing lock, so if replicas start together, one creates the tables and the others find them. A
+store of another version is refused and left unchanged.
 
 Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit delivers. A
 notification only wakes waiters; the facts are in the store. A lost notification costs a short
@@ -59,13 +59,13 @@ BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
 CLAIM_SECONDS = 600
-"""Seconds that a claim may be held without a statement; permuting a large batch takes minutes."""
+"""Seconds a claim may be held without a statement: to permute a large batch takes minutes."""
 RECONNECT_SECONDS = 1.0
 
 CHANNEL = "riffle"
 
 AUTHENTICATED = "authenticated"
-"""Set in a column's ``info`` if a tag protects its encrypted values, so no checksum need."""
+"""Set in a column's ``info`` if its values are encrypted with a tag, so they need no checksum."""
 
 _WRITES = "riffle_writes"
 _POSTGRES_OPTIONS = {
@@ -132,7 +132,7 @@ def meta_table(metadata: MetaData) -> Table:
 def writer(engine: Engine) -> Engine:
     """Returns the engine for writing transactions; each of them takes the lock when it begins."""
     if engine.dialect.name == "postgresql":
-        # A read after the wait for the lock must see the last writer's changes.
+        # After the wait for the lock, a read must see the last writer's changes.
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     return engine.execution_options(**{_WRITES: True})
 
@@ -145,7 +145,7 @@ def is_shared(database: Engine | Connection) -> bool:
 def open_database(schema: Schema, url: str, head: Head | None = None) -> Engine:
     """Returns an engine of the database at ``url``, with its tables.
 
-    ``head``: a service starts with it, so the database is compared with its head and checked whole.
+    With ``head``, as at a service's start, checks the whole database and compares it with its head.
     Raises LocalError ``unavailable`` if the database is of another version, older, damaged or out
     of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
     """
@@ -228,8 +228,8 @@ def _prepare_sqlite(engine: Engine) -> None:
         # 16 MiB of log: a page that many commits change is written to the database file only once.
         connection.execute("PRAGMA wal_autocheckpoint=4000")
         connection.execute("PRAGMA foreign_keys=ON")
-        # Some builds overwrite deleted data with zeros, page by page, although the log still has
-        # it. Data that must become unreadable is under a destroyed key (`shuffler.store.vault`).
+        # Some builds overwrite deleted data with zeros, although the log still has it. What must
+        # become unreadable is encrypted, and its key is destroyed (`shuffler.store.vault`).
         connection.execute("PRAGMA secure_delete=OFF")
         connection.create_function("row_checksum", -1, _checksum, deterministic=True)
         if not opened and engine.url.database:
@@ -237,10 +237,10 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A writer takes its lock on beginning: upgrading a read transaction later can fail as busy.
+        # A writer takes its lock at once: a read transaction that takes it later can fail as busy.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
-            # SQLite would write on to a deleted file, and everything would be lost.
+            # SQLite would go on writing to the deleted file, and everything would be lost.
             detail = "the store's file was removed or replaced; restart the service"
             raise LocalError("unavailable", detail)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -279,7 +279,7 @@ def _prepare_postgres(engine: Engine) -> None:
 
 
 def _checksum(*values: object) -> int:
-    """Returns the CRC-32 of a row: it detects damage, but no tampering by those who can write."""
+    """Returns the CRC-32 of a row. It detects damage, but not tampering by those who can write."""
     short = [zlib.crc32(value) if isinstance(value, bytes) else value for value in values]
     return zlib.crc32(repr(short).encode())
 

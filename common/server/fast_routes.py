@@ -1,10 +1,10 @@
 """Fast path for hot routes: skips FastAPI's routing and dependency injection.
 
 Those two cost about 0.5 ms a request; for a small request that is more than all other work. A fast
-route is declared and documented like any other. `FastRoutes` calls its function with the path's
-parameters, all of them ids; the request; the caller's token; and, if it has a parameter ``query``,
-a model of the query string. A request that does not fit, such as one with a malformed id, goes to
-FastAPI and is answered there.
+route is declared and documented like any other. `FastRoutes` calls the route's function with the
+path's parameters, all of them ids; the request; the caller's token; and, if the function has a
+parameter ``query``, a model of the query string. FastAPI answers a request that does not fit, such
+as one with a malformed id.
 """
 
 import inspect

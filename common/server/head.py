@@ -1,17 +1,17 @@
 """The head of a store: a number outside the database that reveals an outdated database.
 
-A transaction that must not be forgotten raises the number in the database. Once it has committed,
-and before anybody is answered, the number is written into a folder outside the database. So a
-database whose number is below the folder's has lost something that somebody relies on: it was
-emptied, or replaced by an older copy. Services refuse such a database.
+A transaction that must not be forgotten raises the number in the database. After its commit, and
+before anybody is answered, the number is written into a folder outside the database. So if a
+database's number is below the folder's, the database was emptied or replaced by an older copy, and
+has lost something that somebody relies on. Services refuse such a database.
 
 This order makes crashes harmless: the folder never has a number that is not yet durable in the
 database. A process killed between commit and write leaves a database that is ahead of the folder.
 The next start accepts it and updates the folder.
 
 The folder holds each number as the name of an empty file, and the highest number counts. So
-replicas may share the folder without a lock. A replica with a folder of its own misses at most what
-other replicas changed since its own last start or change.
+replicas may share the folder without a lock. If a replica has a folder of its own, that folder
+misses at most what others changed since this replica's last start or change.
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ class Head:
     """The head of the store of ``name``, whose table of named numbers is ``meta``.
 
     ``accepted`` is the value of the operator's setting ``variable``; see `start`. ``on_accept``
-    changes an older database in the transaction that accepts it. ``trouble`` says why nothing may
-    be written any more.
+    makes its changes in the transaction that accepts an older database. ``trouble`` says why
+    nothing may be written any more.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class Head:
     def advance(self, connection: Connection) -> int:
         """Increments the database's number in this transaction; returns it, to be written next.
 
-        If it is below the folder's, this and all later calls raise LocalError ``unavailable``.
+        If the old one is below the folder's, this and later calls raise LocalError ``unavailable``.
         """
         number = self._read(connection)
         if self.trouble is None and number < self.written():
@@ -95,8 +95,8 @@ class Head:
         """Returns the number of a database that is being opened, to be written next.
 
         Raises LocalError ``unavailable`` if the number is below the folder's, unless the operator's
-        setting names the folder's number. Then the database gets a higher number than that, so the
-        setting works once.
+        setting names the folder's number. Then the database gets a higher number than the folder's,
+        so the setting works only once.
         """
         number, head = self._read(connection), self.written()
         if number < head:

@@ -1,12 +1,12 @@
 """Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
-A request beyond a limit is refused immediately, with the time to come back. Holding it here instead
+A request beyond a limit is refused at once, and told when to come back. To hold it here instead
 would only move the queue. Nothing here does I/O; only the ASGI middleware is asynchronous.
 
-Callers are known by the hash of their token, and each has limits of its own. A token that is not
-valid costs a lookup and could be guessed without end, so all failed attempts share one bucket.
-While that bucket is empty, tokens that were valid before are looked up as usual and all others are
-refused, so a guesser cannot keep out a known caller.
+Callers are known by the hash of their token, and each has limits of its own. An attempt with an
+invalid token costs a lookup, and guessers could try tokens without end, so all failed attempts
+share one bucket. While it is empty, tokens that were valid before are looked up as usual and all
+others are refused, so a guesser cannot keep out a known caller.
 """
 
 import hmac
@@ -32,7 +32,7 @@ FAILURES_PER_SECOND = 100.0
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket: ``rate`` tokens a second, at most ``burst`` saved. It needs one clock."""
+    """A token bucket: gains ``rate`` tokens a second, up to ``burst``. All calls use one clock."""
 
     rate: float
     burst: float
@@ -73,7 +73,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """The hash of a caller's token, the caller's limit, and the file that holds the token in clear.
+    """The hash of a caller's token, the caller's limit, and the file with the token in clear.
 
     ``file`` is relative to the folder that ``riffle network init`` makes. A refusal names the file.
     """
@@ -96,7 +96,7 @@ class _CallerState:
 
 
 class CallerLimits:
-    """Applies one limit to each authenticated caller, by name. The number of callers is small."""
+    """Applies the same limit to each authenticated caller, known by name. Callers are few."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
@@ -119,7 +119,7 @@ class CallerLimits:
             caller.under_way -= 1
 
     def reports(self, name: str, count: int, now: float) -> None:
-        """Counts reports before they are read; raises LocalError ``too-many-requests``."""
+        """Counts reports before they are read, or raises LocalError ``too-many-requests``."""
         if wait := self._callers[name].reports.take(count, now):
             raise too_many_requests("too many reports a second", wait)
 
@@ -138,7 +138,7 @@ class FailedAttempts:
     def attempt(self, token: str) -> Iterator[None]:
         """Wraps the check of a token, which raises ``unauthorized`` if the token is not valid.
 
-        Raises LocalError ``too-many-requests`` without checking the token.
+        Raises LocalError ``too-many-requests`` for an unknown token while the bucket is empty.
         """
         name = hash_token(token)
         known = name in self._known
@@ -167,7 +167,7 @@ class Authenticator:
 
     @contextmanager
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
-        """Yields the first of the callers ``names`` that owns the token, during its request.
+        """Yields the first of ``names`` whose caller owns the token; wraps the caller's request.
 
         Raises RemoteError ``unauthorized`` if none owns it, or LocalError ``too-many-requests``.
         """
@@ -190,7 +190,7 @@ class Authenticator:
 def only(*names: str) -> params.Depends:
     """Returns a route's dependency. It yields the first of ``names`` that owns the token.
 
-    It refuses all other callers, as the app's `Authenticator` does.
+    The app's `Authenticator` refuses all other callers.
     """
 
     async def caller(request: Request, token: Token) -> AsyncIterator[str]:

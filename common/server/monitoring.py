@@ -5,9 +5,9 @@ slugs. No label names a node, a user, a lease, a batch or a run. Each app has it
 each replica reports on itself.
 
 Readiness checks find a problem before it stops a service. Leases and descriptors expire at a time
-of day, so peers must agree on the time; otherwise a descriptor is open for one side and expired for
-the other. `MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a
-clock that NTP keeps.
+of day. If peers disagree on the time, a descriptor is open for one side and expired for the other.
+`MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a clock that
+NTP keeps.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from riffle.common.process.tracing import set_attributes, span
 from riffle.common.protocol.errors import PROBLEMS
 
 PROBLEM_KEY = "riffle.problem"
-"""Key in a request's scope for the slug of the problem with which the request was answered."""
+"""Key in a request's scope under which the slug of the problem that answered it is kept."""
 
 LATENCY_BUCKETS = (
     *(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -43,7 +43,7 @@ MOST_SKEW_SECONDS = 30.0
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
-    """Exports a metric's labels at zero: alerts see no increase in a series that begins at 8."""
+    """Exports a metric's labels at zero: in a series that begins at 8, alerts see no increase."""
     for label in labels:
         metric.labels(label)
 
@@ -74,7 +74,7 @@ class RequestMetrics:
         """Counts a request by its method and route, its status, and the bytes of its body."""
         method, route = matched
         children = self._children.get((method, route, status))
-        if children is None:  # looking them up by label costs as much as all the rest
+        if children is None:  # a lookup by label costs as much as all other steps
             children = self._children[method, route, status] = (
                 self.requests.labels(method, route, status),
                 self.seconds.labels(method, route),
@@ -89,7 +89,7 @@ class RequestMetrics:
 def matched_route(scope: Scope) -> tuple[str, str] | None:
     """Returns the method and path template of a request's route; neither quotes the caller.
 
-    Returns None if no route has this path, or the route lacks this method: both could be any text.
+    Returns None if no route has this path or method, because they could be any text.
     """
     route, method = scope.get("route"), str(scope["method"])
     if route is None or method not in route.methods:
@@ -131,7 +131,7 @@ class MetricsMiddleware:
                     isinstance(error, ExceptionGroup)
                     and error.split(BrokenResourceError)[1] is None
                 ):
-                    return  # events were left for a follower who is gone
+                    return  # a follower left before all events were sent
                 scope[PROBLEM_KEY] = "internal"  # an outer handler answers these errors
                 raise
             finally:
@@ -150,7 +150,7 @@ def metrics_response(registry: CollectorRegistry) -> Response:
 
 
 def disk_trouble(folder: Path) -> str | None:
-    """Returns the reason why a service's disk space is too small; None if there is enough."""
+    """Returns what is wrong if a service's disk space is too small; None if there is enough."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

@@ -44,16 +44,16 @@ from riffle.common.server.monitoring import (
 from riffle.common.server.settings import ServerSettings, Tls
 
 _FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Turns off FastAPI's own telemetry. With a global provider (``FASTAPI_OTEL_AUTO_CONFIGURE`` makes
-one) that telemetry would export paths with ids, callers' addresses and exceptions' texts, and
-continue a caller's trace."""
+"""Turns off FastAPI's own telemetry, which, with a global provider (``FASTAPI_OTEL_AUTO_CONFIGURE``
+makes one), would export paths with ids, callers' addresses and exceptions' texts, and continue a
+caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 BODY_SECONDS = 60
 KEEP_ALIVE_SECONDS = 30
-"""A server keeps an idle connection longer than Riffle's clients do (5 s): if the server closed it
-first, a request that is just being sent would break."""
+"""A server keeps idle connections longer than Riffle's clients do (5 s). If the server closed one
+first, a request that was just being sent would fail."""
 
 _FIELDS = {
     "type": {"enum": [URN + slug for slug in PROBLEMS]},
@@ -88,7 +88,7 @@ def make_app(
 ) -> FastAPI:
     """Returns an app without routes: metrics and spans around ``inner``, and problem documents.
 
-    It has no /docs, because that page loads scripts from other hosts; it has /openapi.json.
+    It has /openapi.json, but not /docs, because that page loads scripts from other hosts.
     """
     app = FastAPI(
         title=title,
@@ -144,7 +144,7 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Returns the OpenAPI of a JSON body that the route reads itself, to bound the body's size."""
+    """Returns the OpenAPI of a JSON body. The route reads the body itself, to bound its size."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -201,21 +201,21 @@ def serve(
     on_start: Callable[[], None],
     on_stop: Callable[[], None],
 ) -> None:
-    """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1, and drains before leaving.
+    """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1; drains before it returns.
 
     ``service`` is its name in traces. ``on_start`` is called when the port is bound. ``on_stop`` is
-    called in the event loop when the drain begins: it must end requests that wait for changes (long
+    called in the event loop when the drain begins; it must end requests that wait for changes (long
     polls, streams). Other requests have GRACE_SECONDS to finish.
 
-    Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if the address is not
-    loopback and there is no TLS, or if the TLS files cannot be used; the app's error at its start.
+    Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if TLS is missing off
+    loopback, or if the TLS files cannot be used; the app's error if it fails to start.
     """
     outermost = _Outermost(app)
     config = _config(outermost, settings.tls())
     with export_spans(service), _listen(settings.host, settings.port, config.backlog) as listener:
         server = make_server(config, settings, on_stop)
-        # uvicorn drains on both signals and then raises them again; only the drain is wanted. These
-        # handlers also catch a signal that arrives before uvicorn installs its own.
+        # uvicorn drains on both signals and then raises them again; with these handlers, that does
+        # nothing. They also catch a signal that arrives before uvicorn installs its own.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -237,9 +237,9 @@ def serve(
 class _Outermost:
     """ASGI middleware that sets the ``Date`` of answers and keeps the error of a failed start.
 
-    The date is the time at which an answer began. uvicorn's own date is that of the request, so
-    after a long poll a peer would take the waiting time for clock skew. The error is kept because
-    uvicorn only logs the text of a failed start.
+    The date is the time at which an answer began. uvicorn's own date is the request's time, so
+    after a long poll a peer would see the wait as clock skew. The error is kept because uvicorn
+    only logs the text of a failed start.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -82,7 +82,7 @@ class ServerSettings(RoleSettings):
         """Returns the cipher of the private keys on this service's disk.
 
         Raises LocalError ``invalid-spec`` if the storage key is given twice or malformed, or if it
-        is missing off loopback: only a demonstration may keep private keys in clear.
+        is missing off loopback, because only a demonstration may keep private keys in clear.
         """
         variable = f"{self.prefix()}STORAGE_KEY"
         if self.storage_key is not None and self.storage_key_file is not None:

@@ -1,4 +1,4 @@
-"""Statements for many rows at a time, at little more cost than the database's own.
+"""Statements for many rows at a time that cost little more than the database's own work.
 
 SQLAlchemy compiles a statement object only once, so keep frequent statements as constants. This
 module avoids two costs that SQLAlchemy has at each execution: `is_one_of` passes all names as one
@@ -46,8 +46,8 @@ class _Names(TypeDecorator[Sequence[str]]):
 
 
 class _IsOneOf(FunctionElement[Any]):
-    # Not Boolean: for a database without booleans SQLAlchemy would add ``= 1``. No index serves
-    # that condition, so the database would read every row of the table.
+    # Not Boolean: for a database without booleans SQLAlchemy would add ``= 1``. No index serves a
+    # condition with ``= 1``, so the database would read every row of the table.
     type = NullType()
     inherit_cache = True
 
@@ -61,15 +61,15 @@ def _compile_is_one_of(element: _IsOneOf, compiler: SQLCompiler, **options: obje
 
 
 def is_one_of(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
-    """Returns a condition: the column is one of the texts in the list ``parameter``."""
+    """Returns the condition that the column is one of the texts in the list ``parameter``."""
     return _IsOneOf(column, bindparam(parameter, type_=_Names()))
 
 
 def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
-    SQLite has no statistics here. It would prefer an index on this column to the one on the names,
-    and read all rows of a batch.
+    SQLite has no statistics here. It would choose an index on this column instead of the one on the
+    names, and read all rows of a batch.
     """
     return column.concat(literal_column("''"))
 
@@ -83,8 +83,8 @@ def execute_rows(
     """Executes a constant statement for each row, whose values are the parameters ``names``.
 
     Values go to the driver as they are, so they need types that the driver accepts. An insert gets
-    only the database's own defaults. Rows in the order of the statement's parameters (for an insert
-    the table's columns) are passed on without a copy.
+    only the database's own defaults. Rows are passed on without a copy if ``names`` has the order
+    of the statement's parameters (for an insert, of the table's columns).
     """
     if not rows:
         return
@@ -101,7 +101,7 @@ def execute_rows(
 def _compiled(
     statement: Insert | Update | Delete, names: tuple[str, ...], dialect: Dialect
 ) -> tuple[str, tuple[int, ...] | None]:
-    """Returns the statement's text, and the values' order if the driver takes positions."""
+    """Returns the statement's text and, if the driver takes values by position, their order."""
     keys = list(names) if isinstance(statement, Insert) else None
     compiled = statement.compile(dialect=dialect, column_keys=keys)
     assert isinstance(compiled, SQLCompiler)  # noqa: S101 -- narrows what compile returns
