@@ -105,7 +105,7 @@ def follow(
 
     The progress is a bar on a terminal, elsewhere a line for each settled batch and finished stage.
     A run ``by_hand`` waits for a person, so no remaining time is shown. ``watch`` is called with
-    every event. Also prints the reason if the run cannot go on.
+    every event. If the run cannot go on, prints the reason.
     """
     began, explained = time.monotonic(), ""
 

@@ -77,7 +77,7 @@ from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192
-"""Most requests of all callers together. At most half of them are long polls."""
+"""Most requests at once, of all callers together; at most half of them are long polls."""
 
 D = TypeVar("D", bound=Document)
 

@@ -162,7 +162,7 @@ class BatchLifecycle:
         secret = self._vault.get(batch.batch_id)
         with self._store.engine.connect() as connection:
             if not try_claim(connection, f"shuffle {batch.batch_id}"):
-                # Two replicas would make the same bytes, so only one spends the work and memory.
+                # Two replicas would make the same bytes, so only one uses the time and memory.
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)
             cipher = ReportCipher(batch.batch_id, secret)

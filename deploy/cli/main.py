@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import typer
 
 INTERRUPTED = 130
-"""`deploy.output.Exit.INTERRUPTED`, repeated because importing that may be interrupted."""
+"""`deploy.output.Exit.INTERRUPTED`, copied because the import of it may be interrupted."""
 COMPLETION = "_RIFFLE_COMPLETE"
 """Environment variable that the script of ``riffle --install-completion`` sets."""
 

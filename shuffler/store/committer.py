@@ -1,4 +1,4 @@
-"""Gives the event loop the store: reads run in threads, writes in the committer's thread.
+"""Gives the event loop access to the store: reads run in threads, writes in the committer's thread.
 
 The committer groups waiting writes into one transaction and answers them after the sync. A sync
 costs the same for one write as for fifty, so under load the groups grow, and each write costs less.
