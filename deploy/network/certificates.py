@@ -43,7 +43,7 @@ class Authority:
     def issue(
         self, host: str, now: datetime.datetime, others: Iterable[str] = ()
     ) -> tuple[str, str]:
-        """Issues certificate and key (PEM) to a server named ``host``, ``others`` or localhost."""
+        """Issues a server's certificate and key (PEM) for ``host``, ``others`` and localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [
             *(x509.DNSName(name) for name in (host, *others, "localhost")),
