@@ -1,7 +1,7 @@
-"""The private counts of a batch, and the value of its mixture estimated from them. Pure.
+"""Pure functions: a batch's private counts, their test, and the estimate of its mixture's value.
 
-With rewards scaled to [0, 1] and turned into bits, R_h(x, a) of a batch of n episodes of mixture pi
-counts reward bits. So sum R / n is an unbiased estimate of V^pi, whatever the environment's
+Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts these bits in a batch of n
+episodes of mixture pi. So sum R / n is an unbiased estimate of V^pi, whatever the environment's
 dynamics. Its error has two parts, each with a bound that holds with probability 1 - delta / 2:
 
 - sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
@@ -93,7 +93,7 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
 
 @dataclass(frozen=True, slots=True)
 class CountCheck:
-    """The test that the counts fail worst, with their deviation in standard deviations.
+    """The test that the counts fail worst, and by how many standard deviations they fail it.
 
     ``chance`` bounds the probability that honest reports deviate this far in at least one test.
     """

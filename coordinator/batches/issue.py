@@ -59,7 +59,7 @@ class Issue:
 
 
 def noise_variance(spec: RunSpec, n: int, layer: int | None) -> float:
-    """Returns the variance of the noise on one counter of a batch of n reports, all honest."""
+    """Returns the variance of the noise on one counter of a batch of n honest reports."""
     return calibrated(spec, n, layer).noise.variance(n)
 
 

@@ -1,4 +1,4 @@
-"""The privacy ledger: what each batch spent, and what a run may spend. Pure.
+"""The privacy ledger: what each batch spent, and what a run may spend. Pure functions.
 
 The unit is one user, who is in only one batch of all runs, because the shuffler refuses a second
 report. Neighbours differ in one user's episode. Batches have disjoint users, even when later ones
@@ -38,7 +38,7 @@ def planned(descriptor: BatchDescriptor) -> Spend:
 
 
 def spent(descriptor: BatchDescriptor, failed: int) -> Spend:
-    """Returns the spend of a batch of which ``failed`` messages did not open."""
+    """Returns the spend of a batch if ``failed`` of its messages did not open."""
     dishonest, allowed = dishonest_at_least(descriptor, failed), _allowed(descriptor)
     return _spend(descriptor, max(dishonest, allowed), within_promise=dishonest <= allowed)
 

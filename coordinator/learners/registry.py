@@ -1,4 +1,4 @@
-"""Learners by name: those of Riffle, external ones, and manual mode.
+"""Learners by name: Riffle's own, external ones, and manual mode.
 
 Another package adds a learner by an entry point in the group ``riffle.learners``: a class or
 function that takes the `Problem`, and its options by name. A run chooses the learner by the entry
@@ -83,8 +83,8 @@ class Registry:
         """Returns a fresh learner for a run.
 
         Raises RemoteError ``invalid-spec`` if there is no such learner, its options are not valid,
-        it refuses the problem, or its own code fails at once; ``batch-too-small`` if it asks about
-        a batch whose noise cannot be made.
+        it refuses the problem, or its own code fails at once; ``batch-too-small`` if the learner
+        asks about a batch whose noise cannot be made.
         """
         if spec.learner in self._known:
             factory = self._known[spec.learner]

@@ -58,8 +58,8 @@ export async function download(path) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** Events of a run after number `last`, in lists: first those so far, then as they come. Server-sent events read by hand:
- * an EventSource cannot send the Authorization header. */
+/** Yields lists of a run's events after number `last`: first the past ones, then new ones as they
+ * come. Reads the stream itself, because an EventSource cannot send the Authorization header. */
 export async function* events(run, last, signal) {
   const past = await ask(`/v1/runs/${run}/history?after=${last}`, { signal });
   if (past.events.length) {

@@ -18,7 +18,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const one of charts) one.redraw(false);
 });
 
-/** Drops the charts of a view that was left. */
+/** Drops the charts of the view that the reader left. */
 export function dropCharts() {
   for (const one of charts) one.destroy();
   charts.clear();

@@ -3,13 +3,13 @@
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
 const TIME = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
-const PLACES = new Map(); // to make a format takes longer than to use it a hundred times
+const PLACES = new Map(); // making a format takes longer than using it a hundred times
 const NONE = "\u2013";
 
 /** A whole number with separators. */
 export const count = (value) => (value === null || value === undefined ? NONE : WHOLE.format(value));
 
-/** A number with so many significant digits; "Infinity" comes as a string. */
+/** A number with `digits` significant digits; infinity comes as the string "Infinity". */
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return NONE;
   if (!Number.isFinite(Number(value))) return String(value).replace("Infinity", "\u221e");

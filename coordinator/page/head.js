@@ -102,7 +102,7 @@ function about({ id, spec, created_at, ended_at }) {
   return `${spec.environment} (${sizes}) \u00b7 ${spec.learner} \u00b7 trust model ${spec.trust} \u00b7 ${times} \u00b7 ${id}`;
 }
 
-/** Sets that are not enumerated have no size. */
+/** The size of the active set; a set that is not enumerated has none. */
 function active(run) {
   if (run.spec.learner === "manual" || run.stage === 0) return "\u2013";
   return run.active === null ? "not counted" : count(run.active);

@@ -2,9 +2,9 @@
 
 const LIMIT = 1000;
 
-/** Indices, in order, of at most `LIMIT` points of `lines` and `dots`, lists of equal length with
- * nulls for missing values. Keeps the first and the last point, the smallest and largest value of
- * every line in every stretch, and all dots unless they alone are too many. */
+/** Returns the indices, in order, of at most `LIMIT` points of `lines` and `dots`, which are lists of
+ * equal length with nulls for missing values. Keeps the first and the last point, the smallest and
+ * largest value of every line in every stretch, and all dots if they are not too many. */
 export function thinned(lines, dots = []) {
   const { length } = lines[0] ?? dots[0];
   if (length <= LIMIT) return Array.from({ length }, (_, i) => i);
@@ -14,7 +14,7 @@ export function thinned(lines, dots = []) {
   for (let stretches = Math.floor(room / 2); ; stretches = Math.floor(0.8 * stretches)) {
     const kept = new Set([0, length - 1, ...spots]);
     for (const line of lines) addExtremes(kept, line, stretches);
-    if (kept.size <= LIMIT) return [...kept].sort((a, b) => a - b); // so at room / (2 lines) at last
+    if (kept.size <= LIMIT) return [...kept].sort((a, b) => a - b); // true by room / (2 lines)
   }
 }
 

@@ -148,8 +148,7 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """Waits before another try of the step if the error may be temporary; else fails the
-        run."""
+        """Waits before the step's next try if the error may be temporary; else fails the run."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()
@@ -168,7 +167,7 @@ class Driver:
         self.signals.fire(self.lease.run_id)
 
     async def _pause(self, run: RunRecord | None, error: RiffleError) -> None:
-        """Waits, longer after every failure in a row."""
+        """Waits; every further failure in a row makes the wait longer."""
         if run is None:
             self.trouble = error.detail
         else:

@@ -31,7 +31,7 @@ class RunLearner:
     learner: Learner | None = None
 
     def forget(self) -> None:
-        """Drops the learner: it may have observed counts that were not committed."""
+        """Drops the learner, because it may have observed counts that were not committed."""
         self.learner = None
 
     @span("plan")
