@@ -62,8 +62,8 @@ export function visible(signal) {
   });
 }
 
-/** Repeats `work` every `seconds` until it returns false or the view is left. Waits longer while the
- * coordinator is away, and does nothing while the page is hidden. */
+/** Repeats `work` every `seconds` until it returns false or the view is left. Waits longer while
+ * the coordinator is away, and does nothing while the page is hidden. */
 export async function repeat(link, signal, seconds, work, refused) {
   let pause = FIRST_PAUSE;
   while (!signal.aborted) {

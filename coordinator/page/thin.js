@@ -2,8 +2,8 @@
 
 const LIMIT = 1000;
 
-/** Returns the indices, in order, of at most `LIMIT` points of `lines` and `dots`, which are lists of
- * equal length with nulls for missing values. Keeps the first and the last point, the smallest and
+/** Returns the indices, in order, of at most `LIMIT` points of `lines` and `dots`, lists of equal
+ * length with nulls for missing values. Keeps the first and the last point, the smallest and
  * largest value of every line in every stretch, and all dots if they are not too many. */
 export function thinned(lines, dots = []) {
   const { length } = lines[0] ?? dots[0];
