@@ -1,11 +1,11 @@
 """Turns a slot in a batch into the messages of one user's report.
 
 `slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
-environment and encodes it as L messages. It is the node's half of `common.mechanism.workflow`, the
-only place where a node draws random numbers, and also what the per-user simulator runs.
+environment and encodes it as L messages. It is the node's half of `common.mechanism.workflow` and
+the only place where a node draws random numbers. The per-user simulator runs it too.
 
-- Rewards: a reward R of the declared range [low, high] has the mean (R - low) / (high - low) in
-  [0, 1]. A report holds one Bernoulli bit with that mean, so E[bit] is the scaled reward.
+- Rewards: a reward R in the declared range [low, high] is scaled to (R - low) / (high - low). A
+  report holds one Bernoulli bit whose mean is this number in [0, 1].
 - Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
   step H.
 - Failures: an environment's error is discarded, because it may hold the user's data. The report
@@ -61,10 +61,10 @@ class PreparedBatch:
 def slot_report(
     batch: PreparedBatch, environment: Environment | None, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Ints]:
-    """Returns one user's episode (None without one or after a failure) and the report's symbols.
+    """Returns a user's episode (None if there is none or it failed) and the report's symbols.
 
-    The symbols have shape (L count,). A report without an episode still carries noise and padding:
-    other users' guarantees need them. Raises as `slot_randomness` does.
+    The symbols have shape (L count,). A report without an episode still carries noise and padding,
+    which other users' guarantees need. Raises as `slot_randomness` does.
     """
     descriptor = batch.descriptor
     policy_draw, environment_draw, noise_draw = (
@@ -81,7 +81,7 @@ def slot_report(
 def slot_randomness(
     descriptor: BatchDescriptor, slot: int, purpose: Purpose, *, test_entry: bool
 ) -> Randomness:
-    """Returns the source of one draw: the CSPRNG, or a keyed stream in a permitted test batch.
+    """Returns the source of a draw: the CSPRNG or, in a permitted test batch, a keyed stream.
 
     Every draw of a report comes from here. The privacy proof requires that a seeded stream is used
     only if the ledger records epsilon = infinity, as it does for every batch with a ``test_seed``.
@@ -102,7 +102,7 @@ def run_episode(
 ) -> Episode | None:
     """Runs a policy (H, X) for one user.
 
-    Returns None if the environment raised, or returned a value outside its declaration.
+    Returns None if the environment raised, or returned a value outside its declared ranges.
     """
     try:
         return play(environment, policy, reward_range, randomness)
@@ -113,7 +113,7 @@ def run_episode(
 def play(
     environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
 ) -> Episode:
-    """Like `run_episode`, but raises. Errors may hold the user's data: for simulations only."""
+    """Like `run_episode`, but raises. For simulations only: an error may hold the user's data."""
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)

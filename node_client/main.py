@@ -14,14 +14,14 @@ from riffle.node_client.settings import Settings
 from riffle.node_client.shuffler_client import ShufflerClient, open_client
 from riffle.node_client.users import Users
 
-# Chunks in progress. All workers seal the same chunk, in 16 tasks or more. Meanwhile one chunk
-# waits to be sealed, one is being encoded, and one is being uploaded.
+# Chunks in progress: all workers seal the same one, in 16 tasks or more. Meanwhile one waits to be
+# sealed, one is being encoded, and one is being uploaded.
 CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 
 
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> Totals:
-    """Serves until a signal, then delivers the reports in progress; returns the counts of reports.
+    """Serves until a signal, then delivers the reports in progress; returns counts of reports.
 
     Raises LocalError if a setting, file or credential is not usable; the detail names it.
     """
@@ -30,7 +30,7 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> T
 
 
 async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
-    """Serves until ``stop`` is set, counting in ``totals``. Raises as `run` does."""
+    """Serves until ``stop`` is set, and counts reports in ``totals``. Raises as `run` does."""
     environment = settings.make_environment()
     demands = settings.demands(environment)
     nodes = deque(NodeState(credential) for credential in settings.credentials())

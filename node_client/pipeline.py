@@ -1,19 +1,19 @@
 """Turns leases into stored reports: episodes, encoding, sealing and upload, in bounded memory.
 
 A user who was asked is never asked again, and a lease ends whether or not its report has arrived.
-So `ReportTiming` (pure: times are arguments) lets a node ask only as many users as it can report
-within their leases, counting episode, sealing and upload. A node that does not know its speed seals
-a report of zeros first and asks nobody meanwhile (`Pipeline.rehearse`). If no report was accepted,
-it asks one user, after a pause that doubles each time.
+So `ReportTiming` (pure: times are arguments) lets a node ask only as many users as it can run, seal
+and upload within their leases. A node that does not know its speed first seals a report of zeros,
+and asks nobody until then (`Pipeline.rehearse`). While no report is accepted, it asks one user at a
+time, after a pause that doubles each time.
 
-An episode must end within a fixed part of its lease. If the user takes longer than that, the report
-carries noise only and is sent in time, so no missing or late report shows who was slow.
+An episode must end within a fixed part of its lease. If a user takes longer, the report carries
+noise only and is sent in time, so no missing or late report shows that this user was slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
-one chunk at a time (an environment serves one user at a time), while the pool seals earlier chunks
-and still earlier ones are uploaded, so that every core seals all the time. A chunk takes one unit
-of ``capacity`` from before its episodes run until the shuffler has decided on its reports. So while
-the shuffler is unreachable, no episodes begin, but the node keeps running.
+one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals
+earlier chunks and still earlier ones are uploaded, so every core can always seal. A chunk takes one
+unit of ``capacity`` before its episodes run, and holds it until the shuffler has decided on its
+reports. So while the shuffler is unreachable, no episodes begin, but the node keeps running.
 
 A sealed report is kept, and sent again unchanged, until it is accepted, replayed, or refused for
 good. Nothing about an episode is stored or logged: totals count reports, without naming users.
@@ -42,13 +42,13 @@ from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
 PORTION = 0.25
-"""Part of a lease within which all users under way should be reported; the rest is a margin."""
+"""Part of a lease within which all users under way should be done; the rest is a margin."""
 
 SLOWEST = 0.5
 """Part of a lease that sealing and uploading one report may take."""
 
 KEPT = 0.7
-"""Weight of the average so far when a new measurement is added to it."""
+"""Weight of earlier measurements when a new one is added."""
 
 MOST_DOUBLINGS = 12  # of the pause while no report is accepted: about an hour
 
@@ -69,17 +69,17 @@ class Rate:
 
     @property
     def mean(self) -> float:
-        """Seconds a thing; 0 before the first measurement."""
+        """Seconds per item; 0 before the first measurement."""
         return self.seconds / self.things if self.things else 0.0
 
 
 @dataclass(slots=True)
 class ReportTiming:
-    """Measured seconds of an episode with its encoding, and of sealing and uploading one message.
+    """Measured seconds to run and encode an episode, and to seal and upload one message.
 
-    ``under_way``: users asked whose reports are not decided. ``in_vain``: the number of successive
-    chunks without an accepted report, starting at one because nothing has been accepted yet. While
-    it is above zero, one user is asked at a time, and nobody before ``retry_at``.
+    ``under_way``: users asked whose reports are not decided. ``in_vain``: how many chunks in a row
+    had no accepted report; it starts at one, because nothing has been accepted yet. While
+    ``in_vain`` is above zero, one user is asked at a time, and nobody before ``retry_at``.
     """
 
     lease_seconds: float = 0.0
@@ -91,9 +91,10 @@ class ReportTiming:
     _last_end: float = 0.0
 
     def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
-        """Records a chunk whose ``messages`` were ready at ``start``; ``accepted`` of its reports.
+        """Records a chunk with ``messages`` ready at ``start`` and ``accepted`` accepted reports.
 
-        Chunks are sealed one after the other, so a chunk's own time begins at the end of the last.
+        Chunks are sealed one after the other, so a chunk's own time begins when the previous one
+        ends.
         """
         self.messages.record(now - max(start, self._last_end), messages)
         self._last_end = now
@@ -114,7 +115,7 @@ class ReportTiming:
         return max(0, most - self.under_way)
 
     def in_time(self, leases: Sequence[Lease], L: int, now: float) -> list[Lease]:
-        """Returns the leases long enough for their reports, which queue behind those under way."""
+        """Returns the leases that end late enough: their reports wait for all those under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -144,7 +145,7 @@ class Job:
     async def upload(
         self, shuffler: ShufflerClient, token: str, leases: Sequence[Lease], sealed: bytes
     ) -> UploadReply:
-        """Uploads sealed reports, which follow each other in the order of ``leases``.
+        """Uploads sealed reports, concatenated in the order of ``leases``.
 
         Raises as `ShufflerClient.upload` does.
         """
@@ -158,9 +159,9 @@ class Job:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of this process's episodes and reports. ``refused`` counts by problem slug.
+    """Counts of this process's episodes and reports; ``refused`` has counts by problem slug.
 
-    The environment failed in ``failed`` of the episodes; their reports carry noise only.
+    The environment failed in ``failed`` of the episodes, whose reports carry noise only.
     """
 
     episodes: int = 0
@@ -171,7 +172,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of a chunk's episodes: messages, how many failed or were late, whether to stop."""
+    """Progress of a chunk's episodes: their messages, how many failed, whether to stop."""
 
     environment: Environment | None
     rows: list[Ints | None]
@@ -210,7 +211,7 @@ class Pipeline:
     async def rehearse(self, job: Job) -> None:
         """Measures the speed of sealing with a report of zeros, which is thrown away.
 
-        Measures once more if it was slow, because new processes seal their first report slowly.
+        If it was slow, measures once more, because new processes seal their first report slowly.
         """
         zeros = np.zeros((1, job.keys.messages * job.keys.symbols.count), dtype=np.int64)
         for _ in range(2):
@@ -245,7 +246,7 @@ class Pipeline:
         return asked
 
     async def drain(self, seconds: float) -> None:
-        """Waits a while for reports in progress, then gives up the rest (counted as unsent)."""
+        """Waits ``seconds`` for reports in progress, then gives up the rest, counted as unsent."""
         if self._deliveries:
             _, late = await asyncio.wait(self._deliveries, timeout=seconds)
             for task in late:
@@ -260,7 +261,7 @@ class Pipeline:
         self.capacity.release()
 
     def _in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
-        """Returns the leases that can be met in time; called before any user is marked as asked."""
+        """Returns leases whose reports can be in time; called before users are marked as asked."""
         chosen = self.timing.in_time(leases, job.keys.messages, self.clock())
         chosen = [] if self.is_stuck else chosen
         if len(chosen) < len(leases) and not self._short_lease_logged:
@@ -271,8 +272,8 @@ class Pipeline:
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Ints, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
-        The other reports carry noise only. They are few: a chunk's episodes are expected to take
-        half of their time. No other episode begins while an overdue one goes on (`is_stuck`).
+        The other reports carry noise only. They are few, because a chunk's episodes are expected to
+        take half of the allowed time. While an overdue episode runs, no other begins (`is_stuck`).
         """
         await asyncio.to_thread(self.users.mark_asked, [lease.user for lease in chunk])
         progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()
@@ -285,7 +286,7 @@ class Pipeline:
             progress.halted = True
             self.totals.refused["unsent"] += self._count(progress)
             raise
-        progress.halted = True  # the thread ends its present episode, and begins no other
+        progress.halted = True  # the thread ends its current episode and begins no other
         if self._episodes.done():
             self._episodes.result()
         whole = _Progress(None, list(progress.rows), progress.failed)
@@ -317,7 +318,7 @@ class Pipeline:
     async def _deliver(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints, in_time: int
     ) -> None:
-        """Seals and uploads a chunk; the episodes of ``in_time`` of its reports ended in time."""
+        """Seals and uploads a chunk, in which ``in_time`` episodes ended in time."""
         start, accepted = self.monotonic(), 0
         try:
             accepted = self._settle(await self._seal_and_upload(job, credential, chunk, messages))
@@ -327,7 +328,7 @@ class Pipeline:
         except asyncio.CancelledError:
             self.totals.refused["unsent"] += len(chunk)
             raise
-        except Exception as error:  # without the error's text, which could hold a report
+        except Exception as error:  # the error's text is not logged: it could hold a report
             JOURNAL.exception("reports-lost", error, batch_id=job.batch_id)
             self.totals.refused["internal"] += len(chunk)
         finally:
@@ -340,9 +341,9 @@ class Pipeline:
     async def _seal_and_upload(
         self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
     ) -> UploadReply:
-        """Seals and uploads a chunk; seals it again, to the batch's current key, if outdated.
+        """Seals and uploads a chunk; repeats both with the batch's current key if it has changed.
 
-        The shuffler refuses an upload with an outdated key unread, so no report is sent twice.
+        The shuffler refuses an upload with an outdated key unread, so no report reaches it twice.
         """
         try:
             sealed = await self.seal(job.keys, messages)

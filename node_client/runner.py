@@ -2,14 +2,13 @@
 
 The nodes take turns polling for batches. A batch's descriptor is fetched and checked once
 (`trust`). A refused batch is logged once and skipped for a while. Leases are requested in small
-numbers, with nodes and open batches taking turns, so that all nodes take part in every batch that
-has room, and no more users are asked than can be reported in time. A node that holds its share of a
-batch leaves the batch to other nodes and asks again later, when some of its own leases may have
-ended. A process that has no users left or is too slow stays up, and tells the shuffler why it
-declines.
+numbers, and nodes and open batches take turns. So all nodes take part in every batch that has room,
+and no more users are asked than can be reported in time. A node that holds its share of a batch
+leaves the batch to other nodes and asks again later, when some of its own leases may have ended. A
+process that has no users left or is too slow stays up and tells the shuffler why.
 
-A refused batch is checked again, after a pause that doubles each time: a clock that jumped, a key
-that is pinned later or an answer that was altered in transit must not exclude a batch for good.
+A refused batch is checked again after a pause, which doubles each time: a clock that jumped, a key
+that is pinned later or an answer altered in transit must not exclude a batch for good.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ class NodeState:
     retry_at: dict[str, float] = field(default_factory=dict)
 
     def leave(self, batch_id: str, until: float, now: float) -> None:
-        """Leaves a batch to other nodes for a while; deletes pauses that are over."""
+        """Leaves a batch to other nodes until ``until``; deletes pauses that are over."""
         self.retry_at = {batch: end for batch, end in self.retry_at.items() if end > now}
         self.retry_at[batch_id] = until
 
@@ -139,7 +138,7 @@ class Runner:
         return total > 0 and not self._users_file_failures
 
     async def _reload_users(self) -> None:
-        """Replaces the users who were not asked, if the owner has changed their file."""
+        """If the owner has changed the users file, replaces the users who were not asked."""
         if self.users_file is None or (version := _version(self.users_file)) == self._users_version:
             return
         self._users_version = version
@@ -148,7 +147,7 @@ class Runner:
             await asyncio.to_thread(self.pipeline.users.replace_unasked, listed or {})
         except LocalError as error:
             JOURNAL.problem("users-file", error)
-            if error.slug == "unavailable":  # of the store, not of the file: again at the next turn
+            if error.slug == "unavailable":  # the store's, not the file's: try again next turn
                 self._users_version = None
                 self._users_file_failures += 1
             return
@@ -157,7 +156,7 @@ class Runner:
         JOURNAL.note("users-listed")
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
-        """Returns the checked batch, from memory if it was checked before; None if refused."""
+        """Returns the checked batch, None if it is refused; remembers batches that were checked."""
         if self.pipeline.monotonic() < self._refused.get(batch.batch_id, (-math.inf, 0))[0]:
             return None
         job = self._jobs.get(batch.batch_id)
@@ -188,7 +187,7 @@ class Runner:
         return job
 
     async def _lease_and_submit(self, job: Job, free: int) -> int | None:
-        """Lets one node serve a batch; returns how many users it asked, or None: try another."""
+        """Lets a node serve a batch; returns how many users it asked, None to try another node."""
         node = self._node_for(job.batch_id)
         if node is None:
             if all(node.revoked or node.out_of_users for node in self.nodes):
@@ -196,7 +195,7 @@ class Runner:
             return 0
         try:
             asked = await self._serve(node, job, free)
-        except LocalError as error:  # from the users file; users who are not marked are not asked
+        except LocalError as error:  # from the users file: users who are not marked are not asked
             if error.slug != "unavailable":
                 raise
             self._users_file_failures += 1
@@ -207,7 +206,7 @@ class Runner:
 
     async def _serve(self, node: NodeState, job: Job, free: int) -> int | None:
         """Does `_lease_and_submit` for one node. Raises LocalError if the users file fails."""
-        if self._users_file_failures:  # takes no slot from others before users can be marked again
+        if self._users_file_failures:  # take no slot from others until users can be marked again
             await asyncio.to_thread(self.pipeline.users.check_writable)
         most = min(self.users_a_request, await self._most_users(job))
         if most == 0:
@@ -232,7 +231,7 @@ class Runner:
         return asked if asked or may_ask else None
 
     async def _most_users(self, job: Job) -> int:
-        """Returns how many users may be asked now; declines the batch if it may stay so."""
+        """Returns how many users may be asked now; declines the batch if that may stay zero."""
         pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
         if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
             try:
@@ -249,7 +248,7 @@ class Runner:
         return most
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
-        """Tells the shuffler why no user is asked for a batch, and repeats that at intervals."""
+        """Tells the shuffler, at intervals, why no user is asked for a batch."""
         batch_id, now = job.batch_id, self.pipeline.monotonic()
         if batch_id not in self._declined:
             JOURNAL.note("given-up", logging.WARNING, batch_id=batch_id, reason=reason)
@@ -291,7 +290,7 @@ class Runner:
         )
 
     def _node_for(self, batch_id: str) -> NodeState | None:
-        """Returns the next node that may ask for slots of a batch; None if none may for now."""
+        """Returns the next node that may ask for slots of a batch now; None if no node may."""
         for _ in range(len(self.nodes)):
             node = self._next_node()
             if node.may_ask(batch_id, self.pipeline.monotonic()):
@@ -342,8 +341,8 @@ def _version(file: Path) -> tuple[int, int] | None:
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Returns the users of one lease request in a batch with ``free`` slots and L = ``messages``.
 
-    This is the node's fair share of the free slots, rounded to a chunk (see `sealing`), but at most
-    ``free`` and ``users_a_request``.
+    This is the node's fair share of the free slots, rounded to a chunk (see `sealing`), but not
+    above ``free`` or ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))

@@ -2,8 +2,8 @@
 
 HPKE holds the GIL, so threads do not help. A chunk is several whole reports of one batch,
 `LEAST_CHUNK` to `MOST_CHUNK` messages in all. Its reports are leased, marked as asked and uploaded
-together and share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`:
-one bytes object of indices in, one bytes object of sealed reports out.
+together, and share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`;
+each takes one bytes object of indices and returns one of sealed reports.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def pack(messages: Ints) -> bytes:
 def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
     """Seals every message to the analyzer, then every report to the batch key.
 
-    Returns the sealed reports end to end, each L messages and 48 bytes.
+    Returns the sealed reports, concatenated; each has L messages and 48 bytes.
     """
     symbols = keys.symbols
     reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages * symbols.count)
@@ -103,7 +103,7 @@ class SealingPool(AbstractContextManager["SealingPool"]):
         return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
 
     async def _seal(self, keys: SealKeys, packed: bytes) -> bytes:
-        """Seals one task. Repeats the task of a worker that died, whose output was not sent."""
+        """Seals one task. If a worker dies, repeats its task, whose output was not sent."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:

@@ -1,10 +1,10 @@
 """The node's half of the shuffler's REST API: bounded answers, strict documents, patient retries.
 
-Faults that may pass are retried: no connection, no answer, 429, 5xx, and answers that are not the
-shuffler's. The delay is exponential with full jitter (a random share of base 2^k, so that nodes do
-not retry in step), and ``Retry-After`` is its floor. Only a problem document from the shuffler is
-final: it becomes a `RemoteError` with the same slug. Every request is idempotent at the shuffler,
-so a lost answer costs only another request.
+A request is retried if the fault may pass: no connection, no answer, 429, 5xx, or an answer that is
+not the shuffler's. The delay is exponential with full jitter (a random share of base 2^k, so that
+nodes do not retry in step), added to ``Retry-After``. Only a problem document from the shuffler is
+final: it becomes a `RemoteError` with the same slug. A repeated request changes nothing at the
+shuffler, so a lost answer costs only another request.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays before retries; that before retry k (0-based) is uniform in [0, min(cap, base 2^k)] s.
+    """Delays before retries: before retry k (from 0), uniform in [0, min(cap, base 2^k)] seconds.
 
-    ``attempts`` bounds every call except uploads, which have a deadline instead.
+    ``attempts`` bounds the tries of each call; only uploads have a deadline instead.
     """
 
     base: float = 0.2
@@ -99,11 +99,11 @@ class ShufflerClient:
         deadline: float,
         batch_key: str,
     ) -> wire.UploadReply:
-        """Sends frames, repeating the same bytes, until the shuffler has decided on each of them.
+        """Sends frames, and repeats the same bytes until the shuffler has decided on each frame.
 
         Raises RemoteError for a final problem of the whole body: ``late`` after ``deadline``
-        (seconds since 1970, UTC); ``outdated-key`` if ``batch_key``, the id of the key to which the
-        reports are sealed, is not the batch's current one.
+        (seconds since 1970, UTC); ``outdated-key`` if ``batch_key`` (the id of the key to which the
+        reports are sealed) is not the batch's current key.
         """
         request = self._request(f"/v1/batches/{batch_id}/reports", token, body)
         request.headers[wire.BATCH_KEY_HEADER] = batch_key

@@ -5,7 +5,7 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - its bytes parse strictly: known fields, right types, sizes that agree;
 - the coordinator's pinned key signed those bytes;
 - the shuffler's pinned key signed their digest together with the per-batch key;
-- its batch id is the requested one and the one derived from run and deployment;
+- its batch id is the requested one, and is the one that run and deployment give;
 - it names this node's shuffler;
 - it has not expired, and it does not stay open for longer than the owner allows;
 - the owner allows its trust model (no guarantee makes up for a model that is not allowed);
@@ -14,11 +14,11 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives none, so
-  everybody could open messages sealed to it);
+  anybody could open messages sealed to it);
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
-- the descriptor's promise is true, and the guarantee is at most the owner's epsilon when recomputed
-  for its trust model from n, noise, padding and counters at the owner's beta and dishonest
-  fraction, even if all nodes of the largest other owner add no noise.
+- the descriptor's promise is true, and its epsilon is at most the owner's. Epsilon is recomputed
+  for its trust model from n, noise, padding and counters, at the owner's beta and dishonest
+  fraction, or at one other owner's share if that is larger: its nodes might add no noise.
 
 Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
@@ -80,7 +80,7 @@ def accept(
 ) -> AcceptedBatch:
     """Checks a descriptor against the owner's demands at ``now`` (seconds since 1970, UTC).
 
-    Raises RemoteError for the first broken rule of the list above, in the module's docstring.
+    Raises RemoteError for the first broken rule of the list in the module's docstring.
     """
     data, batch_key = signed.descriptor.encode(), bytes.fromhex(signed.batch_key)
     context = parse(data)
@@ -98,7 +98,7 @@ def accept(
 
 
 def check_expiry(descriptor: BatchDescriptor, now: float, longest: float = math.inf) -> None:
-    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it is open for long."""
+    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it is open too long."""
     end = descriptor.expires_at
     if now >= end:
         raise RemoteError("late", f"the batch expired at {end}, it is {now:.0f}")

@@ -1,17 +1,17 @@
 """A durable list of a node process's users that records who was asked, so nobody is asked twice.
 
-A user is one person: one episode and one report over all runs. The node marks a user as asked, in a
-synced transaction, before it runs the user's episode. If the node crashes in between, that user is
-never asked again: the slot's lease expires, and the shuffler gives the slot to another user.
+A user is one person: one episode and one report over all runs. Before a node runs a user's episode,
+it marks the user as asked, in a synced transaction. If the node crashes then, that user is never
+asked again: the slot's lease expires, and the shuffler gives the slot to somebody else.
 
 The node's owner lists the users of each node. Ids of simulated users are invented as needed (16
-bytes from the system's CSPRNG). Nothing keeps one person from being asked under several invented
-ids, so this is for simulations and tests.
+bytes from the system's CSPRNG). One person could be asked under several invented ids, so these are
+for simulations and tests.
 
 Each process has one SQLite file and locks it, so that no two processes share users. Every method
-that reads or writes raises LocalError ``unavailable`` if the file cannot be used, for example
-because the disk is full; nothing is changed then. A commit waits for the disk, so an event loop
-calls these methods in a thread.
+that reads or writes raises LocalError ``unavailable``, and changes nothing, if the file cannot be
+used (the disk is full, say). Commits wait for the disk, so an event loop calls these methods in a
+thread.
 """
 
 import secrets
@@ -69,7 +69,7 @@ class Users:
             self._database.close()
 
     def next_users(self, node: str, count: int, *, invent: bool = True) -> list[str]:
-        """Returns up to ``count`` unasked users of a node, inventing simulated ones as needed."""
+        """Returns up to ``count`` unasked users of a node; invents simulated users as needed."""
         query = "SELECT user FROM users WHERE node = ? AND asked = 0 LIMIT ?"
         rows = self._rows(query, (node, count + len(self._aside)))
         users = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
@@ -91,7 +91,7 @@ class Users:
         self._write("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
 
     def check_writable(self) -> None:
-        """Raises LocalError ``unavailable`` while no user could be marked as asked."""
+        """Raises LocalError ``unavailable`` if no user could be marked as asked now."""
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:

@@ -1,7 +1,7 @@
 """Riffle's own environments besides RiverSwim (`tabular`).
 
-- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1), whose users differ.
-- SpectrumAccess-v0: dynamic spectrum access, the application with which paper 000 opens.
+- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1); users differ.
+- SpectrumAccess-v0: dynamic spectrum access, the application that paper 000 opens with.
 - RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
 - LayeredMDP-v0: a loop-free layered MDP drawn from a seed (paper 004, section 2.1).
 - File-v0: an MDP from a JSON file.
@@ -25,7 +25,7 @@ from riffle.node_client.environments.tabular import Floats, Step, TabularMDP
 LARGEST_MEAN = 0.99
 MAX_CHANNELS = 6
 RETUNED_SLOT = 0.5
-# Quiet-but-flighty channels first, busy-but-steady ones last: the best channel depends on x.
+# The first channel is idle more often but changes faster than the next: the best depends on x.
 TO_BUSY = (0.30, 0.10, 0.20)
 TO_IDLE = (0.50, 0.15, 0.70)
 MAX_FILE_BYTES = 256 << 20
@@ -56,9 +56,9 @@ def _density(z: Floats) -> Floats:
 class BanditEnvironment:
     """A bandit with one pull per user; a user's means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
 
-    xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). Over the
-    population a pull of arm a is Bernoulli(E[clip(r*(a) + xi, 0, 1)]). `mdp` holds these means, and
-    V* is the largest of them. Raises ValueError for no arms, a mean outside [0, 1], or sigma < 0.
+    xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). For a random
+    user, the bit is Bernoulli(E[clip(r*(a) + xi, 0, 1)]). `mdp` holds these means, and V* is the
+    largest of them. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -75,7 +75,7 @@ class BanditEnvironment:
         self.sizes = self.mdp.sizes
 
     def reset(self, randomness: Randomness) -> int:
-        """Draws a user: xi(a) for every arm, by the inverse of the normal law at 53 bits."""
+        """Draws a user's xi(a) for every arm: the inverse normal law at a uniform 53-bit number."""
         words = np.frombuffer(randomness.read(8 * self._means.size), dtype="<u8") >> 11
         xi = self._sigma * ndtri((words + 0.5) / (1 << 53))
         self._user = np.clip(self._means + xi, 0, 1)
@@ -89,10 +89,10 @@ class BanditEnvironment:
 def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
     """Returns the MDP of a radio that chooses among C channels over H steps (X = C 2^C, A = C).
 
-    Channel c is idle or busy by a Gilbert-Elliott chain (idle to busy with b_c, busy to idle with
-    g_c). The radio senses all channels, is tuned to one, and chooses one for the next slot. It
-    transmits if that channel is idle then; after retuning only half of the slot is left. A choice
-    thus has a cost now and an effect later, which makes this a proper MDP.
+    Channel c is idle or busy by a Gilbert-Elliott chain (it turns busy with probability b_c, idle
+    with g_c). The radio senses all channels, is tuned to one, and chooses one for the next slot. It
+    transmits if that channel is idle then; after retuning, only half of the slot is left. A choice
+    has a cost now and an effect later, which makes this a proper MDP.
 
     State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy.
     P(x' | x, a): tuned' = a, and channels move independently. r(x, a) = Pr[channel a idle next | x]
@@ -112,7 +112,7 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Returns the law (S, 2^C) of the next occupancy from the channels' chances (S, C)."""
+    """Returns the law (S, 2^C) of the next occupancy from the chances (S, C) to be busy."""
     chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
     return np.asarray(chance.prod(axis=-1))
 
@@ -142,8 +142,8 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
     """Draws an MDP with layers of ``widths`` (X_0, ..., X_H), X_0 = X_H = 1, one step a layer.
 
     P_h(. | x, a) ~ Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States are
-    numbered from 0 in every layer and X = max X_h. A state that a layer lacks is never reached; it
-    leads to state 0. Raises ValueError if ``widths`` are not such layers.
+    numbered from 0 in every layer, and X = max X_h. A state that a layer does not have is never
+    reached; it leads to state 0. Raises ValueError if ``widths`` are not such layers.
     """
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
@@ -172,7 +172,7 @@ class MDPDocument(Document):
     d1: list[float]
 
     def mdp(self) -> TabularMDP:
-        """Returns the MDP. Raises ValueError for ragged lists, and as `TabularMDP` does."""
+        """Returns the MDP. Raises ValueError if a list is ragged, and as `TabularMDP` does."""
         P, r = np.array(self.P, dtype=np.float64), np.array(self.r, dtype=np.float64)
         if self.horizon is not None:
             P, r = (np.repeat(part[None], self.horizon, axis=0) for part in (P, r))

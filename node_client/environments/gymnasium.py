@@ -2,11 +2,11 @@
 
 The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
 values of the observation space and one absorbing state, for episodes that terminate or are
-truncated early. A Gymnasium environment draws from its own generator; every episode seeds it with
-64 bits of the given randomness, so test runs are reproducible and a deployed node's are not.
+truncated early. A Gymnasium environment has its own random generator. Every episode seeds it with
+64 bits of the given randomness, so test runs are reproducible; a deployed node's are not.
 
-An environment that publishes its table, as Gymnasium's toy texts do (``P[x][a]``, a list of
-(probability, x', reward, terminated), and ``initial_state_distrib``), has a known MDP.
+Some environments, such as Gymnasium's toy texts, publish a table: ``initial_state_distrib`` and
+``P[x][a]``, a list of (probability, x', reward, terminated). Their MDP is known.
 """
 
 import importlib
@@ -26,8 +26,8 @@ GymnasiumLike: TypeAlias = Any
 class GymnasiumEnvironment:
     """A Gymnasium environment whose rewards are in [low, high], run for at most ``horizon`` steps.
 
-    Observations and actions count from 0, whatever ``start`` their space has. Raises LocalError
-    ``invalid-spec`` if a space is not discrete.
+    Observations and actions are numbered from 0, whatever the ``start`` of their space is. Raises
+    LocalError ``invalid-spec`` if a space is not discrete.
     """
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
@@ -74,7 +74,7 @@ class TabledGymnasium(GymnasiumEnvironment):
 
 
 def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> GymnasiumEnvironment:
-    """Adapts an environment; adds its MDP if it publishes a table that is valid over the horizon.
+    """Adapts an environment; adds its MDP if it has a table that is valid over the horizon.
 
     The table ignores time limits, so an environment with a limit within the horizon has no MDP.
     """

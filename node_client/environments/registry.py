@@ -1,16 +1,16 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-- ``Name-v0`` is one of Riffle's own environments, or one from another package, which offers it by
-  an entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
+- ``Name-v0`` is one of Riffle's own environments or another package's. A package offers one by an
+  entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
 - ``file.py:make`` is such a callable in a Python file. The parameter ``folder`` (default: the
   working directory) names the file's folder, so that no id reveals where the file is.
 
-The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. Sizes given for an
-environment whose sizes are fixed must equal these.
+The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
+sizes are fixed, the given ones must equal them.
 
-An external environment, brought by its user, is checked when it is made, so that a mistake is
-reported in one line. A later fault, in `reset` or `step`, makes an episode fail
+An external environment, one that its user supplies, is checked when it is made, so that a mistake
+is reported in one line. A later fault, in `reset` or `step`, makes an episode fail
 (`node_client.episode`).
 """
 
@@ -130,13 +130,13 @@ def _make_own(name: str, builder: Constructor, values: dict[str, Parameter]) -> 
 def make_external(name: str, maker: Constructor, values: Mapping[str, object]) -> Environment:
     """Makes and checks an external environment.
 
-    Raises LocalError ``invalid-spec`` if ``maker`` raises (the detail names the line) or returns
-    something that is no environment.
+    Raises LocalError ``invalid-spec`` if ``maker`` raises (the detail names the line) or does not
+    return an environment.
     """
     try:
         environment: Environment = maker(**values)
         fault = _fault(environment)
-    except (RiffleError, MemoryError):  # their message already says what is wrong
+    except (RiffleError, MemoryError):  # these messages already say what is wrong
         raise
     except Exception as error:
         place = plugins.describe_error(error, plugins.source_file(maker))

@@ -5,8 +5,8 @@ the node maps the range to [0, 1] and draws a bit with that mean (`node_client.e
 environment that can end early declares one absorbing state, the last of its X states; the node
 stays there, with zero reward, for the rest of the horizon.
 
-All chance comes from the given randomness, so that one environment serves deployed nodes (the
-system's CSPRNG), the test entry point and the simulator (a keyed stream).
+An environment draws only from the given randomness. So the same one serves deployed nodes (the
+system's CSPRNG), the test entry point and the simulator (keyed streams).
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Environment(Protocol):
         """Begins an episode and returns its first state."""
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """Takes an action; returns the next state, the reward, and whether this ended early."""
+        """Takes an action; returns next state, reward, and whether the episode ended early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TabularMDP:
 
 @runtime_checkable
 class Modelled(Protocol):
-    """An environment with a known MDP, as exact values and population-level simulation need."""
+    """An environment with a known MDP; exact values and population-level simulation need one."""
 
     @property
     def mdp(self) -> TabularMDP:
@@ -132,10 +132,10 @@ def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
     """Returns RiverSwim with X states in a row and horizon H (Osband et al. 2013; 000, Fig. 5).
 
     A swimmer starts at the left end. "Left" always succeeds. "Right" moves right, stays or slips
-    left with probability .35, .6 and .05; at the left end it moves right with .6, at the right end
-    it slips left with .4. "Left" at the left end earns .005, "right" at the right end 1. For X=4,
-    H=6 the optimal value is 0.475791, and always-left earns 0.03. Raises ValueError if X is below
-    two.
+    left with probability .35, .6 and .05. At the left end it moves right with .6; at the right end
+    it slips left with .4. "Left" at the left end earns .005; "right" at the right end earns 1. For
+    X=4, H=6 the optimal value is 0.475791, and always-left earns 0.03. Raises ValueError if X is
+    below two.
     """
     if X < 2:
         raise ValueError(f"RiverSwim needs at least 2 states, not {X}")
