@@ -184,7 +184,7 @@ class _Progress:
 class Pipeline:
     """The path of reports from lease to shuffler, shared by all nodes of a process.
 
-    ``refetch`` returns a job with the batch's current key.
+    ``refetch`` returns a job again, with the batch's current key.
     """
 
     environment: Environment

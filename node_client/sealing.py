@@ -22,7 +22,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import seal, seal_indices
 
 LEAST_CHUNK = 36_000
-# About two seconds of sealing on two cores, so no lease expires while its chunk waits for others.
+# Two cores seal this in about two seconds, so no lease ends while its chunk waits for others.
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 _INDEX = np.dtype("<u4")

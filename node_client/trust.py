@@ -7,7 +7,7 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the shuffler's pinned key signed their digest together with the per-batch key;
 - its batch id is the requested one, and is the one that run and deployment give;
 - it names this node's shuffler;
-- it has not expired, and it does not stay open for longer than the owner allows;
+- it has not expired, and will not stay open for longer than the owner allows;
 - the owner allows its trust model (no guarantee makes up for a model that is not allowed);
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;

@@ -83,7 +83,7 @@ class Users:
         self._write("UPDATE users SET asked = 1 WHERE user = ?", [(user,) for user in users])
 
     def set_aside(self, users: Iterable[str]) -> None:
-        """Skips users until the next start, because they have reported or hold a slot elsewhere."""
+        """Skips users until the next start: they have reported, or hold a slot elsewhere."""
         self._aside.update(users)
 
     def forget(self, users: Iterable[str]) -> None:

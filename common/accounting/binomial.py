@@ -3,7 +3,7 @@
 **Losses.** A counter leaves the shuffler as c + Z, Z ~ Binomial(N, p), with b(z) = Pr[Z = z]. One
 user moves c by one. Let P be the law of the output on one input, Q that on its neighbour, and L(y)
 = log P(y) / Q(y) the loss of an outcome y drawn from P. The pair's delta is E_P[(1 - exp(epsilon -
-L))_+], where an outcome that is impossible under Q has L = +infinity. With r(y) = log b(y) / b(y -
+L))_+], where an outcome that is impossible under Q has L = +infinity. Let r(y) = log b(y) / b(y -
 1) = log((N - y + 1) p / (y (1 - p))):
 
 * up (P is one higher, P = 1 + Z, Q = Z): at y = z + 1 the mass is b(z), the loss is -r(z + 1) for
@@ -141,7 +141,7 @@ def step_losses(q: float) -> Losses:
 def trim(losses: Losses, budget: float) -> Losses:
     """Moves the longest tail of mass at most `budget`, on each side, to `dropped`.
 
-    A tail of tiny mass at huge loss hardly adds to delta, but it would dominate the moment
+    A tail of tiny mass at huge loss adds little to delta, but it would dominate the moment
     generating function that bounds the errors.
     """
     below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])

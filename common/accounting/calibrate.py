@@ -1,4 +1,4 @@
-"""Calibration: the least noise for an (epsilon, beta), and the padding that goes with it.
+"""Calibration: the least noise that gives an (epsilon, beta), and the padding that it needs.
 
 **Shuffle, exact.** A batch costs one ciphertext per 1-bit, so `exact` looks for the fewest expected
 1-bits. It tries p = 2^-j for j = 1..10: for each p it finds the least N, and so the bits per user.
@@ -84,7 +84,7 @@ LARGEST_LOG2 = 10
 """The smallest dyadic p to be tried is 2^-10."""
 
 WASTE = 1e-3
-"""Share of wasted 1-bits above which a p that is no power of two is tried too."""
+"""Share of wasted 1-bits above which a p that is not a power of two is tried too."""
 
 LARGEST_BATCH = 10**12
 

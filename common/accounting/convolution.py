@@ -13,15 +13,15 @@
 
 **Tilt and window.** For S = sum of the finite losses under P, K(s) = log E[exp(s S)]. The tilted
 masses exp(lambda l) P(l) / exp(K) are convolved instead of P(l). That puts the far tail of S, which
-makes up delta, in the middle of the array, so all errors of the transform are relative to delta and
+makes up delta, in the middle of the array. So all errors of the transform are relative to delta,
 not to 1. lambda and the window only affect how tight the bounds are, never whether they hold:
 `loss_curve` accounts for mass outside the window.
 
 **Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
 its norm, where eta = mu + gamma_4 (sqrt(2) + mu), and mu is the error of the twiddle factors. With
-mu <= u this is below 8 u log2(M); the same bound holds for the inverse. Carried through powers and
-products of spectra and the inverse, it gives one number that no cell's error exceeds.
+mu <= u this is below 8 u log2(M); the same bound holds for the inverse. Carried through all powers,
+products and the inverse, this gives one number that no cell's error exceeds.
 
 This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
 threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.

@@ -95,8 +95,8 @@ class CounterLayout:
     def cells(self) -> int:
         """Largest number of cells that move up by one, and also down, when one user is replaced.
 
-        Every family has one symbol per step, so for each family and step in scope two episodes
-        differ in at most one cell up and one cell down. Privacy rests on this number (`account`).
+        Every family has one symbol per step, so two episodes differ in at most one cell up and one
+        down for each family and step in scope. Privacy rests on this number (`account`).
         """
         return len(self.shapes) * self.layers
 

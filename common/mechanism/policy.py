@@ -1,4 +1,4 @@
-"""Policies and mixtures, with weights that every role rounds alike.
+"""Policies and mixtures of policies, whose weights every role rounds in the same way.
 
 A deterministic policy is an array (H, X) of actions. A mixture draws one policy for each episode.
 Its weights are integers over 2**32, so a draw compares a 32-bit word with sums of weights, and two

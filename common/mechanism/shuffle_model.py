@@ -59,7 +59,7 @@ def pad(data: Ints, noise_ones: Ints, padding: Padding, dummy: int, randomness: 
 
     Data is never dropped, because it has slots of its own. If noise exceeds its slots, a uniformly
     random subset of the noise stays. The accountant charges that whole event to beta, so any choice
-    of the subset is private; a uniform subset keeps the counters' biases equal.
+    of the subset is private. A uniform one gives all counters the same bias.
     """
     if data.size > padding.data_slots:
         raise ValueError(f"{data.size} data messages exceed {padding.data_slots} data slots")

@@ -4,7 +4,7 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
 
 - A commit returns only once it is on disk, and nobody is answered before.
 - Writing transactions run one after another. Each takes the store's single writing lock when it
-  begins, so facts that it has checked hold until it commits, on any replica, and no two writers can
+  begins. So what it has checked stays true until it commits, on any replica, and no two writers can
   deadlock. Group commits (`shuffler.store.committer`) share the cost of lock and disk.
 - A reading transaction sees one state of the store.
 

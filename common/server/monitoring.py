@@ -188,7 +188,7 @@ T = TypeVar("T")
 
 
 class VersionedCache(Generic[T]):
-    """A value read once for each version, however many requests ask for it at the same time."""
+    """A value that is read once per version, however many requests ask for it at the same time."""
 
     def __init__(self, read: Callable[[], Awaitable[T]], version: Callable[[], object]) -> None:
         self._read = read

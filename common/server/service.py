@@ -221,8 +221,8 @@ def serve(
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file
         on_start()
-        # Objects loaded by now stay until the end. Without freezing, every full collection would
-        # visit them all, and delay the request that triggers it.
+        # Objects loaded by now stay until the end. If they were not frozen, every full collection
+        # would visit them all and delay the request that triggers it.
         gc.collect()
         gc.freeze()
         try:

@@ -113,7 +113,7 @@ class ServerSettings(RoleSettings):
         return None if no_file else self.hex_value("metrics_token_hash").hex()
 
     def check_tokens(self, *hashes: str | None) -> None:
-        """Raises LocalError if two callers have the same token, judged by its hash."""
+        """Raises LocalError if two callers' tokens have the same hash."""
         given = [each for each in hashes if each is not None]
         if len(set(given)) < len(given):
             detail = f"{self.prefix()}*TOKEN*: two are of one token: make one for each"
