@@ -3,19 +3,19 @@
 The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
 learner receives private sums of visits and transitions. It also receives private sums of all losses
 (UC-O-REPS, full information) or only the noisy losses of the episode (UOB-LBPS, bandit feedback).
-Regret is exact (Eq. 2.2): at every checkpoint k, sum_{i<=k} <q^{P,pi_i}, l_i> minus the least value
-of any fixed policy on l_1 + ... + l_k, found by backward induction; it uses no realised loss.
+Regret is exact (Eq. 2.2) and uses no realised loss. At checkpoint k it is sum_{i<=k} <q^{P,pi_i},
+l_i> minus the least loss of any fixed policy on l_1 + ... + l_k, found by backward induction.
 
-Privacy is `none`, `central` (JDP: the Binary Mechanism; the variant of Algorithm 4 for
-full-information losses; plain noise for bandit losses, Lemma 5.6) or `local` (LDP). There are two
-calibrations.
+Privacy is `none`, `central` (JDP) or `local` (LDP). `central` uses the Binary Mechanism for counts,
+its variant of Algorithm 4 for full-information losses, and plain noise for bandit losses (Lemma
+5.6). There are two calibrations.
 
 `paper` takes paper 004 literally: Lap(3H/epsilon) for each family, times the levels of the tree.
-This does not give the stated epsilon. Replacing one user changes, in L1: each visit family, N(x,a)
-and N(x,a,x'), by 2H (one entry down and one up in every layer); bandit losses likewise by up to 2H;
-and under full information all XA losses (XA counts the pairs), since the new user may bring any l_k
-in [0, 1]. The true epsilon is Delta_1 / (3H) times the stated one, with Delta_1 = 6H, or 4H
-+ XA.
+This does not give the stated epsilon. Replacing one user changes each visit family, N(x,a) and
+N(x,a,x'), by 2H in L1 (one entry down and one up in every layer), and bandit losses by up to 2H
+too. Under full information all XA losses may change (XA counts the pairs), because the new user may
+bring any l_k in [0, 1]. The true epsilon is Delta_1 / (3H) times the stated one; Delta_1 is 6H, or
+4H + XA under full information.
 
 `correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses, each with the least
 noise for its sensitivity (Laplace or analytic Gaussian); they compose to (epsilon, beta)-DP.
@@ -116,10 +116,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class AdversarialResult:
-    """A finished run: checkpoints ``episodes`` (C,), ``regret`` (C,) there, time, constants used.
+    """A finished run: checkpoints ``episodes`` (C,), ``regret`` (C,) at them, time, constants.
 
-    uniform_regret is the regret at K of choosing every action at random; a learner with no less
-    regret learned nothing.
+    uniform_regret is the regret at K of choosing every action at random; a learner whose regret is
+    not lower has learned nothing.
     """
 
     episodes: FloatArray
@@ -279,8 +279,8 @@ def _sums(
 class Channel:
     """The Privatizer of a case: noise on the cells that exist (no padding), and its precision.
 
-    Counts: N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions. Losses: a stream of
-    sums under full information; under bandit feedback each episode's losses get their own noise.
+    N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions. Under full information the
+    losses form a stream of sums; under bandit feedback each episode's losses get their own noise.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """Returns Assumption 2.3's E after t contributions; all of them hold with 1 - 2 delta."""
+        """Returns E of Assumption 2.3 after t contributions; all E hold with 1 - 2 delta."""
         counters = self._layers.pair_count + self._layers.cell_count
         ratio = counters * self._K / self._delta
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)

@@ -61,8 +61,8 @@ class Result:
     """A finished run.
 
     episodes (c,) are the checkpoints, cumulative (c,) the pseudo-regret at them. switches counts
-    changes of the deployed policy or mixture. policy (H, X) is the last one deployed, or for
-    batched learners the learned one. constants holds every constant that the run used. seconds is
+    changes of the deployed policy or mixture. policy (H, X) is the last one deployed or, for
+    batched learners, the learned one. constants holds every constant that the run used. seconds is
     process time, which includes compilation if the loops were not yet compiled.
     """
 
@@ -270,7 +270,7 @@ def _exploration(setting: Setting) -> tuple[int, float]:
 
 
 def _log_term(setting: Setting) -> float:
-    """Returns the logarithm in E of Assumption 4, or 0 where the bonus needs no E."""
+    """Returns the logarithm in E of Assumption 4, or 0 if the bonus needs no E."""
     if setting.bonus.name != "paper":
         return 0.0
     counters = layout_of(setting.mdp.sizes, setting.calibration).counters

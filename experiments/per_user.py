@@ -1,11 +1,11 @@
 """Simulates a run user by user, without network or encryption: ``riffle simulate --per-user``.
 
-Each report is made by the node's own code. Draws are keyed by (run, batch, slot), as at the
-services' test entry point, so a networked run with the same spec, run id and test seed has the same
-private counts in each batch, whatever the order of arrival. No transition probabilities are needed,
-so every environment that a node can run can be simulated, at a cost per user.
+Each report is made by the node's own code. Draws are keyed by (run, batch, slot), like those of the
+services' test entry point. So a networked run with the same spec, run id and test seed has the same
+private counts in each batch, in whatever order reports arrive. No transition probabilities are
+needed, so every environment of a node can be simulated, at a cost per user.
 
-Seed 0 uses the spec's own seeds, which makes it the run that the services do with this spec and run
+Seed 0 uses the spec's own seeds, so it is the run that the services would do with this spec and run
 id. Seed s adds s to the spec's seeds.
 """
 
@@ -39,7 +39,7 @@ NEVER = 1 << 40
 SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
 Batch = tuple[BatchDescriptor, BatchCounts]
 PROGRESS_EVERY = 1_000
-"""The number of users between two calls of ``on_users``, which receives how many more are done."""
+"""Number of users between two calls of ``on_users``, which receives how many more are done."""
 
 
 def ignore(users: int) -> None:
@@ -49,8 +49,8 @@ def ignore(users: int) -> None:
 class Users:
     """The users of a run, one after another, and the outcomes of their episodes.
 
-    A node tells nobody more than how many episodes failed. Here ``failure`` is the error of the
-    first one that failed, in one line. ``rewards`` sums the reward bits of the other episodes.
+    A node reports only how many episodes failed. Here ``failure`` is the error of the first failed
+    episode, in one line. ``rewards`` sums the reward bits of the other episodes.
     """
 
     def __init__(self, environment: Environment, on_users: Callable[[int], None] = ignore) -> None:
@@ -73,7 +73,7 @@ class Users:
         return symbols
 
     def notify(self) -> None:
-        """Passes to ``on_users`` how many users are done since the last call."""
+        """Calls ``on_users`` with the number of users done since the last call."""
         more, self._notified = self.episodes - self._notified, self.episodes
         if more:
             self._on_users(more)
@@ -106,7 +106,7 @@ class Users:
 def run_per_user(
     spec: RunSpec, run_id: str, users: Users, registry: Registry | None = None
 ) -> tuple[Run, list[Batch]]:
-    """Runs a spec user by user; returns the run, and batches' descriptors and private counts.
+    """Runs a spec user by user; returns the run, and each batch's descriptor and private counts.
 
     Raises:
         RemoteError: ``batch-too-small`` or ``invalid-spec``, as the coordinator would.
@@ -140,9 +140,9 @@ RUN_ID = "0" * 32  # keys the draws if the spec has no test seed
 
 @dataclass(frozen=True, slots=True)
 class UserSeed:
-    """One seed's result as in every simulation, plus the facts that only a per-user run has.
+    """One seed's result, with the facts that only a per-user run has.
 
-    ``reward_mean``: see `Users`. ``batches`` have private counts as in the coordinator's API.
+    For ``reward_mean`` see `Users`. ``batches`` hold private counts as in the coordinator's API.
     """
 
     result: SeedResult
@@ -183,7 +183,7 @@ def study(
 ) -> list[UserSeed]:
     """Runs seeds 0..seeds-1 in ``workers`` processes.
 
-    ``on_users`` receives the number of users done: during a run in one process, else after it.
+    ``on_users`` receives the number of users done: in one process during a run, else after it.
     """
     alone = min(workers, seeds) <= 1
     run = partial(
@@ -234,7 +234,7 @@ def run_seed(
 def _public(counts: BatchCounts) -> dict[str, Any]:
     """Returns the fields that `coordinator.api.models.Counts` publishes, arrays as lists.
 
-    That module loads the services' libraries, which a simulation does without.
+    That module loads the services' libraries, which a simulation does not need.
     """
     fields = asdict(counts)
     for name in ("layout", "n", "term"):

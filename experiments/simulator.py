@@ -2,11 +2,11 @@
 
 Users are exchangeable, so it is enough to count users by (policy, state) at each step. Policies are
 drawn multinomially from the mixture, start states from d1. At every step, given how many users of
-policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). Reward bits depend on
-(x, a) alone: Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n single users' noise, or of
-the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n bits, p). The result
-has the law of n single users, without approximation, unless a report's noise overflows its padding
-(an event of probability at most beta, which the accountant charges to beta).
+policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). A reward bit depends
+only on (x, a), so their sum is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n users'
+noise, or of the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n bits,
+p). So the result has exactly the law of n users, except if a report's noise overflows its padding.
+This has probability at most beta, and the accountant charges it to beta.
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """

@@ -1,4 +1,4 @@
-"""The decorator of loops that numba compiles. Without numba, plain Python runs the same text.
+"""Compiles loops with numba. Without numba, plain Python runs the same code.
 
 numba's cache on disk notices a change of the file that holds a function, but of no other file. So a
 compiled function uses only compiled functions and constants of its own file.
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compiles for this machine, with IEEE arithmetic and without reordering; cached on disk."""
+    """Compiles for this machine, with IEEE arithmetic in the given order, and caches on disk."""
     try:
         from numba import njit  # noqa: PLC0415  (an optional dependency)
     except ImportError:

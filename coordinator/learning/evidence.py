@@ -1,15 +1,15 @@
-"""The counts of several batches as one: which batches add to a model, and with what weights.
+"""Adds up the counts of several batches, each with a weight, to the counts behind a model.
 
-Batch i is added with weight w_i, in one of two ways. Here m counts the visits to a typical or to
-this very (h, x, a), and sigma_i^2 is the variance of the noise on a transition count:
+Batch i has a weight w_i by one of two rules. m is the number of visits that the rule expects, and
+sigma_i^2 is the variance of the noise on a transition count:
 
-    batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A);
-    visits:  w_i(h,x,a) = m / (m + X sigma_i^2),   m = n_i d_i(h,x,a), the visits that the batch's
-             own mixture pays to (h, x, a) under a first model of the transitions.
+    batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
+    visits:  w_i(h,x,a) = m / (m + X sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
+             the batch's own mixture under a first model of the transitions.
 
-Both are the share of sampling in a count's variance: near one where visits abound, about
-m / sigma^2 (the matched filter) where they are lost in noise. With `visits` a batch that never goes
-to (h, x, a) adds no noise there.
+Either weight is the share of a count's variance that comes from sampling. It is near one if there
+are many visits, and near m over the noise's variance (the matched filter) if noise dominates. With
+`visits`, a batch that never goes to (h, x, a) adds no noise there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Weights = Sequence[FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Unbiased counts of a batch (or of one a layer): (..., Hs, X, A, X), (..., Hs, X, A) twice.
+    """Unbiased counts of one batch, or of several batches that each count one layer.
 
-    `rewards` is None when they were not counted; n is the number of episodes behind each step. The
-    variances are those of the noise on one entry. `mixtures` are what was deployed: one for all
-    steps, or one a step.
+    transitions (..., Hs, X, A, X), visits and rewards (..., Hs, X, A); rewards is None if they were
+    not counted. n is the number of episodes behind each step. The variances are those of the noise
+    on one entry. mixtures are those deployed: one for all steps, or one for each step.
     """
 
     n: float
@@ -57,10 +57,10 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`); visits are then sums.
 
-        The variances stay those of the counts as they came, which errs on the safe side.
+        The variances are not updated. The projection only lowers them, so this is on the safe side.
         """
         if len(self.mixtures) > 1:
-            # A batch a step: all that is known of each is its sum.
+            # One batch for each step: the only equation of each is that its counts sum to n.
             N = conserve(self.transitions[..., None, :, :, :], self.n)[..., 0, :, :, :]
         elif self.visit_variance == self.transition_variance * self.transitions.shape[-1]:
             N = conserve(self.transitions, self.n)
@@ -99,7 +99,7 @@ def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> 
 
 
 def batch_weights(parts: Sequence[Evidence]) -> Weights:
-    """Returns one weight a batch; a single batch has weight one, so that E stays in counts."""
+    """Returns one weight for each batch. A single batch has weight one, so E stays in counts."""
     if len(parts) == 1:
         return (np.ones(()),)
     X, A = parts[0].transitions.shape[-3:-1]
@@ -107,7 +107,7 @@ def batch_weights(parts: Sequence[Evidence]) -> Weights:
 
 
 def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> Weights:
-    """Returns the weights (Hs, X, A) of each batch, one for every (h, x, a)."""
+    """Returns the weights (Hs, X, A) of each batch: one weight for every (h, x, a)."""
     weights = []
     for part in parts:
         m = part.expected_visits(P, d1)
@@ -118,7 +118,7 @@ def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> W
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A weighted sum of evidence; the variances are those of the noise on an entry of each."""
+    """A weighted sum of evidence, with the variance of the noise on each entry of the sum."""
 
     transitions: FloatArray
     visits: FloatArray
@@ -131,7 +131,7 @@ class Counts:
 
 
 def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) -> Counts:
-    """Returns the weighted sum; `alike` sums over steps too (Hs = 1): homogeneous environments."""
+    """Returns the weighted sum; `alike` (homogeneous environments) also sums over steps: Hs = 1."""
     pairs = list(zip(weights, parts, strict=True))
     squares = [np.broadcast_to(w**2, part.visits.shape[-3:]) for w, part in pairs]
     return Counts(
@@ -145,7 +145,7 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
 
 
 def sum_terms(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray:
-    """Adds terms whose layer axis is `axes` from the end; `alike` sums over layers as well."""
+    """Adds terms whose layer axis is the `axes`-th from the end; `alike` also sums over layers."""
     if alike:
         terms = [term.sum(axis=-axes, keepdims=True) for term in terms]
     total = terms[0]

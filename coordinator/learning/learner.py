@@ -1,8 +1,8 @@
 """The contract between a learner and whatever runs it: deployments out, private counts in.
 
-A learner (SDP-PE of document 000, and every later one) is a deterministic state machine. It reads
-no clock and no global randomness, so replaying the same observations into a fresh learner of the
-same `Problem` reproduces its state exactly; that is how a coordinator recovers. The loop is
+A learner is a deterministic state machine. It reads no clock and no global randomness. So a
+coordinator recovers the exact state of a learner: it replays the same observations into a fresh
+learner of the same `Problem`. The loop is
 
     while (deployment := learner.next_deployment()) is not None:
         counts = ...n = deployment.n private episodes...
@@ -11,10 +11,10 @@ same `Problem` reproduces its state exactly; that is how a coordinator recovers.
 Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of
 Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
 
-`batch_counts` turns debiased counters into the counts that a learner takes, for every choice of
-families. A family that is not sent is a sum of one that is: with `lean`, N(x,a) = sum_x' N(x,a,x');
-with `joint`, N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). Variances add over the
-terms. `to_json` writes a learner's answers for the store and for events.
+`batch_counts` turns debiased counters into the counts that a learner takes, whichever families are
+sent. The other counts are sums of those: with `lean`, N(x,a) = sum_x' N(x,a,x'); with `joint`,
+N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). The variance of a sum is the sum of
+its terms' variances. `to_json` writes a learner's answers for the store and for events.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ PolicyArray = NDArray[np.int64]
 Purpose = Literal["crude", "fine", "exploit", "manual"]
 
 NoiseModel = Callable[[int, int | None], float]
-"""Variance of the noise on one counter in a batch of n reports of one layer, or of all (None).
+"""The variance of the noise on one counter, given n and the batch's layer (None: all layers).
 
-It is known before the batch runs: a learner chooses n by it, and computes E of Assumption 4."""
+It is known before the batch runs. From it, a learner chooses n and computes E of Assumption 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """All that a learner knows of its run and of the environment.
 
-    d1 has shape (X,) and sums to one; K counts episodes; (epsilon, beta) is the guarantee of one
-    user; delta is the failure probability of the confidence statements; `seed` keys the learner's
-    own draws (parametric bootstrap), which are post-processing and protect nobody.
+    d1 (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
+    guarantee of one user. delta is the probability that the confidence statements fail. `seed` keys
+    the learner's own draws (parametric bootstrap): these are post-processing and protect nobody.
     """
 
     sizes: Sizes
@@ -65,7 +65,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An order to run `mixture` for exactly `n` episodes that feed one layer, or all (None)."""
+    """An order to run `mixture` for exactly `n` episodes that count one layer, or all (None)."""
 
     stage: int
     purpose: Purpose
@@ -78,12 +78,12 @@ class Deployment:
 class BatchCounts:
     """Unbiased private counts of one batch, before post-processing.
 
-    transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None when out of scope, with
-    Hs = H for scope "all" and 1 for one layer. The variances are those of the noise on one entry of
-    each array. With the families `lean` and `joint`, no visits are sent: they are sums of the sent
-    counts over x' (and r). So visits and transitions agree exactly, and share their noise. `term`
-    is the b of Bernstein's inequality, the size of one term of the noise; it is the same for all
-    entries (`common.mechanism.parameters.BatchNoise`).
+    transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None if not counted; Hs is H
+    if the batch counts all layers, and 1 if it counts one. The variances are those of the noise on
+    one entry of each array. With the families `lean` and `joint`, no visits are sent: they are sums
+    of the sent counts over x' (and r). So visits and transitions agree exactly, and share their
+    noise. `term` is the b of Bernstein's inequality, the size of one term of the noise; it is the
+    same for all entries (`common.mechanism.parameters.BatchNoise`).
     """
 
     layout: CounterLayout
@@ -101,12 +101,12 @@ class BatchCounts:
 class StageResult:
     """The outcome of a stage, for the log, the CSV and the live page.
 
-    active_before and active_after count policies that differ from the start distribution, None when
-    an implicit active set cannot be counted; decisions_eliminated counts the (h, x, a) that no
-    active policy takes any more, known for both kinds; radius is the elimination threshold in value
-    units; best_value the largest estimated value in the active set; E the precision of the stage's
-    fine counts; infrequent the share of tuples (h, x, a, x') in W; coverage_gap the certificate
-    sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
+    active_before and active_after count active policies; policies that differ only in impossible
+    start states count as one. They are None if an implicit active set cannot be counted.
+    decisions_eliminated counts the (h, x, a) that no active policy takes any more. radius is the
+    elimination threshold in units of value, best_value the largest estimated value in the active
+    set. E is the precision of the stage's fine counts, infrequent the share of tuples (h, x, a, x')
+    in W. coverage_gap is the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
     """
 
     stage: int
@@ -129,8 +129,8 @@ class StageResult:
 class LearnerSummary:
     """The learner's answer so far: policy (H, X), its estimated value, and how it came about.
 
-    `active` counts active policies, None where that is not known. `constants` holds every constant
-    that shaped the run, by name.
+    `active` counts active policies; it is None if their number is not known. `constants` holds
+    every constant that shaped the run, by name.
     """
 
     policy: PolicyArray
@@ -147,19 +147,19 @@ class Learner(Protocol):
     """One learning run. Deterministic; see the module's docstring for the loop."""
 
     def next_deployment(self) -> Deployment | None:
-        """Returns what to deploy now, or None when the run is over.
+        """Returns the next deployment, or None when the run is over.
 
-        Idempotent: without an `observe` in between it returns an equal deployment.
+        Until `observe` is called, every call returns an equal deployment.
         """
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Takes the counts of the current deployment; returns the stage's result when it ends.
 
-        Raises LearnerError when nothing is deployed or when the counts have another n or layer.
+        Raises LearnerError if nothing is deployed, or if the counts have another n or layer.
         """
 
     def summary(self) -> LearnerSummary:
-        """Returns the best policy known so far; available at any time."""
+        """Returns the best policy known so far. It may be called at any time."""
 
 
 class LearnerError(ValueError):
@@ -171,9 +171,9 @@ def batch_counts(
 ) -> BatchCounts:
     """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    `variance` is that of the noise on each counter, `term` the size of the noise's terms.
+    `variance` is the variance of the noise on each counter, `term` the size of one term of it.
 
-    Raises ValueError when there are not exactly `layout.counters` of them.
+    Raises ValueError if `debiased` does not have exactly `layout.counters` entries.
     """
     if debiased.shape != (layout.counters,):
         raise ValueError(f"expected {layout.counters} counters, got shape {debiased.shape}")
@@ -200,21 +200,21 @@ def batch_counts(
 
 
 def to_json(value: StageResult | LearnerSummary) -> str:
-    """Returns a learner's answer as JSON, arrays as nested lists, numbers by `json_float`."""
+    """Returns a learner's answer as JSON: arrays as nested lists, numbers as in `json_float`."""
     fields = asdict(value).items()
     plain = {k: json_float(v) if isinstance(v, float) else v for k, v in fields}
     return json.dumps(plain, default=_to_list)
 
 
 def json_float(value: float) -> float | str:
-    """Returns a number as JSON can hold it: "Infinity", "-Infinity" and "NaN" are strings."""
+    """Returns a number in a form that JSON holds: "Infinity", "-Infinity" and "NaN" are strings."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _to_list(value: object) -> object:
-    """Returns an array as lists; raises TypeError for what JSON cannot hold."""
+    """Returns an array as nested lists; raises TypeError for other types."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

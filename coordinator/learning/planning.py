@@ -5,9 +5,9 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
     V_h(x) = r_h(x, pi_h(x)) + sum_x' P_h(x' | x, pi_h(x)) V_{h+1}(x'),
     d_0 = d1,    d_{h+1}(x') = sum_x d_h(x) P_h(x' | x, pi_h(x)).
 
-P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to the
-absorbing state x-dagger of 000, section III-B. Its value is zero, so it needs no row of its own.
-r has shape (H, X, A). `...` stands for leading batch dimensions.
+P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to x-dagger,
+the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so that state needs
+no row. r has shape (H, X, A). `...` stands for leading batch dimensions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plan(P: FloatArray, r: FloatArray, d1: FloatArray) -> Plan:
 
 
 def value(P: FloatArray, r: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns the values (...) of policies (..., H, X) for P and r of `plan`, broadcast."""
+    """Returns the values (...) of policies (..., H, X); P and r are as in `plan`, and broadcast."""
     H, _, A = r.shape[-3:]
     taken = policy[..., None] == np.arange(A)
     rewards = (r * taken).sum(axis=-1)

@@ -2,31 +2,31 @@
 
 Everything here is a function of released counts, so it costs no privacy.
 
-**Eq. 7.** For every (h, x, a), with c the noisy transition counts N(x, a, .), N the noisy visits
-N(x, a) and [l, u] = [N - E/4, N + E/4], Eq. 7 asks for
+**Eq. 7.** For every (h, x, a), let c be the noisy transition counts N(x, a, .), N the noisy visits
+N(x, a), and [l, u] = [N - E/4, N + E/4]. Eq. 7 asks for
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
-It has many minimisers. `project` returns one that is unique and continuous in the data: the
-Euclidean projection of c onto {n >= 0, l <= sum n <= u}, which is also optimal for Eq. 7 (the tests
-compare it with a linear program). With c sorted in descending order and S_k its prefix sums,
+There are many minimisers. `project` returns the Euclidean projection of c onto the set {n >= 0, l
+<= sum n <= u}. It is a minimiser (the tests compare it with a linear program), it is unique, and it
+is continuous in the data. With c sorted in descending order and S_k its prefix sums,
 
     lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0).
 
-With u < 0 no n is feasible, and n = 0.
+If u < 0, no n is feasible, and `project` returns n = 0.
 
 **Flow.** The true transition counts N_h(x, a, x') of n episodes satisfy, exactly and in every MDP,
 
     sum_{x,a,x'} N_0(x, a, x') = n,
     sum_{x,a} N_{h-1}(x, a, y) = sum_{a,x'} N_h(y, a, x')      for all y, h >= 1,
 
-written B N = b. Private counts c do not. `conserve` is their precision-weighted least-squares
-projection onto these equations: linear, unbiased, for stacks of counts. Only noise violates the
-equations, so the projection removes noise and nothing else. There are 1 + (H - 1) X independent
-equations for H X^2 A counts, so the projection removes the share (1 + (H - 1) X) / (H X^2 A) of the
-noise's total variance, and far more of it in sums such as the visits of a state. Visits counted on
-their own (family `paper`) enter with their precision. With Sigma the covariance of the combined
-noise,
+in short B N = b. Private counts c violate them. `conserve` projects c onto these equations by least
+squares, weighted by precision. The projection is linear and unbiased, and takes stacks of counts.
+Only noise violates the equations, so the projection removes noise and nothing else. There are 1 +
+(H - 1) X independent equations for H X^2 A counts. So it removes the share
+(1 + (H - 1) X) / (H X^2 A) of the noise's total variance, and a far larger share in sums such as
+the visits of a state. If visits are counted separately (families `paper`), they enter with their
+own precision. With Sigma the covariance of the combined noise,
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
@@ -35,8 +35,8 @@ noise,
     P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
     r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1).
 
-This defines `Estimate Transition` and `Estimate Rewards`, which the document does not write out.
-P~ is sub-stochastic, as in `planning`.
+These are `Estimate Transition` and `Estimate Rewards`, which paper 000 does not write out. P~ is
+sub-stochastic (see `planning`).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray
 
 
 def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
-    """Returns n (..., X) of Eq. 7 for rows c (..., X), noisy totals (...) and E/4 in counts.
+    """Returns n (..., X) of Eq. 7 for rows c (..., X), noisy totals (...), tolerance E/4 (counts).
 
-    Raises ValueError when the tolerance E/4 is negative or the shapes disagree.
+    Raises ValueError if the tolerance E/4 is negative or the shapes disagree.
     """
     if tolerance < 0:
         raise ValueError(f"tolerance (E/4) must be >= 0, got {tolerance}")
@@ -78,10 +78,10 @@ class ConsistentCounts:
 def consistent(
     transitions: FloatArray, visits: FloatArray, E: float, *, add_on: bool = True
 ) -> ConsistentCounts:
-    """Applies Eq. 7 and then the add-on: E/(2X) on every tuple and so E/2 on every pair.
+    """Applies Eq. 7, then the add-on: it adds E/(2X) to every tuple and so E/2 to every pair.
 
-    transitions (..., X, A, X), visits (..., X, A), E in counts. Without `add_on` the counts stay
-    as projected: unbiased up to clipping, but possibly below the true ones.
+    transitions (..., X, A, X), visits (..., X, A), E in counts. Without `add_on`, the counts are
+    only projected: unbiased up to clipping, but possibly below the true ones.
     """
     n = project(transitions, visits, E / 4)
     if add_on:
@@ -92,9 +92,9 @@ def consistent(
 def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
     """Returns E of Assumption 4: with probability 1 - delta all noises are within E/4 (Bernstein).
 
-    A counter's noise is a centred sum of independent terms of size at most `term` and total
-    `variance`, hence P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 term s / 3)); union over
-    counters.
+    A counter's noise is a centred sum of independent terms. Each term is at most `term`, and
+    `variance` is the variance of the sum. So P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 term s
+    / 3)), and a union bound over the counters gives E.
     """
     log_term = math.log(2 * counters / delta)
     linear = term * log_term / 3
@@ -126,8 +126,8 @@ def conserve(
 ) -> FloatArray:
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
-    `visits` (..., H, X, A) are visits counted on their own, with noise of 1 / `ratio` times the
-    variance of a transition count's; None when visits are sums of the transitions.
+    `visits` (..., H, X, A) are visits counted separately, whose noise has 1 / `ratio` times the
+    variance of a transition count's noise. None means that visits are sums of transitions.
     """
     share = 0.0 if visits is None else ratio / (1 + transitions.shape[-1] * ratio)
     if visits is not None:
@@ -139,7 +139,7 @@ def conserve(
 def imbalance(transitions: FloatArray, n: float, share: float = 0.0) -> FloatArray:
     """Returns the part of counts (..., H, X, A, X) that true counts of n episodes never have.
 
-    It is M (c - N) for every c and true N, with M = Sigma B' (B Sigma B')^-1 B.
+    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B.
     """
     shape = transitions.shape[-4:]
     excess = divergence(transitions)
@@ -151,7 +151,7 @@ def imbalance(transitions: FloatArray, n: float, share: float = 0.0) -> FloatArr
 
 
 def leverage(shape: tuple[int, ...]) -> FloatArray:
-    """Returns the diagonal of M (`imbalance`) by step (H,): it is the same for all (x, a, x')."""
+    """Returns M's diagonal (see `imbalance`), (H,): all (x, a, x') of a step share one value."""
     H, X = shape[:2]
     inverse = _inverse(shape, 0.0)
     columns = np.zeros((H, len(inverse)))  # of B, for x = x' = 0
@@ -163,10 +163,10 @@ def leverage(shape: tuple[int, ...]) -> FloatArray:
 
 @lru_cache(maxsize=16)
 def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
-    """Returns (B Sigma B')^-1, written out because B itself has H X^2 A columns.
+    """Returns (B Sigma B')^-1 without building B, which has H X^2 A columns.
 
-    With S the sums over x', v' Sigma w = v'w - share (S v)'(S w). The equation of step 0 has X^2 A
-    ones; that of (h, y) has X A ones at step h - 1 (one for each S) and minus A rows at step h.
+    With S summing over x', v' Sigma w = v'w - share (S v)'(S w). Row 0 of B has X^2 A ones. Row (h,
+    y) has a one in each of the X A sums of step h - 1, and minus ones in A sums of step h.
     """
     H, X, A, _ = shape
     size = 1 + (H - 1) * X
@@ -181,13 +181,13 @@ def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
 
 
 def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
-    """Returns P~ (..., X, A, X) from consistent counts of that shape; 0 in rows without visits."""
+    """Returns P~ (..., X, A, X) from consistent counts of that shape. Rows without visits are 0."""
     visits = transitions.sum(axis=-1, keepdims=True)
     rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
     return np.where(W, 0.0, rows)
 
 
 def estimate_rewards(rewards: FloatArray, visits: FloatArray) -> FloatArray:
-    """Returns r~ (..., X, A) = R / N clipped to [0, 1], and 0 without visits."""
+    """Returns r~ (..., X, A): R / N clipped to [0, 1], and 0 if there are no visits."""
     ratio = np.divide(rewards, visits, out=np.zeros_like(rewards), where=visits > 0)
     return np.clip(ratio, 0.0, 1.0)

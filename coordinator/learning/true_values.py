@@ -1,14 +1,14 @@
-"""True values of what was deployed, as the operator of a simulated environment supplies them.
+"""True values of deployments, supplied by the operator of a simulated environment.
 
-The coordinator never knows an environment. The operator of a simulated one does: V*, and V of every
-deployed mixture, exactly. Values supplied for a run are stored beside it, marked as supplied, and
-no learner reads them. They give the exact pseudo-regret after deployment i,
+The coordinator does not know the environment. The operator of a simulated one knows V*, and V of
+every deployed mixture, exactly. Values supplied for a run are stored beside it and marked as
+supplied. No learner reads them. They give the exact pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-where n_j is the number of episodes executed. Runs whose specs differ only in id and seeds form a
-band, if they got at least as far as the run in question. A band is pointwise: the mean over runs
-with its two-sided 95 % Student t interval. Between deployments, regret is linear and value is
+where n_j is the number of episodes executed. The bands of a run cover all runs whose specs differ
+only in id and seeds and that got at least as far. A band is pointwise: the mean over these runs
+with a two-sided 95 % Student t interval. Between deployments, regret is linear and value is
 constant.
 """
 
@@ -22,7 +22,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 LEVEL = 0.95
 GRID = 200
-"""Points of a band along the episodes."""
+"""Number of points of a band along the episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TrueRow:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """episodes (D,) cumulative, value (D,) of each deployment, regret (D,) cumulative."""
+    """Cumulative episodes (D,), value (D,) of each deployment and cumulative regret (D,)."""
 
     episodes: FloatArray
     value: FloatArray
@@ -65,7 +65,7 @@ class Bands:
 
 
 def curve(rows: Sequence[TrueRow]) -> Curve:
-    """Returns a run's curve, without deployments that executed no episode."""
+    """Returns a run's curve; deployments that executed no episode are left out."""
     rows = [row for row in rows if row.episodes > 0]
     n = np.array([row.episodes for row in rows], dtype=np.float64)
     value = np.array([row.value for row in rows], dtype=np.float64)
@@ -74,7 +74,7 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and the others that got as far; None if no other did."""
+    """Returns bands over a run and the others that got as far; None if there are no others."""
     if not own.episodes.size:
         return None
     end = own.episodes[-1]
@@ -94,6 +94,6 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns half the interval of a mean of ``count`` >= 2 values of standard deviation sd."""
+    """Returns half the width of the interval for a mean of ``count`` >= 2 values; sd is theirs."""
     half: FloatArray = stats.t.ppf((1 + LEVEL) / 2, count - 1) * sd / np.sqrt(count)
     return half

@@ -1,15 +1,15 @@
-"""UCBVI and private UCB-VI, compiled: episodes, planning before each of them, and exact regret.
+"""UCBVI and private UCB-VI, compiled: episodes, a plan before each episode, and exact regret.
 
-`coordinator.learning.ucbvi_parameters` has the algorithm, its bonuses and its noise, in the same
-letters. A NumPy oracle in the tests takes its draws from the same generators in the same order and
-gives the same policies, draw by draw. (Rows are summed in the order of x'. NumPy does so below
-eight states; with more, the last bit may differ.) All draws come from PCG64. An episode takes 1 + 2
-H uniforms: the start, then next state and reward bit of every step. A completed block or a user's
-message takes one draw of noise a counter. Loops treat pairs (h, x, a) side by side, x' by x', so
-that they fill a register.
+`coordinator.learning.ucbvi_parameters` describes the algorithm, its bonuses and its noise in the
+same letters. A NumPy oracle in the tests takes the same draws from the same generators, in the same
+order, and gives the same policies. (Rows are summed in the order of x'. NumPy does so below eight
+states; with more, the last bit may differ.) All draws come from PCG64. An episode takes 1 + 2 H
+uniforms: one for the start, and two for the next state and the reward bit of every step. A
+completed block or a user's message takes one draw of noise for each counter. Inner loops run over
+pairs (h, x, a) for one x' at a time, so that they fill vector registers.
 
-A policy's value comes from backward induction in the true MDP, once for every policy that differs
-from the one before. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
+A policy's value comes from backward induction in the true MDP, computed only when the policy
+changes. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class World(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """A bonus: its kind, the constants of `ucbvi.Bonus`, and the kind's logarithm."""
+    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, and the kind's logarithm."""
 
     kind: int
     bonus_scale: float
@@ -48,9 +48,9 @@ class Exploration(NamedTuple):
 
 
 class Privacy(NamedTuple):
-    """A Privatizer; one draw of its noise has `scale` and `variance`; log_term > 0 asks for E.
+    """A Privatizer. One draw of its noise has `scale` and `variance`; E is needed if log_term > 0.
 
-    The kind NONE is UCBVI itself, which counts exactly.
+    The kind NONE is UCBVI without privacy, which counts exactly.
     """
 
     local: bool
@@ -62,7 +62,7 @@ class Privacy(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch arrays: V (X,), counts (X, pairs), and others (pairs,), for the H X A pairs.
+    """Scratch arrays: V (X,), counts (X, pairs) and the others (pairs,), with H X A pairs.
 
     They are separate arrays, not rows of one, so that the compiler sees that they do not overlap.
     """
@@ -84,7 +84,7 @@ class Work(NamedTuple):
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
     """Runs one episode into `episode` (H, 4): x, a, x', reward bit.
 
-    A state is the first whose running sum exceeds a uniform draw, or the last state.
+    A drawn state is the first whose running sum exceeds a uniform draw, or else the last state.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -123,7 +123,7 @@ def loss(world: World, policy: Ints, V: Floats) -> float:
 def plan(
     P: Floats, r: Floats, N: Floats, bonus: Exploration, noise: Floats, policy: Ints, work: Work
 ) -> bool:
-    """Overwrites `policy` with the optimistic one; returns whether it changed.
+    """Overwrites `policy` with the optimistic policy; returns whether it changed.
 
     P (X', H X A), r and N (H X A,). noise = (variance of a transition count, variance of a reward
     sum, E).
@@ -150,7 +150,7 @@ def plan(
             variance = max(square[i] - mean[i] * mean[i], 0.0)
             shift = E * X if bonus.kind == QIAO else sigma_T * squares[i] + sigma_R
             b = exploration(rewards[i], visits[i], variance, shift, most, H, bonus)
-            # From here on the means are Q.
+            # From here on, `mean` holds Q.
             mean[i] = min(rewards[i] + mean[i] + b, most) if visits[i] >= 1.0 else most
         changed |= greedy(mean, policy[h], V)
     return changed
@@ -160,7 +160,7 @@ def plan(
 def exploration(
     r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
 ) -> float:
-    """Returns the bonus b_h(x, a); `shift` is the effect of the noise."""
+    """Returns the bonus b_h(x, a); `shift` measures the noise: E X for QIAO, else a variance."""
     width = bonus.iota / N
     if bonus.kind == AZAR:
         return float(7.0 * H * bonus.iota / np.sqrt(N))
@@ -173,7 +173,7 @@ def exploration(
 
 @compiled
 def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
-    """Writes the best actions of Q (X A,) and their values V (X,); returns whether any changed."""
+    """Writes the best actions of Q (X A,) and values V (X,); returns whether an action changed."""
     X, changed = len(policy), False
     A = len(Q) // X
     for x in range(X):
@@ -190,7 +190,7 @@ def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
 
 @compiled
 def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats, N: Floats) -> None:
-    """Counts an episode exactly: N(x, a, x') (X', pairs), R and N (pairs,), and P^, r^ of them."""
+    """Adds an episode to N(x, a, x') (X', pairs), R and N (pairs,), exactly; updates P^ and r^."""
     pairs, X = len(N) // len(episode), len(rows)
     for h in range(len(episode)):
         i = h * pairs + episode[h, 0] * (pairs // X) + episode[h, 1]
@@ -204,7 +204,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns the next AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C), by NumPy (faster)."""
+    """Returns AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C); NumPy makes them faster."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
@@ -214,7 +214,7 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """Releases the sum `total` of t contributions as `BinaryMechanism.add`; blocks (levels, C)."""
+    """Releases the `total` of t contributions like `BinaryMechanism.add`; blocks (levels, C)."""
     completed = 0
     while not t >> completed & 1:
         completed += 1
@@ -228,10 +228,10 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """Projects the columns of c (X, pairs) by Eq. 7, as `postprocess.project`, into n; sums into N.
+    """Projects the columns of c (X, pairs) like `postprocess.project`, into n; their sums into N.
 
-    Sorts c by odd-even transposition, whose order of comparisons does not depend on the data, so
-    that pairs are sorted side by side.
+    c is sorted by odd-even transposition. The order of its comparisons does not depend on the data,
+    so all pairs are sorted side by side.
     """
     X, pairs = c.shape
     upper, lower = work.first, work.second
@@ -270,9 +270,9 @@ def estimate(
     N: Floats,
     work: Work,
 ) -> None:
-    """Estimates P~ (rows, (X', H X A)), r~ (means) and N~ (H X A,) from released counters (C,).
+    """Estimates P~ in rows (X', H X A), r~ in means and N~ (H X A,) from released counters (C,).
 
-    E > 0 projects with tolerance E / 4 and applies the add-on of Eq. 7.
+    If E > 0, the projection has tolerance E / 4, and the add-on of Eq. 7 is applied.
     """
     X, pairs = rows.shape
     counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
@@ -326,7 +326,7 @@ def run(
 ) -> tuple[Floats, int]:
     """Runs UCBVI or private UCB-VI for checkpoints[-1] episodes.
 
-    Returns regret at the checkpoints and switches; `policy` becomes the last one deployed.
+    Returns the regret at the checkpoints and the number of switches; `policy` becomes the last one.
     """
     separate_visits, K = privacy.separate_visits, checkpoints[-1]
     private = privacy.kind != NONE

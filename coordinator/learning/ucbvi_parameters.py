@@ -1,9 +1,9 @@
 """UCBVI and private UCB-VI: optimistic backward induction before every episode.
 
-The baselines of 000, section VI: UCBVI (Azar, Osband, Munos 2017) without privacy, DP-UCBVI (Qiao
-and Wang 2023) under joint and local DP with the Privatizers as 004 writes them. Here are their
-bonuses and noise; `coordinator.learning.ucbvi` is the learner, compiled. Services cannot run it: a
-policy for every episode leaves no batch to hide in.
+These are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017) without privacy,
+and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers of 004. This module
+has their bonuses and noise; `coordinator.learning.ucbvi` is the compiled learner. Services cannot
+run it: its policy may change with every episode, so there is no batch that could hide a user.
 
 Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
 h = H-1..0,
@@ -11,22 +11,22 @@ h = H-1..0,
     Q_h(x, a) = min(H - h, r^ + P^ V_{h+1} + b_h(x, a)),   V_h(x) = max_a Q_h(x, a),
 
 and Q = H - h for a pair never visited. The policy is greedy in Q, and the first action wins ties.
-The monotone minimum with the previous Q is left out: with noisy counts one under-estimate would
-stay for ever, and the learners should differ in their counts only.
+The monotone minimum with the previous Q is left out. With noisy counts, one underestimate would
+stay for ever, and the learners should differ only in their counts.
 
-Private learners see counts through a Privatizer (`privatizers`), which holds the privacy statement;
-all else is post-processing:
+Private learners see counts through a Privatizer; `privatizers` states the privacy guarantee.
+Everything else is post-processing:
 
     noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
 
 Policy k uses S_{k-1}, so at most K - 1 contributions are summed and the tree has ceil(log2 K)
-levels. Two sets of noise levels, named as in `privatizers`:
+levels. There are two sets of noise levels, named as in `privatizers`:
 
 - `paper`: three families (transitions, visits, rewards) with the documents' Laplace noise.
-- `tight`: two families (transitions and rewards; visits are sums). Replacing one user moves 4 H
-  cells; the noise is the least of Laplace and analytic Gaussian at the same (epsilon, beta).
+- `tight`: two families (transitions and rewards; visits are sums). Replacing one user changes 4 H
+  counters. The noise is the lesser of Laplace and analytic Gaussian at the same (epsilon, beta).
 
-Two bonuses, the same for every environment and recorded with every run:
+There are two bonuses. Each is the same for every environment, and every run records its own:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). It exceeds H - h
   for N < 49 L^2, some ten thousand visits, so nothing is learned at K = 20,000.
@@ -34,17 +34,17 @@ Two bonuses, the same for every environment and recorded with every run:
 
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
 
-  Their last term holds a minimum of H^2 and something above 10^6 H^3 X A iota^2 / N, which is H^2
-  for every N of interest; it is written as H here.
-- `practical`: Bernstein's bonus with estimated variances, times one constant, plus the first-order
-  standard deviation that noise gives r~ + P~ V, times another:
+  Their last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. This
+  minimum is H^2 for every N of interest, so the term is written with H here.
+- `practical`: one constant times Bernstein's bonus with estimated variances, plus another constant
+  times the standard deviation, to first order, that noise gives r~ + P~ V:
 
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
 
-  iota = log(2 H X A K / delta). Counts are projected with tolerance zero and without the add-on,
-  and visits count as at least `least_visits` deviations of their noise, as in SDP-PE's practical
-  preset.
+  with iota = log(2 H X A K / delta). As in SDP-PE's preset `practical`, counts are projected with
+  tolerance zero and without the add-on, and a visit count is taken as at least `least_visits`
+  standard deviations of its noise.
 """
 
 from __future__ import annotations

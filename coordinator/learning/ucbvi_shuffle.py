@@ -1,7 +1,7 @@
 """UCBVI in batches: optimistic policies from the private counts of a few batches of users.
 
-UCBVI plans before every episode, but in the shuffle model a user hides in a batch. So a batch of
-n_i users follows the policies of S bonus scales at once, all planned from the batches before:
+UCBVI plans before every episode, but in the shuffle model a user hides in a batch. So the n_i users
+of batch i run policies with several bonus scales, all planned from the earlier batches:
 
     n_1 = first sigma X A,  mixture_1 = uniform over random policies
     for batch i = 1, 2, ..., as many as fit in (1 - exploit_share) K episodes:
@@ -12,26 +12,26 @@ n_i users follows the policies of S bonus scales at once, all planned from the b
         mixture_{i+1} = uniform over the pi_c,  n_{i+1} = growth n_i
     run the remaining episodes with the policy without bonus
 
-Here V_H = 0, and sigma is the standard deviation of the noise on a visit count: if all (x, a) were
-visited alike, batch 1 would visit each `first` sigma times at every step. So batches are sized by
-the noise, and K only decides how many there are (all are stretched by one factor to fill K).
+Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
+visited equally often, batch 1 would visit each `first` sigma times at every step. So the noise sets
+the batch sizes, and K only decides how many there are (one factor stretches all to fill K).
 
-**Counts.** Counts of every batch are projected on the equations of flow and added with weights
-w_i(h, x, a) = m / (m + X v_i), where m is the number of visits that batch i expects there and v_i
-its noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets
-`shrinkage` s pseudo-visits with the mean row over all steps, s the standard deviation of its
-visits' noise. So steps share what they have in common until their counts rise above the noise.
-`homogeneous` declares that all steps are alike: counts are summed over steps instead.
+**Counts.** Each batch's counts are projected on the equations of flow and added with weights w_i(h,
+x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of its
+noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` s
+pseudo-visits, distributed like the mean row over all steps; s is the standard deviation of the
+noise on its visits. So steps share one estimate until their counts rise above the noise. With
+`homogeneous`, which declares that all steps are alike, counts are summed over steps instead.
 
-**Bonus.** With the variances v_T and v_R of the noise on the sums, and N of at least s visits,
+**Bonus.** With v_T and v_R the variances of the noise on the sums, and N of at least s visits,
 
-    b_h(x, a) = sqrt(v_T sum_x' (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)),
+    b_h(x, a) = sqrt(v_T sum_x' (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
-a standard deviation of what noise does to r^ + P^ V_{h+1}, plus one of a reward bit's sampling.
+The terms are the standard deviations of the noise in r^ + P^ V_{h+1} and of a reward bit.
 
 Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
-regret: b_h is one deviation and no confidence bound, and shrinkage is biased where steps differ.
-`docs/algorithm.md` says what was measured.
+regret: b_h is one standard deviation and no confidence bound, and shrinkage is biased if steps
+differ. `docs/algorithm.md` reports what was measured.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ EXPLORERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The constants of a run, the same for every environment, K and epsilon (module docstring)."""
+    """A run's constants (see the module), the same for every environment, K and epsilon."""
 
     first: float = 1.5
     growth: float = 1.45
@@ -84,7 +84,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A model, with visits N (H, X, A) and the noise variances v_T, v_R behind it, (H, X, A)."""
+    """A model, and the visits N and noise variances v_T, v_R behind it, each (H, X, A)."""
 
     model: Model
     N: FloatArray
@@ -92,7 +92,7 @@ class Estimate:
     v_R: FloatArray
 
     def optimistic(self, c: float) -> PolicyArray:
-        """Returns the policy that is greedy in Q with c times the bonus; the first action wins."""
+        """Returns the policy greedy in Q with c times the bonus; the first action wins ties."""
         (P, r), H = self.model, len(self.N)
         policy, V = np.zeros(r.shape[:2], dtype=np.int64), np.zeros(r.shape[1])
         for h in reversed(range(H)):
@@ -108,8 +108,8 @@ class Estimate:
 class UCBVIShuffle:
     """A `Learner`; see the module's docstring.
 
-    Raises LearnerError if K is too small for one batch, and as ``problem.noise`` if the noise of a
-    batch cannot be made.
+    Raises LearnerError if K is too small for one batch. An error of ``problem.noise`` passes
+    through if the noise of a batch cannot be made.
     """
 
     def __init__(self, problem: Problem, options: Options | None = None) -> None:
@@ -127,12 +127,12 @@ class UCBVIShuffle:
 
     @property
     def batches(self) -> set[tuple[int, int | None]]:
-        """Sizes and layers of all batches; the exploiting one is counted at its first step only."""
+        """Sizes and layers of all batches; the exploiting batch counts only its first step."""
         exploit = self.problem.K - sum(self.sizes)
         return {(n, None) for n in self.sizes} | ({(exploit, 0)} if exploit else set())
 
     def next_deployment(self) -> Deployment | None:
-        """Returns the next batch, or None once K episodes were observed."""
+        """Returns the next batch, or None once K episodes have been observed."""
         i = len(self._batches)
         if i < len(self.sizes):
             return Deployment(i + 1, "fine", self._mixture, self.sizes[i], None)
@@ -141,7 +141,7 @@ class UCBVIShuffle:
         return None
 
     def observe(self, counts: BatchCounts) -> None:
-        """Adds a batch's counts and plans the next mixture; there are no stages."""
+        """Adds a batch's counts and plans the next mixture. There are no stages to return."""
         asked = self.next_deployment()
         if asked is None or (asked.n, asked.layer) != (counts.n, counts.layout.layer):
             raise LearnerError(f"asked for {asked}, got counts of {counts.n} of {counts.layout}")
@@ -163,7 +163,7 @@ class UCBVIShuffle:
         sums = pool(self._batches, weights, alike=alike)
         N = sums.consistent(0.0, add_on=False)
         R, v_R = self._rewards(weights)
-        s = np.sqrt(sums.visit_variance) + 1e-3  # above zero without noise, too
+        s = np.sqrt(sums.visit_variance) + 1e-3  # above zero even without noise
         T, visits = N.transitions, N.visits
         if not alike:
             k = self.options.shrinkage * s
@@ -193,7 +193,7 @@ class UCBVIShuffle:
         return R, v_R
 
     def summary(self) -> LearnerSummary:
-        """Returns the best policy of the present model."""
+        """Returns the best policy of the current model."""
         return LearnerSummary(
             policy=self._best.policy,
             value_estimate=float(self._best.value),
@@ -207,9 +207,9 @@ class UCBVIShuffle:
 
 
 def batch_sizes(problem: Problem, options: Options) -> list[int]:
-    """Returns n_1, n_2, ...: as many as fit, then stretched to fill their share of K.
+    """Returns n_1, n_2, ...: as many sizes as fit, stretched to fill their share of K.
 
-    Raises LearnerError if K leaves less than one batch to learn from.
+    Raises LearnerError if K leaves too few episodes for one batch.
     """
     K, X, A = problem.K, problem.sizes.X, problem.sizes.A
     episodes = K - int(K * options.exploit_share)

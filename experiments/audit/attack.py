@@ -1,9 +1,9 @@
 """Attacks the deployed code on neighbouring populations with the best possible distinguisher.
 
-By Neyman and Pearson no test of a given size beats the likelihood ratio of the true model. Given
-everybody else's data, the analyzer's counts are independent, base + Binomial(N, p), and one user
-moves `cells` of them up and `cells` down. Let b be the binomial mass and base_i the other users'
-count on cell i. The score of counts y is
+By the Neyman-Pearson lemma, no test of a given size beats the likelihood ratio of the true model.
+Given everybody else's data, the analyzer's counts are independent, base + Binomial(N, p), and one
+user moves `cells` of them up and `cells` down. Let b be the binomial mass and base_i the other
+users' count on cell i. The score of counts y is
 
     sum over up cells i   of log b(y_i - base_i - 1) - log b(y_i - base_i)
     + sum over down cells of log b(y_i - base_i)     - log b(y_i - base_i - 1).
@@ -25,7 +25,7 @@ from riffle.experiments.audit.pipeline import Views, identity_seals, views, view
 from riffle.experiments.audit.world import Setting, World
 
 CERTAIN = 1e3
-"""The score of an outcome that is possible under one population only."""
+"""The score of an outcome that is possible only under one population."""
 
 TUNING_SHARE = 2
 """Fresh trials for each tuning trial."""
@@ -131,7 +131,7 @@ def log_ratios(N: int, p: float) -> FloatArray:
 
 
 def agreement(world: World, pair: Pair, trials: int) -> float:
-    """Returns a p-value: do trials with real HPKE seals have the same law as those of ``pair``?
+    """Returns the p-value of a test: trials with real HPKE seals have the law of ``pair``.
 
     The deployed analyzer opens the sealed trials. The test is chi-square on the scores, binned at
     the deciles of ``pair``, once for each population, with a Bonferroni factor of two.

@@ -10,11 +10,11 @@ the two populations is
     mean over the n vectors v of g(v | e) / g(v | e').
 
 **Sums**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit + noise,
-one number for each counter. With n > tau the noise is one bit of probability tau / 2n, else the
+one number for each counter. If n > tau, the noise is one bit of probability tau / 2n, else the
 number of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of each
-counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or m + 1). So where
-everybody else has bit 0, that number exposes the user, with probability tau / 2n (or 2^-m), which
-no finite epsilon covers.
+counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or m + 1). If everybody else
+has bit 0, that number exposes the user. This has probability tau / 2n (or 2^-m), and no finite
+epsilon covers it.
 
 The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
 for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,
@@ -82,7 +82,7 @@ def _log_mean(world: World, v: Ints) -> FloatArray:
 
 
 REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
-"""n over tau, in both regimes. A cell exposes the user with probability tau / 2n or 2^-m: 1/4."""
+"""n / tau in both regimes. In each, a cell exposes the user with probability 1/4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class LiteralBatch:
 
     @property
     def mass(self) -> FloatArray:
-        """f(0 ... m + 1); the last one is zero."""
+        """The probabilities f(0 ... m + 1); the last one is zero."""
         bits, p = self.noise.bits, self.noise.p
         return np.asarray(stats.binom.pmf(np.arange(bits + 2), bits, p))
 

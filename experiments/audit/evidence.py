@@ -10,8 +10,8 @@ sample, P(E) and Q(E) get Clopper-Pearson bounds. With p below P(E) and q above 
 
 One event is chosen for epsilon and one for beta, so four one-sided bounds are stated. Each fails
 with probability error / 4, so together they hold with probability 1 - error. The choice of events
-costs no confidence, because it used other trials. Any score gives valid bounds, a bad one weak
-bounds.
+costs no confidence, because it used other trials. Any score gives valid bounds; a bad score
+gives weak ones.
 """
 
 import math

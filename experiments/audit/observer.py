@@ -1,12 +1,12 @@
 """Guesses users' data from what leaves their devices, without any key.
 
-An observer sees the size, the time and the place in the order of every report. Here the observer
-gets more than a network would show: the time that making each report took, from episode to frame,
-measured in the process itself. A fair coin gives each user one of two episodes, as far apart as
-episodes can be: every reward 1 in the first state, or none in the last one. On the first third of
-the batch the observer knows the data and fits rules: a likelihood ratio by deciles for each
-feature, and Fisher's linear discriminant on all features. The second third chooses the rule that
-guesses best, and the last third tests it. Chance is 1/2, and the test is exact (binomial).
+An observer sees every report's size, time and place in the order. Here the observer gets more than
+a network would show: how long it took to make each report, from episode to frame, measured in the
+process itself. A fair coin gives each user one of two episodes, as far apart as episodes can be:
+every reward 1 in the first state, or none in the last one. On the first third of the batch the
+observer knows the data and fits rules: a likelihood ratio by deciles for each feature, and Fisher's
+linear discriminant on all features. The second third chooses the rule that guesses best, and the
+last third tests it. A random guess is right with probability 1/2, and the test is exact (binomial).
 
 Real seals are used. With ``padded`` false the same code runs without padding, which shows whether
 this observer can see anything at all.

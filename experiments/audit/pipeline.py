@@ -38,7 +38,7 @@ from riffle.shuffler.store.vault import KEY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The analyzer's views: counts (trials, C); ``head``: those of the first data_slots messages.
+    """The analyzer's views: counts (trials, C); ``head`` counts only the first data_slots messages.
 
     If the shuffle did not move the first report, ``head`` would show its data.
     """

@@ -49,12 +49,12 @@ MOST_EPSILON = 20.0
 """The largest epsilon to audit: no feasible number of trials tells a larger one from infinity."""
 
 OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
-"""Beta's share for padding, and room for rounding, as in calibration."""
+"""The share of beta for padding, and a margin for rounding, both as in calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The claimed epsilon at beta, and the batch that claims it; the CSPRNG if ``seed`` is None.
+    """The claimed epsilon at beta, and the batch that claims it. Without ``seed``: the CSPRNG.
 
     Raises ValueError for a value out of range.
     """
@@ -125,7 +125,7 @@ class World:
         return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> ConstantEnvironment:
-        """Returns a user's environment; ``first``: in the population where user 0 has e."""
+        """Returns a user's environment; ``first`` selects the population in which user 0 has e."""
         sizes = self.setting.sizes
         return ConstantEnvironment(sizes, 0 if user == 0 and first else sizes.X - 1)
 

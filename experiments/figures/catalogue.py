@@ -43,7 +43,7 @@ SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run without its seed; epsilon is None without privacy. `options` are the learner's."""
+    """A run without its seed. epsilon is None without privacy; `options` are for the learner."""
 
     learner: str
     environment: str
@@ -146,7 +146,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines shown beyond LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """Returns the lines of an algorithm of paper 004: one a privacy model and calibration."""
+    """Returns the lines of a paper 004 algorithm: one for each privacy model and calibration."""
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     return tuple(
         Line(

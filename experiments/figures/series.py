@@ -2,9 +2,9 @@
 
 `Rows` is a file with one JSON document per line, one line for each (run, seed), appended when the
 job ends. A row names the code that made it (a digest of the sources that affect a result), and rows
-of different code are never mixed silently. A last line cut short by a crash is dropped, and its job
-runs again. `gather` turns the rows of all seeds into a figure's series, with the reason for every
-missing result.
+of different code are never mixed silently. If a crash cut the last line short, the line is dropped
+and its job runs again. `gather` turns the rows of all seeds into a figure's series, with the reason
+for every missing result.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Rows:
         return self._rows.get(identity)
 
     def append(self, row: Row) -> None:
-        """Stores a result, on disk before this returns."""
+        """Stores a result; it is on disk when this returns."""
         self._rows[row.identity] = row
         with self._file.open("a") as stream:
             stream.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")

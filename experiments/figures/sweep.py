@@ -1,8 +1,8 @@
 """Computes a catalogue's runs for all seeds, on this machine's cores (loky) or a Dask cluster.
 
 This is the only module of the package that calls the simulators. A job is a (run, seed). Its draws
-are keyed by the seed, never by arrival, so every backend and order gives the same rows. Long runs
-go first, so that the cores end together.
+are keyed by the seed, not by arrival, so every backend and order gives the same rows. Long runs
+start first, so that all cores finish at about the same time.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _compute_all(jobs: list[Job], backend: Backend) -> Iterator[Row]:
         return
     with _cluster(backend):
         workers = backend.workers if backend.name == "loky" else -1
-        # One job per task: jobs that share a task would be lost, or wait, together.
+        # One job per task: jobs that share a task would be lost together and wait for each other.
         parallel = Parallel(workers, return_as="generator_unordered", batch_size=1)
         yield from parallel(delayed(execute)(run, seed) for run, seed in jobs)
 

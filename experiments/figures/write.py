@@ -1,8 +1,8 @@
 """Makes figures by name: checks, computes, gathers, and writes the files of each figure.
 
-A figure leaves NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg, NAME.md (the
+Each figure has NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg, NAME.md (the
 table, with every constant) and NAME.json (the manifest). The manifest is written last: a figure
-that has one is finished, and is not overwritten.
+with a manifest is finished and is not overwritten.
 """
 
 from __future__ import annotations
