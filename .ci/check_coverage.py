@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 LEAST_STATEMENTS = 15_000
-LEAST_PERCENT = 96.1  # statements and branches; compiled loops are excluded
+LEAST_PERCENT = 96.2  # statements and branches; compiled loops are excluded
 
 totals = json.loads(Path(sys.argv[1]).read_text())["totals"]
 statements, percent = totals["num_statements"], totals["percent_covered"]

@@ -1,17 +1,25 @@
 """Connections of strangers: heads have a size and a deadline, and the connections a number."""
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
-from riffle.common.server.settings import Tls
+from riffle.common.server.connections import make_server
+from riffle.common.server.settings import ServerSettings, Tls
 from tests.common.server.test_serve import free_port, served, tls
 
 __all__ = ["tls"]  # a fixture
@@ -236,3 +244,68 @@ def test_an_open_connection_over_tls_does_not_delay_the_end(tls: Tls) -> None:
             assert b" 200 " in stranger.one_answer()
             process.terminate()
             process.wait(10)
+
+
+async def says_yes(scope: Scope, receive: Receive, send: Send) -> None:
+    """The smallest service: it answers every request with yes, and knows who sends a token."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    if (b"authorization", b"Bearer known") in scope["headers"]:
+        scope["state"]["known"] = True
+    while (await receive()).get("more_body"):
+        pass
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]}
+    )
+    await send({"type": "http.response.body", "body": b'"yes"'})
+
+
+@contextmanager
+def served_here(**limits: int) -> Iterator[tuple[int, list[str]]]:
+    """Serves in a thread of this process; yields the port and what happened at the end."""
+    bounds = {"head_seconds": 1, "max_head_bytes": 4_096, "max_waiting_connections": 3}
+    settings = cast(ServerSettings, SimpleNamespace(**bounds, max_strangers=3, **limits))
+    ended: list[str] = []
+    config = uvicorn.Config(says_yes, log_config=None, access_log=False)
+    config.load()
+    server = make_server(config, settings, lambda: ended.append("stopped"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            yield listener.getsockname()[1], ended
+        finally:
+            server.handle_exit(signal.SIGTERM, None)
+            thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_heads_bodies_and_strangers_are_bounded_in_this_process() -> None:
+    """The rules of this file in one process, where their lines can be counted."""
+    with served_here() as (port, ended):
+        known = Stranger(port)
+        known.send(REQUEST.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer known\r\n\r\n"))
+        assert known.one_answer().endswith(b'"yes"')
+        with strangers(port, 1) as (sender,):
+            body = b"x" * 100_000
+            head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            sender.send(head + body)
+            assert sender.one_answer().endswith(b'"yes"')
+            sender.send(REQUEST + REQUEST)
+            assert sender.one_answer().endswith(b'"yes"')
+        with strangers(port, 1, b"GET / HTTP/1.1\r\nA: " + b"a" * 5_000) as (large,):
+            assert problem(large.answer()) == "head-too-large"
+        with strangers(port, 1, b"no HTTP at all\r\n\r\n") as (foreign,):
+            assert problem(foreign.answer()) == "malformed"
+        with strangers(port, 1, HALF) as (slow,):
+            assert problem(slow.answer()) == "too-slow"
+        with strangers(port, 4, HALF) as (oldest, *_):
+            assert oldest.is_closed(), "one more than may wait"
+        known.send(REQUEST)
+        assert known.one_answer().endswith(b'"yes"'), "strangers displace no known caller"
+        known.socket.close()
+        assert ended == []
+    assert ended == ["stopped"]
