@@ -1,34 +1,33 @@
-"""The active set phi of 000: what SDP-PE asks of it, and the implicit kind.
+"""The active set phi of paper 000: the interface that SDP-PE uses, and the implicit kind.
 
-`ActiveSet` is the interface of Algorithm 1. `enumeration` lists every policy. `ImplicitPolicies`,
-below, keeps the inequalities that active policies satisfy, for policies too many to enumerate.
+`ActiveSet` is the interface of Algorithm 1. `enumeration` lists every policy. If the policies are
+too many for that, `ImplicitPolicies`, below, keeps the inequalities that active policies satisfy.
 
-Stage b of Algorithm 1 (line 9) keeps pi when V_b(pi) > t_b, with V_b the value in that stage's
-estimated model (P_b, r_b) and t_b = max over phi_{b-1} of V_b, minus the radius. So
+Stage b of Algorithm 1 (line 9) keeps pi if V_b(pi) > t_b. V_b is the value in that stage's
+estimated model (P_b, r_b), and t_b is the maximum of V_b over phi_{b-1}, minus the radius. So
 
     phi_B = { deterministic pi : V_b(pi) > t_b for b = 1..B },
 
-and B exact evaluations decide whether a given policy is a member. In occupancy measures each
-inequality is linear, but in the polytope of its own P_b. So a linear program over one occupancy
-measure holds only one stage's constraint exactly (see `lagrangian`). Where this is exact:
+and B exact evaluations decide whether a given policy is a member. Each inequality is linear in the
+occupancy measures of its own P_b only. So a linear program over one occupancy measure holds just
+one stage's constraint exactly (see `lagrangian`). This is what is exact:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
-  least_b, so by induction { V_b >= sure_b } within phi within { V_b >= least_b }: no policy is
-  eliminated that enumeration would keep. Where the two agree in every stage, as they do
-  whenever the newest model's best policy satisfies the earlier constraints, the set is phi itself.
-- **actions** holds the decisions (h, x, a) that remain. A decision is struck out if, for some b,
-  even the best policy that takes a at (h, x) stays below least_b. This is exact for each constraint
-  by itself. They form a product set, the same in every model, within which all planning takes
-  place.
+  least_b, so by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }: no policy is
+  eliminated that enumeration would keep. If the two agree in every stage, the set is phi itself.
+  They agree if the newest model's best policy satisfies the earlier constraints.
+- **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
+  the best policy that takes a at (h, x) stays below least_b. This is exact for each constraint by
+  itself. The decisions form a product set, the same in every model. Plans stay within it.
 - **best and best_visits** return members that `lagrangian` finds; `bound` says how good they are.
-- **bound** is the value of a linear program over one occupancy measure of the model asked about,
-  a superset of phi: the newest constraint V_B(pi) >= least_B is carried over by
+- **bound** is the value of a linear program over one occupancy measure of the given model. Its
+  feasible set contains phi: the newest constraint V_B(pi) >= least_B is weakened by
 
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
-      c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1},
+      c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.
 
-  exact when P = P_B (then c = 0), and looser the more the two models differ.
+  It is exact if P = P_B (then c = 0), and looser the more the two models differ.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 ROUNDING = 1e-12
 """Relative tolerance for comparing values, so that rounding eliminates no policy."""
 DEVIATIONS = 4
-"""Rounds of single deviations if objectives are many; a single one gets ten times as many."""
+"""Rounds of single deviations for many objectives; a single objective gets ten times as many."""
 TIE = 1e-9
 """Visits that `best_visits` gives up for a unit of value in the newest model."""
 
@@ -60,10 +59,10 @@ Representation = Literal["auto", "enumerated", "implicit"]
 
 
 class ActiveSet(Protocol):
-    """A set of deterministic policies, never empty; immutable, `eliminate` returns a smaller one.
+    """A set of deterministic policies, never empty. It is immutable: `eliminate` returns a new set.
 
-    Every policy that a method returns is a member. `best` and `best_visits` are exact when the set
-    is enumerated; `bound` is then the value of `best`.
+    Every policy that a method returns is a member. If the set is enumerated, `best` and
+    `best_visits` are exact, and `bound` is the value of `best`.
     """
 
     @property
@@ -72,7 +71,7 @@ class ActiveSet(Protocol):
 
     @property
     def size(self) -> int | None:
-        """Number of active policies, or None where it is not known."""
+        """Number of active policies, or None if it is not known."""
 
     @property
     def actions(self) -> BoolArray:
@@ -87,7 +86,8 @@ class ActiveSet(Protocol):
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        After step h it does what is best under `then`. `value` (X, A) holds the visitation.
+        After step h it does what is best under `then`. `value` (X, A) is the probability of the
+        visit.
         """
 
     def eliminate(self, model: Model, radius: float) -> tuple[Self, float]:
@@ -103,7 +103,7 @@ class ActiveSet(Protocol):
 def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -> ActiveSet:
     """Returns phi_1, all deterministic policies; `auto` enumerates them while that is feasible.
 
-    Raises EnumerationTooLarge when `enumerated` is asked for beyond what it can hold.
+    Raises EnumerationTooLarge if `enumerated` is requested and there are too many policies.
     """
     too_many = representation == "auto" and classes(sizes, d1) > LIMIT
     if representation == "implicit" or too_many:
@@ -113,7 +113,7 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """One stage's constraint: V in `model` is at least `least`; V >= `sure` puts pi in phi."""
+    """One stage's constraint: V in `model` is at least `least`. V >= `sure` means surely in phi."""
 
     model: Model
     least: float
@@ -183,7 +183,7 @@ class ImplicitPolicies:
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
         """Keeps what may be within `radius` of the best (Algorithm 1, line 9), and the best value.
 
-        When no policy is known that is surely in phi, the stage eliminates nothing.
+        If no policy is known to be surely in phi, the stage eliminates nothing.
         """
         sure = self.bound(model) - radius
         member = self._best(model, [i.sure for i in self.inequalities])
@@ -207,7 +207,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns the stages' constraints; without any, one that always holds and breaks ties."""
+        """Returns the stages' constraints, or one that always holds (to break ties) if there are none."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 

@@ -1,12 +1,12 @@
 """SDP-PE, Algorithms 1-3 of 000: policy elimination from shuffled private counts.
 
-Each stage b explores crudely (Algorithm 2: one batch a layer, to find the tuples W that are too
-rare to learn), then finely (Algorithm 3: one batch of a coverage design over the active policies),
-and drops the policies that are provably worse than another (Algorithm 1, lines 7-13).
+Each stage b explores crudely (Algorithm 2): one batch for each layer finds the tuples W that are
+too rare to learn. It then explores finely (Algorithm 3) in one batch of a coverage design over the
+active policies. Policies provably worse than another are dropped (Algorithm 1, lines 7-13).
 
-The three algorithms are generators: they yield a deployment and receive its private counts. Lines
-of the pseudocode stand beside them. The methods below them make the choices that the document
-leaves open, or in which `Constants` departs from it.
+The three algorithms are generators: they yield a deployment and receive its private counts.
+Comments name the lines of the pseudocode. The methods below them make the choices that the paper
+leaves open, or in which `Constants` departs from the paper.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, schedule_for
 
 MOST_AUXILIARY = 512
-"""Most policies of pi_0 in a mixture, all of which a descriptor lists."""
+"""Largest number of policies of pi_0 in a mixture. A descriptor lists all of them."""
 MOST_REMEMBERED = 1_000_000
-"""Most counters of batches that `memory` keeps: five batches of X=50, A=4, H=20."""
+"""Largest number of counters that `memory` keeps: five batches with X=50, A=4, H=20."""
 
 Steps = Generator[Deployment, BatchCounts, None]
 
@@ -60,7 +60,7 @@ Steps = Generator[Deployment, BatchCounts, None]
 class Crude:
     """The output of Algorithm 2: W, P~cru (H, X, A, X), the policies (M, H, X) of pi_0, counts.
 
-    `counts` is None when the stage had no crude batches and W and P~cru come from memory.
+    `counts` is None if the stage had no crude batches; W and P~cru then come from memory.
     """
 
     W: BoolArray
@@ -88,9 +88,9 @@ def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> f
 class SDPPE:
     """One run of SDP-PE over a `Problem`; a `Learner`.
 
-    Raises EnumerationTooLarge when the policies are too many for `enumerated` active sets, and
-    LearnerError when K is too small for a stage. Subclasses may change `fine_batches` (the fine
-    batch has this many times L_b episodes), the coverage design and the worst-case radius.
+    Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets, and
+    LearnerError if K is too small for a stage. Subclasses may change `fine_batches` (the fine batch
+    has this many times L_b episodes), the coverage design and the worst-case radius.
     """
 
     fine_batches = 2
@@ -137,7 +137,7 @@ class SDPPE:
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
         after = self.phi.size
-        # Draws were planned within the previous decisions, so some may now be eliminated.
+        # Likely policies were planned before this elimination, so some may now be eliminated.
         members = [self.phi.contains(policy) for policy in self._likely]
         self._likely = self._likely[np.array(members, dtype=np.bool_)]
         self._model = fine.model
@@ -182,7 +182,7 @@ class SDPPE:
         return Crude(W, P_cru, pi_0, crude)  # line 13
 
     def _recall(self, stage: Stage) -> Crude:
-        """Returns what Algorithm 2 would, from the counts of earlier stages alone."""
+        """Returns the output of Algorithm 2, but from the counts of earlier stages alone."""
         H = self.problem.sizes.H
         weights = self._weights(self._memory, self._model.P)
         counts = pool(self._memory, weights, alike=self.constants.homogeneous)
@@ -195,8 +195,8 @@ class SDPPE:
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
         """Returns pi^cru_{h,x,a} (M, H, X) of every (x, a) that n episodes are expected to visit.
 
-        Line 4 of Algorithm 2 is a tie between all policies for a pair that none reaches. The tie is
-        broken towards the policies of the pairs that are reached.
+        If no policy reaches a pair, line 4 of Algorithm 2 is a tie between all policies. The tie is
+        broken in favour of the policies of pairs that are reached.
         """
         best = self.phi.best_visits(P, h, self._model)
         reached = best.value * n >= 1
@@ -207,7 +207,7 @@ class SDPPE:
     def _estimate_layer(
         self, h: int, crude: Evidence, P_cru: FloatArray
     ) -> tuple[BoolArray, FloatArray]:
-        """Returns W and P~cru of layer h, or of all steps when they are alike (lines 9-10)."""
+        """Returns W and P~cru of layer h, or of all steps if they are alike (lines 9-10)."""
         parts = (crude, *self._memory)
         weights = self._weights(parts, P_cru)
         if self.constants.homogeneous:
@@ -261,7 +261,7 @@ class SDPPE:
         return Mixture.from_probabilities(policies, weights)
 
     def _thin(self, pi_0: PolicyArray) -> PolicyArray:
-        """Draws at most MOST_AUXILIARY of pi_0: a descriptor holds only so many policies."""
+        """Draws at most MOST_AUXILIARY policies of pi_0: a descriptor holds only so many."""
         if len(pi_0) <= MOST_AUXILIARY:
             return pi_0
         generator = generator_for(self.problem.seed, "auxiliary", len(self._stages))
@@ -271,8 +271,7 @@ class SDPPE:
     def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
         """Returns the counts behind a stage's model; `memory` keeps them for later stages.
 
-        Every batch lengthens the bootstrap of every later stage, so the oldest and smallest ones
-        are forgotten.
+        Every batch slows all later bootstraps, so the oldest and smallest batches are forgotten.
         """
         parts = (fine, crude) if self.constants.pool and crude is not None else (fine,)
         parts = (*parts, *self._memory)
@@ -304,7 +303,7 @@ class SDPPE:
         )
 
     def _weights(self, parts: Sequence[Evidence], P: FloatArray) -> Weights:
-        """Returns the parts' weights (`estimation`); P predicts how often they visit (h, x, a)."""
+        """Returns the parts' weights (`evidence`); P predicts how often they visit (h, x, a)."""
         if self.constants.weights == "batch":
             return batch_weights(parts)
         return visit_weights(parts, P, self.problem.d1)
@@ -312,7 +311,7 @@ class SDPPE:
     # -- Levels: the radius, E and the threshold of W ------------------------------------------
 
     def _radius(self, stage: Stage, fine: Fine) -> float:
-        """Returns the elimination radius; a bootstrap also tells which policies may be best."""
+        """Returns the elimination radius; a bootstrap also finds the policies that may be best."""
         if self.constants.radius == "paper":
             return self._worst_case(stage.L_b, self._precision(fine.counts[0].transition_variance))
         resampled = bootstrap(
@@ -337,7 +336,7 @@ class SDPPE:
         return precision(variance, counters, self.problem.delta, self._term)
 
     def _tolerance(self, variance: float) -> float:
-        """Returns E as Eq. 7 and the add-on use it."""
+        """Returns the E that Eq. 7 and the add-on use."""
         return self._precision(variance) if self.constants.levels == "paper" else 0.0
 
     def _threshold(self, variance: FloatArray) -> FloatArray | float:
@@ -350,7 +349,7 @@ class SDPPE:
     # -- The Learner protocol ------------------------------------------------------------------
 
     def next_deployment(self) -> Deployment | None:
-        """Returns what to deploy now; None when all K episodes are used."""
+        """Returns the next deployment; None when all K episodes are used."""
         return self._pending
 
     def observe(self, counts: BatchCounts) -> StageResult | None:

@@ -2,15 +2,15 @@
 
 It differs from 000 (`sdp_pe.algorithm`) in three places:
 
-- a stage runs 2 L_b episodes: L_b crude (L_b / H a layer) and L_b fine ones;
+- a stage runs 2 L_b episodes: L_b crude ones (L_b / H for each layer) and L_b fine ones;
 - fine exploration has no optimal design: every pi_{h,x,a}, the active policy that visits (h, x, a)
   most under P~cru, runs for L_0 = L_b / (H X A) episodes. Eq. 20 of 003: the mixture's visitation
   is within 12 H X A of every active policy's;
-- line 9 eliminates at 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
+- the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
-"Each for L_0 episodes" is a uniform mixture over the H X A policies: users draw theirs, so L_0 is
-met on average and need not be whole. Policies of pairs that the batch is not expected to reach in
-any episode are left out, as in 000 (line 2 is then a tie between all policies).
+"Each for L_0 episodes" is a uniform mixture over the H X A policies: each user draws a policy, so
+L_0 holds on average and need not be whole. As in 000, policies of pairs that the batch is not
+expected to reach in any episode are left out (line 2 is then a tie between all policies).
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """The exploration mixture of Eq. 4 of 000, as an optimal design.
 
-Lemma 13 needs a distribution pi over active policies, so pi^ref is a mixture. With d_pi(h, x, a)
-its visitation under the crude model and Z the tuples (h, x, a) that some active policy reaches,
+Lemma 13 needs a distribution pi over active policies, so pi^ref is a mixture. Let d_pi(h, x, a) be
+its visit probability under the crude model, and Z the tuples that some active policy reaches:
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
 By the equivalence theorem of Kiefer and Wolfowitz this is the same as maximising the concave
 sum_{Z} log d_pi(h, x, a), and the optimal value is |Z|. The method is column generation.
-Multiplicative updates w_i <- w_i g_pi(i) / |Z|, which increase the objective, set the weights over
-a set of atoms. Then the best active policy for the reward 1 / d_pi (the linear step) joins the
-atoms. The method stops on the certificate
+Multiplicative updates w_i <- w_i g_pi(i) / |Z|, which increase that sum, set the weights over a set
+of policies (atoms). Then the best active policy for the reward 1 / d_pi joins the atoms (the linear
+step). The method stops on the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
-which also bounds the objective's distance from its maximum by |Z| tolerance. Over an implicit
-active set the linear step may miss the best member; the certificate then uses an upper bound of
-the supremum (`bound`), and the gap that is reported may exceed the tolerance.
+which also bounds how far the sum is below its maximum, by |Z| tolerance. In an implicit active set,
+the linear step may miss the best policy. The certificate then uses an upper bound of the supremum
+(`bound`), and the reported gap may exceed the tolerance.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def design(
 ) -> Design:
     """Solves Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
 
-    `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that none
-    of them visits with probability `floor` count as unreachable and are left out of Z (unless Z
-    would be empty). Beyond MOST_ATOMS atoms the design starts from few policies that reach Z.
-    Atoms of negligible weight are dropped before the certificate is taken.
+    `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that no
+    atom visits with probability `floor` count as unreachable and are left out of Z (unless Z would
+    be empty). If there are more than MOST_ATOMS atoms, the design starts from few policies that
+    reach Z. Atoms of negligible weight are dropped before the certificate is computed.
     """
     d = occupancy(P, active.d1, atoms)
     best = d.max(axis=0)
@@ -96,9 +96,9 @@ def _gap(g: FloatArray | float, reached: BoolArray) -> float:
 def _cover(
     active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
 ) -> tuple[PolicyArray, FloatArray]:
-    """Returns few policies, and their visits, that give every tuple a tenth of `best` (H, X, A).
+    """Returns few policies that visit every tuple a tenth as often as `best`, with their visits.
 
-    Linear steps lead towards uncovered tuples. Once they no longer help, atoms cover the rest.
+    Linear steps find policies for uncovered tuples. Once they find none, atoms cover the rest.
     """
     policies, visits, uncovered = atoms[:0], d[:0], best > 0
     while uncovered.any():
@@ -116,7 +116,7 @@ def _cover(
 
 
 def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
-    """Updates weights w (M,) of atoms d (M, |Z|) until they are within `tolerance` among them."""
+    """Updates the weights w (M,) until the certificate holds among the atoms d (M, |Z|)."""
     for _ in range(INNER_ITERATIONS):
         g = d @ (1.0 / (w @ d)) / d.shape[1]
         w = w * g

@@ -1,8 +1,8 @@
-"""Active sets as lists: the set phi of 000 as an array of bits, one a class of policies.
+"""Active sets as lists: the set phi of 000 as an array of bits, one for each class of policies.
 
-Two policies that differ only in states the start distribution excludes at step 0 have the same
-value, so a class is a choice of action in every *free* cell (h, x): the start states at h = 0, all
-X states later. RiverSwim with X=4, A=2, H=6 and a fixed start has 2^21 classes.
+Two policies have the same value if they differ only at step 0, in states where no episode starts.
+So a class is a choice of action in every *free* cell (h, x): the start states at h = 0, all X
+states later. RiverSwim with X=4, A=2, H=6 and a fixed start has 2^21 classes.
 
 The horizon is cut at a step m. A class is a pair (prefix, suffix): actions before m, actions from m
 on. With D (prefixes, X) the state distribution at m, R (prefixes,) the reward earned before m and V
@@ -11,7 +11,7 @@ on. With D (prefixes, X) the state distribution at m, R (prefixes,) the reward e
     V^(prefix, suffix) = R[prefix] + D[prefix] . V[suffix],
 
 and phi is a boolean matrix of that shape. Elimination removes whole prefixes and suffixes, so
-everything is computed on the rows and columns that remain. With nothing eliminated, plain backward
+everything is computed on the rows and columns that remain. Before any elimination, plain backward
 induction gives the same maxima and is used instead.
 """
 
@@ -43,7 +43,7 @@ def classes(sizes: Sizes, d1: FloatArray) -> int:
 
 
 class Block(NamedTuple):
-    """The part of phi that is not empty.
+    """The rows and columns of phi that are not empty.
 
     prefixes (p,) and suffixes (s,) of active policies, ascending; pairs (p, s) marks the active
     ones.
@@ -62,7 +62,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EnumeratedPolicies:
-    """The active set phi, an `ActiveSet`; immutable, `eliminate` returns a smaller one.
+    """The active set phi, an `ActiveSet`. It is immutable: `eliminate` returns a new set.
 
     `step_actions[h]` (choices, X) lists the action vectors of step h, `cut` is m, and `active` is
     (prefixes, suffixes), or None while nothing has been eliminated.
@@ -124,8 +124,8 @@ class EnumeratedPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) the active policy that visits (h, x, a) most: (X, A, H, X).
 
-        `_complete` chooses its actions after step h, which do not matter for that. Where no active
-        policy visits the tuple, it is any of them. `value` (X, A) holds the visitation.
+        `_complete` chooses the actions after step h, which do not change these visits. If no policy
+        visits the tuple, it is any active one. `value` (X, A) is the probability of the visit.
         """
         if self._block is None:
             return self._best_visits_of_all(P, h, then)
@@ -145,8 +145,8 @@ class EnumeratedPolicies:
     def eliminate(self, model: Model, radius: float) -> tuple[EnumeratedPolicies, float]:
         """Drops active policies `radius` or more below the best value (Algorithm 1, line 9).
 
-        Returns the remaining set and the best value. At radius 0 the maximisers themselves would
-        go; they stay, so the set is never empty.
+        Returns the remaining set and the best value. The maximisers stay even at radius 0, so the
+        set is never empty.
         """
         if self._block is None:
             active, best = _close_to_best(self.values(model), radius)
@@ -203,7 +203,7 @@ class EnumeratedPolicies:
         return visits
 
     def _choices(self, h: int) -> PolicyArray:
-        """Returns what active policies choose at step h, as rows of `step_actions[h]`."""
+        """Returns the choices of active policies at step h, as indices of `step_actions[h]`."""
         counts, block = self._counts, self._block
         if block is None:
             return np.arange(counts[h])
@@ -211,10 +211,10 @@ class EnumeratedPolicies:
         return np.unique(part // math.prod(counts[h + 1 : end]) % counts[h])
 
     def _continuations(self, block: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
-        """Returns the classes of the steps before h, ascending, and what those choose at h.
+        """Returns the classes of the steps before h, ascending, and the choices of each at h.
 
-        Shapes (classes,) and (classes, choices), the latter of zeros and ones. Past the cut there
-        may be classes that choose nothing.
+        Shapes (classes,) and (classes, choices) of zeros and ones; after the cut, some have no
+        choice.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs
@@ -245,10 +245,10 @@ class EnumeratedPolicies:
     def _complete(
         self, block: Block, begins: Sequence[int], h: int, then: Model
     ) -> list[PolicyArray]:
-        """Returns active policies that begin as the given classes of the steps 0..h do.
+        """Returns active policies that begin with the given classes of the steps 0..h.
 
-        Up to the cut each goes on as its first active class does, after it as well as it can under
-        `then`.
+        Up to the cut, each continues like the first active class that begins so. After the cut, it
+        does what is best under `then`.
         """
         (D, _), V = self._prefix_values(then), self._suffix_values(then)
         S, rest = self.shape[1], math.prod(self._counts[h + 1 :])
@@ -267,8 +267,8 @@ class EnumeratedPolicies:
         """Returns the values of every pair of these prefixes and suffixes."""
         D, R = self._prefix_values(model)
         P, S = len(prefixes), len(suffixes)
-        # BLAS rounds a block's edges in another way. Whole tiles keep a policy's value independent
-        # of which others remain, so ties stay ties.
+        # BLAS rounds a block's edges differently. Whole tiles keep a policy's value independent of
+        # which others remain, so ties stay ties.
         D, V = D[_whole_tiles(prefixes)], self._suffix_values(model)[_whole_tiles(suffixes)]
         values: FloatArray = (D @ V.T)[:P, :S]
         values += R[prefixes, None]
@@ -303,7 +303,7 @@ def visit_rewards(P: FloatArray, h: int) -> FloatArray:
 
 
 def _close_to_best(values: FloatArray, radius: float) -> tuple[BoolArray, float]:
-    """Marks the best value and those less than `radius` below it; returns the best too."""
+    """Marks the best value and those less than `radius` below it; also returns the best value."""
     best = float(values.max())
     return (values > best - radius) | (values == best), best
 

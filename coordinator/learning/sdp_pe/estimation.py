@@ -1,30 +1,29 @@
 """Models of the absorbing MDP from private counts, and how far such a model may be off.
 
-Raw counts -> Eq. 7 -> P~ and r~ (000, Eq. 3) is one function (`Estimator.model`) that also takes
-stacks of counts, so that the parametric bootstrap runs the very estimator that it judges.
+`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (000, Eq. 3). It also takes stacks of
+counts, so the parametric bootstrap runs the very estimator that it judges.
 
-**Which counts.** The document uses the fine batch of the stage only. Pooling adds the stage's crude
-batches, and memory adds those of earlier stages, with the weights of `evidence`.
+**Which counts.** The paper uses only the stage's fine batch. Pooling adds the stage's crude
+batches, and memory adds the batches of earlier stages, with the weights of `evidence`.
 
-**Bootstrap radius.** It replaces line 9 of Algorithm 1. The counts are drawn again in the estimated
-model (sampling error and privacy noise, both Gaussian, around the post-processed counts) and each
-draw goes through the same estimator. With pi^ the best policy of the estimate V^ and pi_d that of
-draw V_d, the radius is a high quantile of
+**Bootstrap radius.** It replaces line 9 of Algorithm 1. The counts are drawn again around the
+post-processed ones, with Gaussian sampling error and privacy noise, and each draw goes through the
+same estimator. With pi^ the best policy of the estimate V^, and pi_d the best policy of draw V_d,
+the radius is a high quantile of
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
 another? The second asks: if a draw were true (a posterior under a flat prior), by how much does its
-best policy seem worse in the estimate? So a policy that is rarely visited, and therefore uncertain,
-stays although the estimate has it well below. The pi_d are also the policies likely to be best,
-which the next stage explores.
+best policy seem worse in the estimate? So a policy that is rarely visited, and so uncertain, stays
+even if its estimate is low. The pi_d are also likely to be best: the next stage explores them.
 
-At every (h, x, a) the pi_d take an action of some active policy. The active policies are among
-these, so the quantile errs on the safe side. W is kept: the bias of the absorbing MDP is not in the
-radius (tests state how often the optimal policy survives). A reward sum is drawn given the visits
-that are drawn (Bernoulli bits: variance r (1 - r) a visit). With the family `joint` its noise is
-part of the visits' noise, since both are sums of the same counters. The sampling variance of a
-count is taken as at least one, so that what was never seen does not pass for known.
+At every (h, x), pi_d takes an action of some active policy. All active policies are such policies,
+so the quantile errs on the safe side. W is kept, so the bias of the absorbing MDP is not in the
+radius (tests state how often the optimal policy survives). A reward sum is drawn given the drawn
+visits: its bits are Bernoulli, of variance r (1 - r) a visit. With the families `joint` its noise
+is part of the visits' noise, because both are sums of the same counters. The sampling variance of a
+count is taken as at least one, so that a tuple never seen does not count as known.
 
 All of it is post-processing: it sees private counts only. The draws come from the caller's
 generator, which is seeded by the run.
@@ -53,18 +52,18 @@ from riffle.coordinator.learning.sdp_pe.active import ActiveSet
 DRAWS = 400
 LIKELY = 50
 LARGEST_STACK = 4_000_000
-"""Most numbers in stacked draws; beyond it, counts are drawn one by one to fit the cache."""
+"""Largest size of stacked draws. Beyond it, counts are drawn one by one to fit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """The choices of estimation, fixed before the counts are seen.
 
-    H is the horizon; W (H or 1, X, A, X) goes to x-dagger; E is the tolerance of Eq. 7 in counts;
-    `add_on` as in `Constants`; a reward sum is divided by at least `least_visits` standard
-    deviations of a visit count's noise, so that a pair hardly visited does not seem rewarding by
-    noise alone (0: literal Eq. 3); `weights` as many as there are parts; `alike` sums over steps;
-    `flow` makes counts flow-consistent first.
+    H is the horizon. Tuples in W (H or 1, X, A, X) lead to x-dagger. E is the tolerance of Eq. 7 in
+    counts; `add_on` is as in `Constants`. A reward sum is divided by at least `least_visits`
+    standard deviations of a visit count's noise, so that noise alone does not make a rarely visited
+    pair seem rewarding (0: literal Eq. 3). Each part has one of the `weights`; `alike` sums over
+    steps; `flow` first makes counts flow-consistent.
     """
 
     H: int

@@ -4,26 +4,26 @@ For rewards r_0 in a model P_0, find a deterministic policy of large V_0(pi) amo
 
     V_b(pi) >= t_b  for all b,    pi_h(x) one of the allowed actions,
 
-where every V_b is a value in a model (P_b, r_b) of its own. One backward induction serves a
-multiplier lambda on the constraint j that the unconstrained optimum violates most: at every (h, x)
-it takes the action of largest Q_0 + lambda Q_j, and Q_0, Q_1, ... are each continued in their own
-model, so that it also returns the exact V_0(pi), V_1(pi), .... The next lambda is the slope of the
+where every V_b is a value in its own model (P_b, r_b). Let j be the constraint that the
+unconstrained optimum violates most, with multiplier lambda. One backward induction takes the action
+of largest Q_0 + lambda Q_j at every (h, x). Each of Q_0, Q_1, ... continues in its own model, so
+the induction also returns the exact V_0(pi), V_1(pi), .... The next lambda is the slope of the
 chord between the best feasible point and the infeasible one in the (V_j, V_0) plane.
 
-- When P_0 = P_j this is Lagrangian relaxation of the linear program over occupancy measures of P_0
-  with one constraint. The chords end, after finitely many steps, at its optimal multiplier, where
+- If P_0 = P_j, this is Lagrangian relaxation of the linear program over occupancy measures of P_0
+  with one constraint. After finitely many steps, the chords end at its optimal multiplier, where
 
       D(lambda) = max_pi V_0(pi) + lambda (V_j(pi) - t_j)
 
-  is the LP's value. The LP's optimum mixes the two ends of the last chord; only one of them is
+  is the LP's value. The LP's optimum mixes the two ends of the last chord. Only one end is
   feasible, and that one is returned.
-- When P_0 and P_j differ, the joint problem is that of a multi-model MDP: no backward induction
-  solves it (its optimum depends on which model is true, hence on the history), and D bounds
-  nothing. The induction is then a heuristic; what it returns is feasible, as values are exact.
+- If P_0 and P_j differ, the joint problem is a multi-model MDP. No backward induction solves it,
+  because its optimum depends on which model is true, hence on the history; D bounds nothing. The
+  induction is then a heuristic, but its policy is feasible, because values are exact.
 
-Then single deviations: changing pi at one (h, x) to a changes V_b by exactly
-d_b(h, x) (Q_b(h, x, a) - V_b(h, x)). The feasible one that raises V_0 most is taken, repeatedly.
-All of it is batched over T objectives r_0 that share P_0.
+Single deviations follow: changing pi at one (h, x) to a changes V_b by exactly d_b(h, x) (Q_b(h, x,
+a) - V_b(h, x)). The feasible change that raises V_0 most is made, repeatedly. All of it is batched
+over T objectives r_0 with one P_0.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LARGEST = 1e9
 class Solution:
     """Policies (T, H, X) within the constraints, their V_0 (T,), and the least D(lambda) (T,).
 
-    V_0 is minus infinity where no policy within the constraints was found.
+    V_0 is minus infinity if no policy within the constraints was found.
     """
 
     policy: PolicyArray
@@ -81,7 +81,7 @@ class Points:
     values: FloatArray
 
     def put(self, where: NDArray[np.int64], other: Points, chosen: BoolArray) -> None:
-        """Overwrites the points `where[chosen]` by `other[chosen]`."""
+        """Overwrites the points `where[chosen]` with `other[chosen]`."""
         self.policy[where[chosen]] = other.policy[chosen]
         self.values[:, where[chosen]] = other.values[:, chosen]
 
@@ -183,7 +183,7 @@ def _feasible(stack: Constraints, points: Points) -> BoolArray:
 def _induce(
     stack: Constraints, r: FloatArray, multiplier: FloatArray, j: NDArray[np.int64]
 ) -> Points:
-    """Runs backward induction on Q_0 + lambda Q_j, all values continued in their own models."""
+    """Runs backward induction on Q_0 + lambda Q_j; each value continues in its own model."""
     T, H, X, _ = r.shape
     policy = np.empty((T, H, X), dtype=np.int64)
     V = np.zeros((len(stack.P), T, X))

@@ -1,17 +1,16 @@
-"""Cuts K episodes into stages and batches, to the last episode.
+"""Cuts K episodes into stages and batches that use every episode.
 
 Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
-of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 it is one half, so
-there `crude_share` counts half as much again. Without `crude_every_stage` only the first stage has
-crude batches. L_b / H is rarely whole, and below one in the first stages, so the following is
-rounded:
+of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 that share is one
+half, so there `crude_share` counts 3/2 times. Without `crude_every_stage`, only the first stage has
+crude batches. L_b / H is rarely whole, and below one in the first stages, so batches are rounded:
 
-- the crude episodes are spread as evenly as possible, the first layers taking one more;
-- a crude or fine batch below `smallest_n` is rounded up to it (the stage runs more than 3 L_b);
-- line 3's last stage gets the remaining episodes, divided alike; when they are too few for a
-  stage's smallest batches, the fine batch of the stage before takes them instead.
+- the crude episodes are spread as evenly as possible: the first layers may take one more;
+- a crude or fine batch below `smallest_n` is rounded up to it (the stage then exceeds 3 L_b);
+- the last stage (line 3) gets the remaining episodes, divided alike. If they are too few for a
+  stage's smallest batches, the fine batch of the stage before takes them.
 
-The sum in lines 2-3 runs to b - 1: the stages already over.
+The sum in lines 2-3 runs to b - 1, over the stages already finished.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from riffle.coordinator.learning.sdp_pe.presets import Constants
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage b: crude batch sizes, one a layer (or none), and the size of the fine batch."""
+    """Stage b: sizes of the crude batches, one for each layer (or none), and of the fine batch."""
 
     b: int
     L_b: int
@@ -47,7 +46,7 @@ class Schedule:
 
 
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
-    """Returns a run's schedule; L_1 is as configured or enough for `visits_per_noise`.
+    """Returns a run's schedule; L_1 is `first_stage` or, if that is 0, set by `visits_per_noise`.
 
     With one state there are no transitions to learn: stages have 2 L_b episodes, all fine.
     """
@@ -65,9 +64,9 @@ def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
 def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int = 2) -> Schedule:
     """Cuts K episodes of horizon H into stages, the first of length `first_stage`.
 
-    A stage has 1 + `fine` times L_b episodes: 3 L_b in 000, 2 L_b in 003.
+    A stage has (1 + `fine`) L_b episodes: 3 L_b in 000, 2 L_b in 003.
 
-    Raises LearnerError when K is too small for one stage, or the stages would never fill it.
+    Raises LearnerError if K is too small for one stage, or if the stages would never fill K.
     """
     if first_stage < 1 or not constants.growth >= 1:
         raise LearnerError(
@@ -95,7 +94,7 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many L_b as fit, L_1 at least `least`, stretched to `batches` sum L_b = K."""
+    """Returns as many L_b as fit with L_1 >= `least`, stretched so that `batches` sum L_b = K."""
     B, total = 1, 1.0
     while batches * least * (total + growth**B) <= K:
         total += growth**B
@@ -124,7 +123,7 @@ def _stages(K: int, H: int, lengths: list[int], constants: Constants, batches: i
 
 
 def _stage(b: int, episodes: int, H: int, constants: Constants, batches: int) -> Stage:
-    """Returns a stage of `batches` L_b episodes; the crude ones as evenly over layers as can be."""
+    """Returns a stage of `batches` L_b episodes; layers share the crude ones evenly."""
     n = int(episodes * constants.crude_share * 3 / batches + 1e-9)
     crude = [max(n // H + (h < n % H), constants.smallest_n) for h in range(H)]
     if b > 1 and not constants.crude_every_stage:
