@@ -1,34 +1,34 @@
 """Private counts and the confidence set of Eq. 3.1 of 004.
 
-Counts: the noisy N(x,a,x'), N(x,a) of a Privatizer of precision E (every noise within E / 4) become
-N~ by Eq. 5.1 (in closed form, as `postprocess.project`) and the add-on Eq. 5.2. Then
+Counts: a Privatizer of precision E (every noise is within E / 4) releases N(x,a,x') and N(x,a). Eq.
+5.1 (in closed form, as in `postprocess.project`) and the add-on Eq. 5.2 turn them into N~. Then
 
     P~(x'|x,a) = N~(x,a,x') / N~(x,a)  (uniform where N~(x,a) = 0),
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
 
-iota = X A K / delta, and the set is {P : |P - P~| <= beta}: every row a box, lower <= P <= upper.
-Lemma 3.1: it holds the true P at all k <= K with probability at least 1 - 6 delta. (In places the
-document prints the second term under the root; the proof of E.14 bounds the sum of the two.)
-`scale` multiplies beta: 1 is the document's.
+with iota = X A K / delta. The set is {P : |P - P~| <= beta}: every row is a box, lower <= P <=
+upper. By Lemma 3.1, it contains the true P at all k <= K with probability at least 1 - 6 delta. (In
+places the paper prints the second term under the root; the proof of E.14 bounds the sum of the
+two.) `scale` multiplies beta; the paper has 1.
 
-Empty sets. From N~ the set is never empty, as P~ is in it. Other boxes may have empty rows: lower
-bounds that sum to more than one, or upper bounds to less. Such a row is widened as little as
-possible. It becomes [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
+Empty sets. The set made from N~ contains P~, so it is never empty. Other boxes may have empty rows,
+whose lower bounds sum to more than one, or whose upper bounds sum to less. Such a row is widened as
+little as possible, to [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
 
-    sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN,
+    sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN.
 
-Then it is not empty and has an interior, which the log-barrier needs. `widened` reports s. It is
-zero for other rows and continuous in the data, and measures how much the bounds contradict each
-other. No upper bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
+Then the row has an interior, which the log-barrier needs. `widened` reports s, which measures how
+much the bounds contradict each other. It is zero for other rows and continuous in the data. No
+upper bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
     u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
 
-Reaching one state is a reward, and rows of the set are boxes of their own, so the maximum is
-reached by backward induction: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f', and the best p of a
-box puts the mass beyond the lower bounds on the successors of largest f' first. One pass serves all
-target states. u >= q_k, because the transitions that q_k induces are in the set.
+Reaching x is treated as a reward, and every row of the set is its own box. So backward induction
+finds the maximum: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f'. The best p of a box puts the
+mass beyond the lower bounds on the successors of largest f' first. One pass serves all target
+states. u >= q_k, because the transitions that q_k induces are in the set.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from riffle.coordinator.learning.learner import FloatArray
 from riffle.coordinator.learning.postprocess import project
 
 MARGIN = 1e-6
-NEVER = -1e18  # stands for a successor that does not exist: Eq. 5.1 gives it zero
+NEVER = -1e18  # count of a successor that does not exist: Eq. 5.1 makes it zero
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """N~(x,a,x') (H, W, A, W) and N~(x,a) (H, W, A), consistent; E of the noise in them."""
+    """Consistent N~(x,a,x') (H, W, A, W) and N~(x,a) (H, W, A), and E of the noise in them."""
 
     transitions: FloatArray
     visits: FloatArray
@@ -58,10 +58,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Row-wise bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set that is not empty.
+    """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
 
-    Padding cells are [0, 0]; rows of padding states are treated as if they had all successors
-    of their step, and are never reached. `widened` (H, W, A) is s, zero in rows left as they were.
+    Padding cells are [0, 0]. Padding states, which are never reached, may have all successors of
+    their step. `widened` (H, W, A) is s; it is zero in rows that were not widened.
     """
 
     lower: FloatArray
@@ -170,7 +170,7 @@ def least_shift(size: int, values: Floats, bound: float, order: Ints) -> float:
 
 @compiled
 def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> Floats:
-    """Returns the most visits to every state (H, W), by backward induction for all at once."""
+    """Returns the most visits to every state (H, W); one backward induction serves all states."""
     H, W, A = policy.shape
     f, before, order = np.zeros((H * W, W)), np.zeros(W), np.zeros(W, np.int64)
     for h in range(H - 1, -1, -1):

@@ -1,21 +1,21 @@
-"""Loop-free layered MDPs (004, section 2.1), as padded arrays, and their occupancy measures.
+"""Loop-free layered MDPs (004, section 2.1) and their occupancy measures, as padded arrays.
 
 States are split into layers X_0, ..., X_H of sizes (X_0, ..., X_H) with X_0 = X_H = 1, and
 transitions lead from one layer to the next. A state is (h, x) with x < X_h. With W = max X_h,
 
     states (H, W), pairs (H, W, A), cells (H, W, A, W)
 
-say which entries of arrays of these shapes exist: every array of this package is padded to one of
-them, and padding is zero unless a docstring says otherwise. The paper's X counts every state of
-every layer; pairs (x, a) end at layer H - 1, since nothing is done in x_H.
+say which entries of arrays of these shapes exist. Every array of this package is padded to one of
+the shapes, and padding is zero unless a docstring says otherwise. The paper's X counts every state
+of every layer; pairs (x, a) end at layer H - 1, because no action is taken in x_H.
 
 Occupancy measures (004, section 2.1.1),
 
     q^{P,pi}(x, a, x') = Pr[x_h = x, a_h = a, x_{h+1} = x' | P, pi],   h = h(x),
 
-are the q >= 0 with (i) sum over each layer 1 and (ii) inflow = outflow at every inner state. A q
-induces P^q(x'|x,a) = q(x,a,x') / q(x,a) and pi^q(a|x) = q(x,a) / q(x)  (Eq. 2.3), and the expected
-loss of an episode is <q, l>. P (H, W, A, W), policy (..., H, W, A); x_0 is state 0 of layer 0.
+are the q >= 0 such that (i) every layer sums to 1 and (ii) inflow = outflow at every inner state. A
+q induces P^q(x'|x,a) = q(x,a,x') / q(x,a) and pi^q(a|x) = q(x,a) / q(x) (Eq. 2.3). The expected
+loss of an episode is <q, l>. P is (H, W, A, W), a policy (..., H, W, A). x_0 is state 0 of layer 0.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArr
 
 @dataclass(frozen=True)
 class Layers:
-    """Sizes of the layers, first and last of them 1, and the number of actions.
+    """The sizes of the layers, of which the first and the last are 1, and the number of actions.
 
-    Raises ValueError when there are fewer than two layers, a size is below one, or the first or
-    last layer is not a singleton.
+    Raises ValueError if there are fewer than two layers, a size is below one, or the first or last
+    layer is not a singleton.
     """
 
     widths: tuple[int, ...]
@@ -144,7 +144,7 @@ def violation(layers: Layers, q: FloatArray) -> float:
 
 
 def best_policy(layers: Layers, P: FloatArray, loss: FloatArray) -> tuple[PolicyArray, float]:
-    """Returns the deterministic policy (H, W) of least <q, loss>, and that value."""
+    """Returns the deterministic policy (H, W) with the least <q, loss>, and that loss."""
     policy = np.zeros((layers.H, layers.W), dtype=np.int64)
     V = np.zeros(layers.W)
     for h in reversed(range(layers.H)):

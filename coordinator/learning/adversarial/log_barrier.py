@@ -9,19 +9,19 @@ Multiplied by eta, and up to constants, this is
     subject to   A q = b   (outflow(x_0) = 1, outflow = inflow inside),
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
-A primal-dual interior-point method. The logarithm adds a complementarity condition with its own
-target:
+The method is primal-dual interior-point. The logarithm adds a complementarity condition with its
+own target:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
 
-q starts at, and stays at, an occupancy measure of transitions inside the box, so it is feasible
-throughout. A row's Newton system is a diagonal plus rank two; eliminating the rows leaves one
-equation a state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved out of the way.
+q is always an occupancy measure of transitions inside the box, so it is feasible throughout. A
+row's Newton matrix is a diagonal plus rank two; eliminating the rows leaves one equation for each
+state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved out of the way.
 
-Certificate. For every y and z_u, z_l >= 0 with z > 0 above, sum (1 + ln z) - y(x_0) is a lower
-bound on the minimum (Lagrange); gap is the objective minus that. ln is strongly convex in relative
-terms: to first order sum ((q - q*) / q*)^2 <= 2 gap.
+Certificate. For every y and z_u, z_l >= 0 whose z above is > 0, sum (1 + ln z) - y(x_0) is a lower
+bound on the minimum (Lagrange); gap is the objective minus this bound. -ln is strongly convex in
+relative terms: to first order sum ((q - q*) / q*)^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 GAP = 1e-7
 MAX_ITERATIONS = 100
-ROUNDING = 1e-12  # of mu: past it the certificate only gathers rounding
-INSIDE = 0.1  # share of the centre's distance to every bound that the start keeps
-START = 0.01  # mu: consecutive steps are near each other
+ROUNDING = 1e-12  # of mu: below it, the certificate only gains rounding errors
+INSIDE = 0.1  # the start keeps this share of the centre's distance to every bound
+START = 0.01  # first mu; it is small because consecutive answers are close
 STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
     """Solves for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
 
-    Stops above GAP where rounding forbids more (rows of the box near MARGIN); the answer's
-    gap says so.
+    If rounding forbids GAP (rows of the box near MARGIN), it stops above it; the gap of the answer
+    shows this.
 
-    Raises LearnerError if the numbers are out of reach. The method suits cost q_k <= 10; in the
+    Raises LearnerError if the numbers are too extreme. The method suits cost q_k <= 10; in the
     algorithm eta l^ q_k <= eta.
     """
     sizes, own, after = _structure(layers)
@@ -72,7 +72,7 @@ def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) 
 
 
 def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Step:
-    """Returns the step of q's rows (R, W)."""
+    """Returns the `Step` whose q has the rows (R, W)."""
     q = np.zeros(layers.cells.shape)
     q[layers.pairs] = rows
     log_q = np.log(q, out=np.full_like(q, -np.inf), where=q > 0)
@@ -86,7 +86,7 @@ def start(
 ) -> tuple[Floats, Floats]:
     """Returns `problem` and the point to start from, `rows`; see `minimise`.
 
-    The start is q_k's policy, with its transitions moved well inside the box. Bounds that cannot
+    The start has q_k's policy and q_k's transitions, moved well inside the box. Bounds that cannot
     bind are moved out of the way.
     """
     (H, W, A), i = cost.shape, 0
@@ -128,7 +128,7 @@ def move_inside(lower: Floats, upper: Floats, P: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
-    """Returns for every row its successors, its state, and the next layer's first state.
+    """Returns for every row its number of successors, its state, and the next layer's first state.
 
     Rows are the R pairs (x, a). -1 stands for x_H, which has no equation of flow.
     """
@@ -143,11 +143,11 @@ def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
 def minimise(
     sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> tuple[float, int]:
-    """Takes Newton steps in place; returns the gap and their number.
+    """Takes Newton steps in place; returns the gap and the number of steps.
 
-    problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are kept,
-    not recomputed: near a bound the difference would lose all its digits. sigma, the factor of the
-    next mu, shrinks as steps go well.
+    problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are
+    updated, not recomputed: near a bound, a difference would lose all its digits. sigma, the factor
+    of the next mu, shrinks if steps are nearly full.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()
@@ -170,7 +170,7 @@ def minimise(
 
 @compiled
 def pull(own: int, after: int, w: int, y: Floats) -> float:
-    """Returns A^T y at one cell: +1 at a state's own rows, -1 where it is entered."""
+    """Returns A^T y at one cell: y of its own state, minus y of the state that it enters."""
     return float(y[own] - (y[after + w] if after >= 0 else 0.0))
 
 
@@ -178,7 +178,7 @@ def pull(own: int, after: int, w: int, y: Floats) -> float:
 def duality_gap(
     sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> float:
-    """Returns the objective at q minus the Lagrangian bound; infinite if that is no bound."""
+    """Returns the objective at q minus the Lagrangian bound; infinite if z <= 0 gives no bound."""
     gap = float(y[0])
     for i in range(len(sizes)):
         row = 0.0

@@ -2,32 +2,32 @@
 
     min over q in Delta(P_k) of   <cost, q> + sum q ln q,      cost = eta L~(x, a).
 
-Lemma C.1 keeps two multipliers for every cell and signs on them. They can be maximised out: write
-q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. For fixed multipliers v of flow (one free
-number per inner state, v(x_0) = v(x_H) = 0) every row is an entropic projection on its box,
+Lemma C.1 keeps two signed multipliers for every cell. They can be maximised out: write q(x,a,x') =
+m(x,a) p(x'|x,a) with p in the row's box. If the flow multipliers v are fixed (one free number per
+inner state, v(x_0) = v(x_H) = 0), every row is an entropic projection on its box,
 
     phi(x,a) = min_p sum_x' p(x') (ln p(x') - v(x')),
     p(x') = clip(exp(v(x') + delta), lower, upper),   delta such that p sums to one,
 
-and every layer a soft minimum. The remaining problem is unconstrained,
+and every layer is a soft minimum. The remaining problem is unconstrained,
 
     min_v f(v) = sum_h ln Z_h,   Z_h = sum_{x in X_h, a} exp(-cost(x,a) - v(x) - phi(x,a)),
     m(x,a) = exp(-cost - v(x) - phi) / Z_h,         gradient = inflow(x) - outflow(x),
 
-convex, smooth, piecewise analytic. Flows are exponential in v, so Newton's method is applied to
-ln inflow = ln outflow, which is nearly linear far from the solution too; where its step does not
-decrease f, a damped Newton step on f does. Both use the derivatives of inflow and outflow with the
-active bounds held (the generalised Hessian). Adding a constant to v on a layer changes nothing, so
-every layer's block gets 1 1^T.
+and f is convex, smooth and piecewise analytic. Flows are exponential in v, so Newton's method is
+applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If its step
+does not decrease f, a damped Newton step on f does. Both use the derivatives of inflow and outflow
+with the active bounds held fixed (the generalised Hessian). Adding a constant to v on a layer
+changes nothing, so 1 1^T is added to every layer's block.
 
 delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta and changes its form at the 2 W
-breakpoints ln lower - v, ln upper - v. The last breakpoint where it is <= 1 tells which cells are
-free, and those give delta in closed form. Everything stays in logarithms; a bound of zero counts
-as exp(LOG_ZERO), so that q has a logarithm everywhere.
+breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is <= 1 tells which
+cells are free, and the free cells give delta in closed form. All values are logarithms; a bound of
+zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
 
-Certificate. The answer is not the dual's q, which breaks flow by the residual, but the occupancy
-measure of its policy and transitions, which is in Delta(P_k) to rounding; gap = its objective
-+ f(v) >= 0 bounds what it loses, and by Pinsker sum_h ||q - q*||_1^2 <= 2 gap.
+Certificate. The dual's q breaks flow by the residual. So the answer is the occupancy measure of its
+policy and transitions, which is in Delta(P_k) to rounding. gap = (the answer's objective) + f(v) >=
+0 bounds what the answer loses, and by Pinsker sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HOPELESS = 1e-4
 ABSENT = 1e12  # -ABSENT is below every dual value
 RIDGE = 1e-10
 DAMPING = tuple(10.0**power for power in range(-6, 3))
-LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range: far out, a step means little
+LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range; longer steps are cut
 TINY = 1e-300
 
 
@@ -56,10 +56,10 @@ TINY = 1e-300
 class Step:
     """q_{k+1} in Delta(P_{k+1}), (H, W, A, W), and its certificate.
 
-    policy (H, W, A) and transitions (H, W, A, W) are those q induces; log_q is the logarithm of q,
-    kept where q itself underflows (-inf on padding). residual: largest violation of flow before
-    the answer was made feasible. gap: bound on the distance from the optimum, in the objective.
-    v: dual values, to start the next step from (empty when the method has none).
+    policy (H, W, A) and transitions (H, W, A, W) are induced by q. log_q is the logarithm of q,
+    finite even if q underflows (-inf on padding). residual: largest violation of flow before the
+    answer was made feasible. gap: bound on how far the objective is from its optimum. v: dual
+    values from which the next step starts (empty if the method has none).
     """
 
     q: FloatArray
@@ -81,8 +81,8 @@ def ftrl_step(
 ) -> Step:
     """Solves for cost = eta L~ (H, W, A), from dual values `start` (H + 1, W) or from zero.
 
-    Stops above `tolerance` where rounding forbids more (costs beyond 10^3); residual and gap of the
-    answer say so.
+    If rounding forbids `tolerance` (costs beyond 10^3), it stops above it; residual and gap of the
+    answer show this.
 
     Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.
     """
@@ -102,7 +102,7 @@ def ftrl_step(
 def solve(
     widths: Ints, lower: Floats, upper: Floats, cost: Floats, v: Floats, tolerance: float
 ) -> tuple[Floats, Floats, Floats, Floats, float, float, int]:
-    """Runs `ftrl_step` without its refusals; overwrites v.
+    """Runs `ftrl_step` without its checks of the answer; overwrites v.
 
     Returns q, log_q, policy, transitions, residual, gap and the number of iterations.
     """
@@ -159,8 +159,8 @@ def descend(
     """Minimises f in place: v, m = (m, ln m), p = (p, ln p, p on free cells, zero elsewhere).
 
     flows (2, H + 1, W) are inflow and outflow of every state. Every iteration tries Newton's step
-    on the logarithms, then damped ones, and stops when none lowers f enough or halves the residual
-    (near the end). Returns f and the number of iterations.
+    on the logarithms, then damped steps. It takes the first that lowers f enough or halves the
+    residual (near the end), and stops if none does. Returns f and the number of iterations.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
@@ -263,7 +263,7 @@ def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
 
 @compiled
 def last_break(n: int, logs: Floats, after: Floats) -> float:
-    """Returns the last breakpoint, see the module, at which the row's sum is at most one."""
+    """Returns the last breakpoint (see the module) at which the row sums to at most one."""
     last = -np.inf
     for bound in range(2):
         for y in range(n):
@@ -279,9 +279,9 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
     """Writes the blocks (3, H, W, W) of the derivatives of inflow and outflow in v.
 
-    At step h, `into` is that of the inflow of layer h + 1 in its own v, and -`across` transposed is
-    that in v of layer h; -`leave` is that of the outflow of layer h in its own v, and -`across` is
-    that in v of layer h + 1.
+    At step h, the inflow of layer h + 1 has the derivative `into` in its own v, and `across`
+    transposed in the v of layer h. The outflow of layer h has the derivative -`leave` in its own v,
+    and -`across` in the v of layer h + 1.
     """
     inflow, outflow = flows
     blocks[:] = 0.0
@@ -321,10 +321,10 @@ def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Flo
 def newton_step(
     widths: Ints, target: Floats, blocks: Floats, inflow: Floats, outflow: Floats, damping: float
 ) -> Floats:
-    """Returns Newton's step (H - 1, W): the derivatives' system with rows divided by the flows.
+    """Returns Newton's step (H - 1, W) from the derivatives, with rows divided by the flows.
 
-    With the flows themselves it is the step on ln inflow - ln outflow = 0; with ones and -gradient
-    it is -(Hessian of f + damping)^-1 gradient. Padding states stay.
+    For the flows themselves, it is the step on ln inflow - ln outflow = 0; for ones and -gradient,
+    it is -(Hessian of f + damping)^-1 gradient. Padding states do not move.
     """
     H, W = len(widths) - 1, inflow.shape[1]
     matrix, step = null_space(widths, W) + damping * np.eye((H - 1) * W), np.zeros((H - 1, W))

@@ -8,7 +8,7 @@
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 7)
 
 with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Line 6 is
-`omd.ftrl_step`, started from the last dual values. The learner sees private sums only, so with any
+`omd.ftrl_step`, started from the last dual values. The learner sees only private sums, so with any
 Privatizer all of it is post-processing.
 """
 
@@ -34,7 +34,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Parameters of both algorithms of 004; `scale` is the factor on beta (1: Eq. 3.1)."""
+    """The constants of either algorithm of 004; `scale` multiplies beta (1 gives Eq. 3.1)."""
 
     layers: Layers
     K: int
@@ -61,7 +61,7 @@ def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: f
 
 
 class PrivateUCOREPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release of episode k."""
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes what is released after it."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants

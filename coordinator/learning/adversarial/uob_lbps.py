@@ -1,6 +1,6 @@
 """Private UOB-LBPS (004, Algorithm 3): bandit feedback.
 
-    pi_1 = pi^{q_1}, q_1 uniform on every layer, P_1 everything
+    pi_1 = pi^{q_1}, q_1 uniform on every layer, P_1 all transitions
     for k = 1..K:
         execute pi_k; the Privatizer releases N_{k+1} and the noisy loss l~_k        (lines 2-3)
         l"_k = (l~_k + E') / (2 E' + 1)                                              (line 4)
@@ -9,10 +9,10 @@
         q_{k+1} = argmin over Delta(P_{k+1}) of <l^_k, q> + D_psi(q || q_k) / eta    (line 8)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
 
-with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K. E' bounds the noise
-of all losses with probability 1 - delta (Assumption 4.1), so that l" is in [0, 1]. Where the noise
-is larger, l" is clipped: that is post-processing and keeps the step defined. Without noise E' = 0
-and l" = l.
+with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K. With probability 1 -
+delta, E' bounds the noise of all losses (Assumption 4.1), and l" is in [0, 1]. If the noise is
+larger, l" is clipped; that is post-processing and keeps the step defined. Without noise, E' = 0 and
+l" = l.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from riffle.coordinator.learning.learner import FloatArray
 
 
 def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArray:
-    """Returns l^ (H, W, A) of Eq. 4.1-4.2 from l~ and u; zero where u is (padding)."""
+    """Returns l^ (H, W, A) of Eq. 4.1-4.2 from l~ and u; zero if u is zero (on padding)."""
     scaled = np.clip((noisy + E_loss) / (2 * E_loss + 1), 0.0, 1.0)
     return np.divide(scaled, u, out=np.zeros(u.shape), where=u > 0)
 
 
 class PrivateUOBLBPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release of episode k."""
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes what is released after it."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants

@@ -207,7 +207,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns the stages' constraints, or one that always holds (to break ties) if there are none."""
+        """Returns the stages' constraints; if there are none, one that always holds (for ties)."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 
