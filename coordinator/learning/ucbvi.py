@@ -326,7 +326,7 @@ def run(
 ) -> tuple[Floats, int]:
     """Runs UCBVI or private UCB-VI for checkpoints[-1] episodes.
 
-    Returns the regret at the checkpoints and the number of switches; `policy` becomes the last one.
+    Returns the regret at the checkpoints and the switches; `policy` becomes the last one deployed.
     """
     separate_visits, K = privacy.separate_visits, checkpoints[-1]
     private = privacy.kind != NONE

@@ -48,7 +48,7 @@ HOPELESS = 1e-4
 ABSENT = 1e12  # -ABSENT is below every dual value
 RIDGE = 1e-10
 DAMPING = tuple(10.0**power for power in range(-6, 3))
-LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range; longer steps are cut
+LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range: a far longer step means little
 TINY = 1e-300
 
 
