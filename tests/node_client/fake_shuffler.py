@@ -90,6 +90,7 @@ class FakeShuffler:
     lease_seconds: int = 120
     lose_leases: bool = False
     clock: Callable[[], float] = lambda: world.NOW
+    polled: Callable[[], None] = lambda: None
     declined: list[str] = field(default_factory=list)
     elsewhere: set[str] = field(default_factory=set)
     reported: set[str] = field(default_factory=set)
@@ -127,6 +128,7 @@ class FakeShuffler:
 
     async def open_batches(self, request: Request) -> Response:
         self._node(request)
+        self.polled()
         for batch in self.batches.values():
             batch.end_leases(self.clock())
         listed = [b for b in self.batches.values() if b.free > 0]

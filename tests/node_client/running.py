@@ -71,10 +71,12 @@ async def serve(
     monotonic: Callable[[], float] = time.monotonic,
     pins: Callable[[], frozenset[str] | None] = lambda: None,
     users: Users | None = None,
+    totals: Totals | None = None,
+    pause: float = 0.01,
     **changes: Any,
 ) -> tuple[Totals, Runner]:
     """Run nodes until every batch is full, or ``until`` holds."""
-    totals, stop = Totals(), asyncio.Event()
+    totals, stop = totals or Totals(), asyncio.Event()
     users = users or Users(state, read_users(file) if file else people)
     demands = world.demands(**changes)
     client = ShufflerClient(fake.client(), QUICK)
@@ -99,7 +101,7 @@ async def serve(
         read_users=lambda: read_users(file),
         pins=pins,
         clock=clock,
-        pause=0.01,
+        pause=pause,
     )
 
     async def watch() -> None:

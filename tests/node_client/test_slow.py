@@ -17,7 +17,7 @@ from tests.node_client.fake_shuffler import FakeShuffler
 from tests.node_client.running import Failing, in_thread, serve, shuffler
 
 LEASE = 20
-"""Seconds of a lease, by a clock that only slow work and an idle node move."""
+"""Seconds of a lease, by a clock that only slow work and idle polls move."""
 
 
 class SlowNode:
@@ -45,14 +45,28 @@ class SlowNode:
 def run(
     node: SlowNode, fake: FakeShuffler, state: Path, until: Callable[[], bool], idle: float = 0.05
 ) -> Totals:
-    """Serves until a condition holds; ``idle`` seconds pass at each look."""
+    """Serves until a condition holds; ``idle`` seconds pass at each poll if no report is under way.
+
+    A poll begins after the previous turn has ended, so the speed of this machine changes nothing.
+    """
     fake.clock, fake.lease_seconds = node.clock, LEASE
+    totals = Totals()
 
-    def step() -> bool:
-        node.now += idle
-        return until()
+    def polled() -> None:
+        if totals.episodes == totals.accepted + totals.refused.total():
+            node.now += idle
 
-    served = serve(fake, state, until=step, seal=node.seal, clock=node.clock, monotonic=node.clock)
+    fake.polled = polled
+    served = serve(
+        fake,
+        state,
+        until=until,
+        seal=node.seal,
+        clock=node.clock,
+        monotonic=node.clock,
+        totals=totals,
+        pause=0.0,
+    )
     return asyncio.run(served)[0]
 
 
