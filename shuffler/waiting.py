@@ -110,7 +110,7 @@ class ChangeSignal:
         event.set()
 
     def close(self) -> None:
-        """Ends all waiting, now and later, because the service stops."""
+        """Ends all waiting for good, because the service stops."""
         self._closed = True
         self.notify()
 

@@ -137,7 +137,8 @@ class Curve:
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
     hockey-stick divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear
     between two neighbouring losses. So its inverse is exact: find these two losses, then solve a
-    linear equation. Below epsilon = `start`, delta counts as 1; `epsilon` never returns less.
+    linear equation. The curve is valid from epsilon = `start` on. Below it, the method `delta`
+    returns 1; the method `epsilon` returns at least `start`.
     """
 
     loss: FloatArray

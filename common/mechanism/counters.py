@@ -102,7 +102,7 @@ class CounterLayout:
 
     @property
     def data_slots(self) -> int:
-        """Most data messages in a report: one for each family and step, as in ``cells``."""
+        """The most data messages that a report can have: one for each family and step in scope."""
         return self.cells
 
     def encode(self, episode: Episode) -> Ints:

@@ -76,9 +76,10 @@ class Head:
             raise LocalError("unavailable", f"cannot write the head: {error.strerror}") from error
 
     def advance(self, connection: Connection) -> int:
-        """Increments the database's number in this transaction; returns it, to be written next.
+        """Increments the database's number in this transaction; the caller must `write` the result.
 
-        If the old one is below the folder's, this and later calls raise LocalError ``unavailable``.
+        If the old number is below the folder's, this and all later calls raise LocalError
+        ``unavailable``.
         """
         number = self._read(connection)
         if self.trouble is None and number < self.written():
@@ -92,7 +93,7 @@ class Head:
         return number + 1
 
     def start(self, connection: Connection) -> int:
-        """Returns the number of a database that is being opened, to be written next.
+        """Returns the number of a database that is being opened; the caller must `write` it.
 
         Raises LocalError ``unavailable`` if the number is below the folder's, unless the operator's
         setting names the folder's number. Then the database gets a higher number than the folder's,

@@ -74,7 +74,7 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and the others that got as far; None if there are no others."""
+    """Returns bands over a run and the other runs that have as many episodes; None if none has."""
     if not own.episodes.size:
         return None
     end = own.episodes[-1]

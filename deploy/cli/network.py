@@ -66,7 +66,7 @@ def enrol_command(
     ] = 1,
     output: Output = "text",
 ) -> None:
-    """Enrol an owner's nodes as the shuffler's operator, and write their credentials."""
+    """Act as the shuffler's operator: enrol an owner's nodes and write their credentials."""
     from riffle.deploy.network.secrets import enrol
 
     names = [owner] if owners == 1 else [f"{owner}-{number + 1}" for number in range(owners)]

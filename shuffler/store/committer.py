@@ -125,9 +125,10 @@ class Committer:
 
 
 class Store:
-    """An open store. ``writes`` changes when a write begins and when one ends.
+    """An open store.
 
-    ``shared``: other processes may write to the store.
+    ``writes``: a count that increases whenever a write begins or ends. ``shared``: other processes
+    may write to the store.
     """
 
     def __init__(self, url: str, head: Head) -> None:

@@ -131,7 +131,7 @@ def _follow_chords(
     dual: FloatArray,
     unsolved: NDArray[np.int64],
 ) -> None:
-    """Moves `best` and `dual` of the problems `unsolved` along chords that start at `free`."""
+    """Improves `best` and `dual` of the `unsolved` problems along chords that start at `free`."""
     outside = free.take(unsolved)
     j = (stack.t[:, None] - outside.values[1:]).argmax(axis=0)
     for _ in range(MOST_CHORDS):
