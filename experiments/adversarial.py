@@ -69,7 +69,7 @@ ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 WIDTHS = (1, 3, 3, 3, 1)
 CHECKPOINTS = 50
 PHASES = 4
-COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
+COUNT_SHARE = 2 / 3  # share of (epsilon, beta) for the counts, under `correct`
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """Returns E of Assumption 2.3 after t contributions; all E hold with 1 - 2 delta."""
+        """Returns E of Assumption 2.3 after t contributions; all E hold with chance 1 - 2 delta."""
         counters = self._layers.pair_count + self._layers.cell_count
         ratio = counters * self._K / self._delta
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)

@@ -50,7 +50,7 @@ SLOWEST = 0.5
 KEPT = 0.7
 """Weight of earlier measurements when a new one is added."""
 
-MOST_DOUBLINGS = 12  # of the pause while no report is accepted: about an hour
+MOST_DOUBLINGS = 12  # times that the pause doubles while no report is accepted: to about an hour
 
 Seal = Callable[[SealKeys, Ints], Awaitable[bytes]]
 
@@ -77,9 +77,9 @@ class Rate:
 class ReportTiming:
     """Measured seconds to run and encode an episode, and to seal and upload one message.
 
-    ``under_way``: users asked whose reports are not decided. ``in_vain``: how many chunks in a row
-    had no accepted report; it starts at one, because nothing has been accepted yet. While
-    ``in_vain`` is above zero, one user is asked at a time, and nobody before ``retry_at``.
+    ``under_way``: users who were asked and whose reports are not decided. ``in_vain``: how many
+    chunks in a row had no accepted report; it starts at one, because nothing has been accepted yet.
+    While ``in_vain`` is above zero, one user is asked at a time, and nobody before ``retry_at``.
     """
 
     lease_seconds: float = 0.0
@@ -91,7 +91,7 @@ class ReportTiming:
     _last_end: float = 0.0
 
     def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
-        """Records a chunk with ``messages`` ready at ``start`` and ``accepted`` accepted reports.
+        """Records the delivery of a chunk, whose ``messages`` were ready to be sealed at ``start``.
 
         Chunks are sealed one after the other, so a chunk's own time begins when the previous one
         ends.
@@ -106,7 +106,7 @@ class ReportTiming:
         return not self.messages.things or L * self.messages.mean > SLOWEST * self.lease_seconds
 
     def most_users(self, L: int, now: float, left: float = math.inf) -> int:
-        """Returns how many more users may be asked at ``now``, ``left`` s before the batch ends."""
+        """Returns how many more users may be asked at ``now``; the batch ends in ``left`` s."""
         if self.is_too_slow(L) or now < self.retry_at:
             return 0
         seconds = PORTION * min(self.lease_seconds, left)  # a lease ends with its batch
@@ -115,7 +115,7 @@ class ReportTiming:
         return max(0, most - self.under_way)
 
     def in_time(self, leases: Sequence[Lease], L: int, now: float) -> list[Lease]:
-        """Returns the leases that end late enough: their reports wait for all those under way."""
+        """Returns the leases that end late enough, if their reports follow all those under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)

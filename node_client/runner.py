@@ -30,12 +30,12 @@ from riffle.node_client.trust import Demands, accept, check_expiry
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
-MOST_DOUBLINGS = 7  # of the pause while the users file fails: half a minute
-IDLE_DOUBLINGS = 3  # of the pause while no open batch can be served: two seconds
+MOST_DOUBLINGS = 7  # times that the pause doubles while the users file fails: to half a minute
+IDLE_DOUBLINGS = 3  # likewise while no open batch can be served: to two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
-REFUSAL_DOUBLINGS = 6  # of the pause before a refused batch is checked again: ten minutes
+REFUSAL_DOUBLINGS = 6  # likewise before a refused batch is checked again: to ten minutes
 REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 
@@ -195,7 +195,7 @@ class Runner:
             return 0
         try:
             asked = await self._serve(node, job, free)
-        except LocalError as error:  # from the users file: users who are not marked are not asked
+        except LocalError as error:  # of the users file: no user is asked who cannot be marked
             if error.slug != "unavailable":
                 raise
             self._users_file_failures += 1

@@ -18,7 +18,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - the descriptor's promise is true, and its epsilon is at most the owner's. Epsilon is recomputed
   for its trust model from n, noise, padding and counters, at the owner's beta and dishonest
-  fraction, or at one other owner's share if that is larger: its nodes might add no noise.
+  fraction, or at one other owner's share if that is larger, because that owner's nodes might add no
+  noise.
 
 Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.

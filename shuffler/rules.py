@@ -167,9 +167,10 @@ def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
 
     ``lapses``: how many leases expired without a report; the times of the first and the last. An
     owner with more than one lapse for every `REPORTS_A_LAPSE` reports waits, so that others can
-    take the slots. The wait begins at the last lapse and takes a lease's life plus the time between
-    first and last. So waits double, and an owner who never reports holds slots for less and less of
-    a batch's life. An endless wait would let one crash end a batch that has few owners.
+    take the slots. The wait begins at the last lapse and takes a lease's life plus the time from
+    the first lapse to the last. So waits double, and an owner who never reports holds slots for
+    less and less of a batch's life. An endless wait would let one crash end a batch that has few
+    owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0

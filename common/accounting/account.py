@@ -73,7 +73,7 @@ class Account:
 
     `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
     `beta_overflow` is the part of beta that pays for dropped noise at epsilon_upper. `variance` and
-    `expected_ones` are of one counter's noise when all n reports are honest.
+    `expected_ones` describe one counter's noise if all n reports are honest.
     `expected_ones_per_report` is the expected number of noise messages among the `messages` of one
     report.
     """

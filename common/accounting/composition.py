@@ -5,10 +5,10 @@
   is (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, which is
   post-processing. So the run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
 * Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
-  add up, so all their moves are composed exactly. As many are up as down, so again one number
-  covers both directions. Whatever a batch's deployment depends on, the same distribution dominates
-  the batch's loss. So adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem 10),
-  provided that the events themselves (n and noise) were fixed beforehand. The overflow of all
+  add up, so all their moves are composed exactly. There are as many ups as downs, so again one
+  number covers both directions. Whatever a batch's deployment depends on, the same distribution
+  dominates the batch's loss. So adaptive deployments are covered (Zhu, Dong and Wang 2022, Theorem
+  10), provided that the events themselves (n and noise) were fixed beforehand. The overflow of all
   batches is charged: (1 + e^epsilon) times the sum of their eta.
 """
 

@@ -316,7 +316,7 @@ def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
 
 
 def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:
-    """Returns Chernoff's bound on the tilted mass at the edge or beyond, above it if step > 0."""
+    """Returns Chernoff's bound on the tilted mass from the edge up (step > 0) or down."""
     if step > 0.0 and sum(count * part.last for part, count in parts) < edge:
         return 0.0
     if step < 0.0 and sum(count * part.first for part, count in parts) > edge:

@@ -16,7 +16,7 @@ same distribution from its random bits, and no accountant has to trust a roundin
 
 **Padding** fixes the number of messages of a report; otherwise this number would tell everyone who
 sees the upload about the user's data. Data and noise have separate slots. Only noise is ever
-dropped, and whether it is never depends on the data.
+dropped, and that event does not depend on the data.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
 for experiments and for the test entry point. A stream's key is the (run, batch, slot, purpose) of a
-draw, never its order of arrival. A deployed node refuses to use it.
+draw, never its order of arrival. A deployed node refuses a seeded stream.
 """
 
 import hashlib

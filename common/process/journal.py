@@ -69,7 +69,7 @@ class Journal:
 
 
 def _places(trace: TracebackType | None) -> str:
-    """Returns a traceback's innermost places, the last one last, as ``folder/file.py:line``."""
+    """Returns a traceback's innermost places as ``folder/file.py:line``, the innermost last."""
     frames = traceback.extract_tb(trace)[-FRAMES:]
     return " ".join(_place(frame.filename, frame.lineno) for frame in frames)
 

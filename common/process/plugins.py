@@ -35,7 +35,8 @@ def short_name(reference: str) -> str:
 def load_file(reference: str) -> Constructor:
     """Runs a file and returns the class or function that ``path/to/file.py:name`` names.
 
-    Raises LocalError ``invalid-spec`` if file or name is missing, or if a line fails (says which).
+    Raises LocalError ``invalid-spec`` if the file or the name is missing, or if the file's code
+    fails (the error names the line).
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()

@@ -247,7 +247,7 @@ class BatchDescriptor(Document):
         return self.padding.messages * self.message_bytes + OVERHEAD
 
     def to_noise(self) -> BatchNoise:
-        """Returns the noise that every user adds (the coordinator, under trust ``central``)."""
+        """Returns the noise that every user adds, or the coordinator under trust ``central``."""
         return self.noise.noise()
 
 

@@ -124,7 +124,7 @@ def parse_retry_after(value: str | None, now: datetime) -> float:
 def read_refusal(
     peer: str, status: int, body: bytes, retry_after: str | None, now: datetime
 ) -> RiffleError:
-    """Returns the error for a peer's unsuccessful answer; its sentence names the peer by ``peer``.
+    """Returns the error for an unsuccessful answer; ``peer`` names the sender in its sentence.
 
     A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. It
     becomes a RemoteError, unless the status is temporary. Any other answer (a proxy's page, a
@@ -134,7 +134,7 @@ def read_refusal(
     document = problem_document(body)
     slug = problem_slug(document)
     detail = one_line(str(document.get("detail", PROBLEMS[slug][1])))
-    # The framework's own words come from a Riffle service that is another one, or an older one.
+    # FastAPI's own phrase: the route is unknown, so this is the other service, or an older Riffle.
     unrouted = detail in {HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase}
     meant = PROBLEMS[slug][0] == status and not unrouted
     if meant and not is_temporary(status):
@@ -161,7 +161,7 @@ def problem_document(body: bytes) -> dict[str, Any]:
 
 
 def problem_slug(document: dict[str, Any]) -> str:
-    """Returns the slug of a peer's problem document; ``internal`` for a slug not of Riffle's."""
+    """Returns the slug of a peer's problem document; ``internal`` for an unknown slug."""
     kind = document.get("type")
     slug = kind.removeprefix(URN) if isinstance(kind, str) else ""
     return slug if slug in PROBLEMS else "internal"

@@ -44,7 +44,7 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor whose guarantee is weaker than ``required``, or than it promises.
+    """Refuses a descriptor whose guarantee is weaker than ``required``, or than its own promise.
 
     The descriptor must give no owner more than ``max_owner_share`` of the slots.
 

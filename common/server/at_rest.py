@@ -42,8 +42,9 @@ class StorageCipher:
     def open(self, data: bytes, name: str) -> bytes:
         """Returns the data of a file.
 
-        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, or in clear
-        and there is one (so nobody can slip in a private key in clear), or if the key is wrong.
+        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if the key
+        is wrong, or if the file is in clear although there is a key (so nobody
+        without the key can slip in a file).
         """
         if self._key is None:
             if is_sealed(data):

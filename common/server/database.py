@@ -256,8 +256,8 @@ def _is_in_place(path: str, opened: os.stat_result) -> bool:
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Sets WAL mode.
 
-    Tries again if SQLite says "locked", as it does at once to one of two processes that open a new
-    file together.
+    Tries again if SQLite answers "locked": it does so, without waiting, if another process opens
+    the same new file at the same time.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:

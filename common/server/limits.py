@@ -1,7 +1,8 @@
 """Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
-A request beyond a limit is refused at once, and told when to come back. To hold it here instead
-would only move the queue. Nothing here does I/O; only the ASGI middleware is asynchronous.
+A request beyond a limit is refused at once, and its caller is told when to come back. To hold it
+here instead would only move the queue. Nothing here does I/O; only the ASGI middleware is
+asynchronous.
 
 Callers are known by the hash of their token, and each has limits of its own. An attempt with an
 invalid token costs a lookup, and guessers could try tokens without end, so all failed attempts

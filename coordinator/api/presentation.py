@@ -34,7 +34,7 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress. ``trouble``: what its driver reports, if it is here."""
+    """Presents a run and its progress. ``trouble``: why it is stuck, if its driver runs here."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     return _model(

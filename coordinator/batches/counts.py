@@ -15,7 +15,7 @@ Poisoning. True counts of n episodes satisfy certain equations. Noise alone make
 deviate from them a little; lies make them deviate more. `check` computes the deviation from each:
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
-  step h + 1. Of each cell (h, x, a, x') the test takes the part that breaks these equations
+  step h + 1. The test takes the part of each cell (h, x, a, x') that breaks these equations
   (`postprocess.imbalance`). No other linear test of these equations finds a lie on one cell better;
 - total: all transitions of a batch sum to n times its steps. Reports without data lower this sum;
 - start: visits at step 0 are n draws from the declared start;

@@ -82,7 +82,7 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
 def _calibrated_to_one_message(
     spec: RunSpec, layout: CounterLayout, n: int
 ) -> Calibration[BatchNoise]:
-    """Calibrates a local or central batch: a report is one message, because noise needs none."""
+    """Calibrates a local or central batch, whose reports are one message without noise slots."""
     cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
     noise: BatchNoise
     if spec.trust == "local":

@@ -168,7 +168,7 @@ class ShufflerClient:
         kind: type[Answer],
         fits: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
-        # The body ends past the bound if it is longer.
+        # A body that is too long is cut just past the bound, so it does not parse.
         response, body = await receive(PEER, self._client, request, MAX_ANSWER_BYTES)
         self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
         if not response.is_success:

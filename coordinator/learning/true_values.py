@@ -7,9 +7,9 @@ supplied. No learner reads them. They give the exact pseudo-regret after deploym
     regret_i = sum over j <= i of n_j (V* - V_j),
 
 where n_j is the number of episodes executed. The bands of a run cover all runs whose specs differ
-only in id and seeds and that got at least as far. A band is pointwise: the mean over these runs
-with a two-sided 95 % Student t interval. Between deployments, regret is linear and value is
-constant.
+only in id and seeds and that executed at least as many episodes. A band is pointwise: the mean over
+these runs with a two-sided 95 % Student t interval. Between deployments, regret is linear and value
+is constant.
 """
 
 from collections.abc import Sequence

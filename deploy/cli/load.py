@@ -61,7 +61,7 @@ def load_command(
 ) -> None:
     """Load a network with real nodes and name its bottleneck.
 
-    Exit code 1 if there is one: too few of the due reports were accepted promptly.
+    Exit code 1 if there is a bottleneck: too few of the due reports were accepted promptly.
     """
     for name in OF_A_NETWORK_THAT_IS_UP if network is None else OF_A_NEW_NETWORK:
         if is_given(context, name):

@@ -93,7 +93,8 @@ def _build_once(chosen: Preset) -> None:
 
 
 def _simulate_population(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
-    exact_mdp(make(chosen.spec.environment, **chosen.environment))  # or refuse it before any work
+    # Refuses an environment without an exact MDP before any work.
+    exact_mdp(make(chosen.spec.environment, **chosen.environment))
     with steps("seeds", how.seeds) as shown:
         return study(
             chosen.spec,

@@ -131,7 +131,7 @@ def log_ratios(N: int, p: float) -> FloatArray:
 
 
 def agreement(world: World, pair: Pair, trials: int) -> float:
-    """Returns the p-value of a test: trials with real HPKE seals have the law of ``pair``.
+    """Returns the p-value of the hypothesis that trials with HPKE seals have the law of ``pair``.
 
     The deployed analyzer opens the sealed trials. The test is chi-square on the scores, binned at
     the deciles of ``pair``, once for each population, with a Bonferroni factor of two.

@@ -25,7 +25,7 @@ from riffle.node_client.environments.tabular import Floats, Step, TabularMDP
 LARGEST_MEAN = 0.99
 MAX_CHANNELS = 6
 RETUNED_SLOT = 0.5
-# The first channel is idle more often but changes faster than the next: the best depends on x.
+# The first channel is idle more often than the second but changes faster: the best depends on x.
 TO_BUSY = (0.30, 0.10, 0.20)
 TO_IDLE = (0.50, 0.15, 0.70)
 MAX_FILE_BYTES = 256 << 20

@@ -3,7 +3,7 @@
 The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
 values of the observation space and one absorbing state, for episodes that terminate or are
 truncated early. A Gymnasium environment has its own random generator. Every episode seeds it with
-64 bits of the given randomness, so test runs are reproducible; a deployed node's are not.
+64 bits of the given randomness, so test runs are reproducible; runs of a deployed node are not.
 
 Some environments, such as Gymnasium's toy texts, publish a table: ``initial_state_distrib`` and
 ``P[x][a]``, a list of (probability, x', reward, terminated). Their MDP is known.

@@ -169,7 +169,7 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 
 
 def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
-    """Moves a locked batch to the state `after` an event; returns that state.
+    """Moves a locked batch to the state that follows an event, and returns that state.
 
     ``changes`` are stored with the new state. Raises as `after`.
     """

@@ -78,7 +78,7 @@ batches = Table(
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # What became of accepted reports: messages handed over, reports dropped; the batch's end.
+    # The fate of accepted reports: messages handed over, reports dropped; the batch's end.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),
@@ -131,7 +131,7 @@ dropped = Table(
     Column("frames", BigInteger, nullable=False),
 )
 
-# Why nodes decline an open batch, and when each reason last came; no node, no count.
+# The reasons why nodes decline an open batch, and the last time of each; no node, no count.
 declined = Table(
     "declined",
     metadata,

@@ -160,7 +160,7 @@ def list_nodes(connection: Connection, now: int) -> NodeList:
 def authenticate(connection: Connection, token: str) -> str:
     """Returns a token's node id; raises RemoteError ``unauthorized`` if unknown or revoked.
 
-    The token is looked up by its hash, so timing can reveal something about hashes at most.
+    The token is looked up by its hash, so timing reveals nothing about a token but its hash.
     """
     node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:

@@ -43,7 +43,7 @@ from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 GAP = 1e-7
 MAX_ITERATIONS = 100
-ROUNDING = 1e-12  # of mu: below it, the certificate only gains rounding errors
+ROUNDING = 1e-12  # smallest mu: below it, the certificate only gains rounding errors
 INSIDE = 0.1  # the start keeps this share of the centre's distance to every bound
 START = 0.01  # first mu; it is small because consecutive answers are close
 STAY = 0.99  # share of the way to the boundary that a step may go
@@ -52,8 +52,8 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
     """Solves for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
 
-    If rounding forbids GAP (rows of the box near MARGIN), it stops above it; the gap of the answer
-    shows this.
+    If rounding keeps the gap above GAP (rows of the box near MARGIN), the search stops there; the
+    answer states its gap.
 
     Raises LearnerError if the numbers are too extreme. The method suits cost q_k <= 10; in the
     algorithm eta l^ q_k <= eta.

@@ -41,14 +41,14 @@ from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
-TOLERANCE = 1e-7  # of the flow residual, in probability
+TOLERANCE = 1e-7  # largest flow residual, in probability
 LOG_ZERO = -1e5
 MAX_ITERATIONS = 500
 HOPELESS = 1e-4
 ABSENT = 1e12  # -ABSENT is below every dual value
 RIDGE = 1e-10
 DAMPING = tuple(10.0**power for power in range(-6, 3))
-LONGEST_STEP = 100.0  # of v, plus a tenth of the cost's range: a far longer step means little
+LONGEST_STEP = 100.0  # largest change of v; a tenth of the cost's range is added
 TINY = 1e-300
 
 
@@ -81,8 +81,8 @@ def ftrl_step(
 ) -> Step:
     """Solves for cost = eta L~ (H, W, A), from dual values `start` (H + 1, W) or from zero.
 
-    If rounding forbids `tolerance` (costs beyond 10^3), it stops above it; residual and gap of the
-    answer show this.
+    If rounding keeps the residual above `tolerance` (costs beyond 10^3), the search stops there;
+    the answer states its residual and gap.
 
     Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.
     """

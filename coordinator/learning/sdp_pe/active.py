@@ -75,7 +75,7 @@ class ActiveSet(Protocol):
 
     @property
     def actions(self) -> BoolArray:
-        """Which actions an active policy may take at (h, x): (H, X, A); False is proved."""
+        """Which actions an active policy may take at (h, x): (H, X, A); False means proved."""
 
     def best(self, model: Model) -> Plan:
         """Returns a member of large value under a model, and that value."""
@@ -86,8 +86,8 @@ class ActiveSet(Protocol):
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        After step h it does what is best under `then`. `value` (X, A) is the probability of the
-        visit.
+        After step h each member does what is best under `then`. `value` (X, A) is the probability
+        of the visit.
         """
 
     def eliminate(self, model: Model, radius: float) -> tuple[Self, float]:
@@ -181,9 +181,10 @@ class ImplicitPolicies:
         return Plan(solution.policy.reshape(X, A, H, X), solution.value.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
-        """Keeps what may be within `radius` of the best (Algorithm 1, line 9), and the best value.
+        """Drops policies surely `radius` or more below the best (Algorithm 1, line 9).
 
-        If no policy is known to be surely in phi, the stage eliminates nothing.
+        Returns the remaining set and the best value. If no policy is known to be surely in phi, the
+        stage eliminates nothing.
         """
         sure = self.bound(model) - radius
         member = self._best(model, [i.sure for i in self.inequalities])

@@ -247,8 +247,8 @@ class EnumeratedPolicies:
     ) -> list[PolicyArray]:
         """Returns active policies that begin with the given classes of the steps 0..h.
 
-        Up to the cut, each continues like the first active class that begins so. After the cut, it
-        does what is best under `then`.
+        Up to the cut, each continues like the first active class with the same beginning. After the
+        cut, it does what is best under `then`.
         """
         (D, _), V = self._prefix_values(then), self._suffix_values(then)
         S, rest = self.shape[1], math.prod(self._counts[h + 1 :])

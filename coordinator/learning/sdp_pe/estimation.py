@@ -18,12 +18,13 @@ another? The second asks: if a draw were true (a posterior under a flat prior), 
 best policy seem worse in the estimate? So a policy that is rarely visited, and so uncertain, stays
 even if its estimate is low. The pi_d are also likely to be best: the next stage explores them.
 
-At every (h, x), pi_d takes an action of some active policy. All active policies are such policies,
-so the quantile errs on the safe side. W is kept, so the bias of the absorbing MDP is not in the
-radius (tests state how often the optimal policy survives). A reward sum is drawn given the drawn
-visits: its bits are Bernoulli, of variance r (1 - r) a visit. With the families `joint` its noise
-is part of the visits' noise, because both are sums of the same counters. The sampling variance of a
-count is taken as at least one, so that a tuple never seen does not count as known.
+At every (h, x), pi_d takes an action of some active policy. It is the best of all policies that do
+so, of which the active ones are a part. So the quantile errs on the safe side. W is kept, so the
+bias of the absorbing MDP is not in the radius (tests state how often the optimal policy survives).
+A reward sum is drawn given the drawn visits: its bits are Bernoulli, of variance r (1 - r) a visit.
+With the families `joint` its noise is part of the visits' noise, because both are sums of the same
+counters. The sampling variance of a count is taken as at least one, so that a tuple never seen does
+not count as known.
 
 All of it is post-processing: it sees private counts only. The draws come from the caller's
 generator, which is seeded by the run.
