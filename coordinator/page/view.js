@@ -3,7 +3,7 @@
 import { ask, Away, events } from "./api.js";
 import { h } from "./dom.js";
 import { repeat, sleep, visible } from "./link.js";
-import { Sections } from "./sections.js";
+import { Cards } from "./cards.js";
 import { apply, firstOpen, spoken, unknownRun } from "./state.js";
 
 const STATUS_SECONDS = 3;
@@ -29,7 +29,7 @@ class RunView {
     this.events = unknownRun();
     this.known = { run: null, result: null, truth: null, books: new Map(), deployments: new Map() };
     this.element = h("div", { id: "run" }, h("p", { class: "note", role: "status" }, "Loading the run\u2026"));
-    this.sections = null;
+    this.cards = null;
     this.spokenAt = 0;
   }
 
@@ -57,7 +57,7 @@ class RunView {
   async status() {
     const over = this.over;
     this.known.run = await this.ask("");
-    this.sections ??= this.build();
+    this.cards ??= this.build();
     this.draw();
     return !over; // once more after the end
   }
@@ -154,15 +154,15 @@ class RunView {
   // -- drawing -----------------------------------------------------------------------------------
 
   build() {
-    const sections = new Sections(this.known.run, this);
-    this.element.replaceChildren(...sections.elements);
+    const cards = new Cards(this.known.run, this);
+    this.element.replaceChildren(...cards.elements);
     document.title = `${this.known.run.name} \u00b7 Riffle`;
-    return sections;
+    return cards;
   }
 
   draw() {
     this.changed = true;
-    if (this.waiting || this.sections === null) return;
+    if (this.waiting || this.cards === null) return;
     this.waiting = true;
     setTimeout(() => this.drawPart(0), this.drawn ? DRAW_MILLISECONDS : 0);
     this.drawn = true;
@@ -173,8 +173,8 @@ class RunView {
     requestAnimationFrame(() => {
       if (this.signal.aborted) return;
       if (part === 0) this.changed = false;
-      this.waiting = part + 1 < this.sections.parts.length;
-      this.sections.parts[part].draw(this.known, this.events);
+      this.waiting = part + 1 < this.cards.parts.length;
+      this.cards.parts[part].draw(this.known, this.events);
       if (this.waiting) this.drawPart(part + 1);
       else if (this.changed) this.draw();
     });

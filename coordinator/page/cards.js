@@ -10,7 +10,7 @@ import { policyPicture } from "./policy.js";
 import { table } from "./table.js";
 
 /** All cards of a run. */
-export class Sections {
+export class Cards {
   constructor(run, view) {
     this.head = new Head(run, view);
     this.cards = [
