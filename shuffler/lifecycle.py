@@ -137,7 +137,7 @@ class BatchLifecycle:
         Raises RemoteError ``unknown-batch``, ``batch-not-ready`` or ``late``.
         """
         async with self._releasing:
-            batch = await self._store.read(batch_rows.find, batch_id)
+            batch = await self.tidied(batch_rows.find, batch_id)
             after(batch.state, "forward")
             release = self._releases.get(batch_id) or await self._permuted(batch)
             digest, count = release.sha256, len(release.messages)

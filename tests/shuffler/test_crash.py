@@ -233,6 +233,20 @@ def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
     assert api.acknowledge(forwarded, digest).json()["state"] == "erased"
 
 
+def test_a_batch_due_for_erasure_is_handed_over_no_more(api: Api) -> None:
+    """No caller asked for anything since it was due, so the request itself has to end it."""
+    api.restart(retention_seconds=1_000)
+    sealed, forwarded = api.deposit(), api.deposit(deployment=1)
+    api.fill(sealed)
+    api.fill(forwarded, first_user=10)
+    digest = api.messages(forwarded).headers["Riffle-Messages-Digest"]
+    api.clock.now = NOW + 999
+    assert api.messages(forwarded).headers["Riffle-Messages-Digest"] == digest
+    api.clock.now += 1
+    assert [problem(api.messages(one)) for one in (sealed, forwarded)] == ["late", "late"]
+    assert (secrets(api), count(api, "reports")) == ([], 0)
+
+
 @pytest.mark.parametrize("erased", [False, True], ids=["sealed", "erased"])
 def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None:
     """The database never holds a batch's keys, nor a message that is not under one of them."""
