@@ -233,7 +233,7 @@ async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperato
 async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     """Returns all messages of a sealed batch, permuted: the same bytes until acknowledged."""
     release = await core.batches.release(batch_id)
-    headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.messages.nbytes)}
+    headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.size)}
     return StreamingResponse(_chunks(release), media_type=OCTETS, headers=headers)
 
 

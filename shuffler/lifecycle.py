@@ -24,11 +24,11 @@ from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import BatchState, BatchStatus
 from riffle.common.server.database import try_claim
 from riffle.shuffler.metrics import ShufflerMetrics, note
-from riffle.shuffler.permutation import Release, permute_messages, senders
+from riffle.shuffler.permutation import Release, blank_copies, permute_messages, senders
 from riffle.shuffler.rules import accept_deposit
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import after, reached
-from riffle.shuffler.store import batch_rows
+from riffle.shuffler.store import batch_rows, report_rows
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
 from riffle.shuffler.waiting import ChangeSignal
@@ -140,7 +140,7 @@ class BatchLifecycle:
             batch = await self.tidied(batch_rows.find, batch_id)
             after(batch.state, "forward")
             release = self._releases.get(batch_id) or await self._permuted(batch)
-            digest, count = release.sha256, len(release.messages)
+            digest, count = release.sha256, release.messages
             await self._store.write_for_good(batch_rows.mark_forwarded, batch_id, digest, count)
             self._remember(batch_id, release)
         self._changes.notify()
@@ -155,7 +155,7 @@ class BatchLifecycle:
             await self.give_up(batch.batch_id)
             detail = "the batch's secret is lost; its messages are handed over no more"
             raise RemoteError("late", detail) from error
-        self._metrics.shuffled.inc(len(release.messages))
+        self._metrics.shuffled.inc(release.messages)
         return release
 
     def _permute(self, batch: batch_rows.Batch) -> Release:
@@ -166,7 +166,7 @@ class BatchLifecycle:
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)
             cipher = ReportCipher(batch.batch_id, secret)
-            with closing(batch_rows.stored_reports(connection, batch.batch_id)) as stored:
+            with closing(report_rows.stored_reports(connection, batch.batch_id)) as stored:
                 permuted = permute_messages(
                     ((slots, cipher.decrypt(slots, data)) for slots, data in stored),
                     secret.permutation,
@@ -174,6 +174,7 @@ class BatchLifecycle:
                     L=batch.L,
                     message_bytes=batch.message_bytes,
                 )
+                blank_copies(permuted)
                 return Release.of(permuted)
 
     def _remember(self, batch_id: str, release: Release) -> None:
@@ -288,7 +289,7 @@ class BatchLifecycle:
         batch = await self._store.read(batch_rows.find, batch_id)
         for start in range(0, batch.next_slot, SLOTS_A_DELETE):
             slots = range(start, start + SLOTS_A_DELETE)
-            await self._store.write(batch_rows.delete_reports, batch_id, slots)
+            await self._store.write(report_rows.delete_reports, batch_id, slots)
         await self._store.write(batch_rows.mark_clean, batch_id)
         note("erased", batch_id=batch_id)
 

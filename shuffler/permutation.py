@@ -38,22 +38,31 @@ class Keystream:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The analyzer's input: sealed messages (n * L, message bytes) and their SHA-256 in hex."""
+    """What is handed to the analyzer, the number of messages in it, and its SHA-256 in hex."""
 
-    messages: Messages = field(repr=False)
+    parts: tuple[memoryview, ...] = field(repr=False)
+    messages: int
     sha256: str
 
     @classmethod
-    def of(cls, permuted: Messages) -> "Release":
-        """Returns the release of permuted messages, after blanking copies in place."""
-        blank_copies(permuted)
-        return cls(permuted, hashlib.sha256(permuted.data).hexdigest())
+    def of(cls, messages: Messages, *rest: bytes) -> "Release":
+        """Returns the release of permuted messages (n * L, message bytes), followed by ``rest``."""
+        parts = (messages.data.cast("B"), *map(memoryview, rest))
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        return cls(parts, len(messages), digest.hexdigest())
+
+    @property
+    def size(self) -> int:
+        """Size of the release in bytes."""
+        return sum(map(len, self.parts))
 
     def chunks(self) -> Iterable[memoryview]:
-        """Yields all bytes in chunks of 1 MiB, without a copy."""
-        view = self.messages.data.cast("B")
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield view[start : start + CHUNK_BYTES]
+        """Yields all bytes in chunks of at most 1 MiB, without a copy."""
+        for part in self.parts:
+            for start in range(0, len(part), CHUNK_BYTES):
+                yield part[start : start + CHUNK_BYTES]
 
 
 def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:

@@ -5,7 +5,7 @@ everything before it changes anything, and is safe to repeat: a retry after a lo
 work done.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -35,9 +35,9 @@ from riffle.shuffler.store.lease_rows import (
     count_by_node,
     count_leased,
     forget_unused,
-    read_slots,
 )
-from riffle.shuffler.store.schema import batches, declined, dropped, lease_groups, meta, reports
+from riffle.shuffler.store.report_rows import count_stored
+from riffle.shuffler.store.schema import batches, declined, dropped, lease_groups, meta
 from riffle.shuffler.store.users import add_failures
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
@@ -194,18 +194,6 @@ def open_ids(connection: Connection, now: int) -> list[str]:
     return list(connection.scalars(query))
 
 
-def count_stored(connection: Connection, batch_id: str) -> int:
-    """Returns the number of reports whose bytes are in the store."""
-    query = select(func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)
-    return int(connection.scalar(query) or 0)
-
-
-def stored_slots(connection: Connection, batch_id: str) -> list[int]:
-    """Returns the slots of the reports whose bytes are in the store."""
-    query = select(reports.c.slots).where(reports.c.batch_id == batch_id)
-    return [slot for slots in connection.scalars(query) for slot in read_slots(slots)]
-
-
 def abandon(connection: Connection, batch_id: str) -> None:
     """Abandons a batch with fewer than n reports; raises RemoteError ``wrong-state`` for others."""
     transition(connection, find(connection, batch_id, lock=True), "abandon")
@@ -281,12 +269,6 @@ def to_clean(connection: Connection) -> list[str]:
     return list(connection.scalars(select(batches.c.batch_id).where(_UNCLEAN)))
 
 
-def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
-    """Deletes the stored reports of the uploads whose first slots are in ``slots``."""
-    of_slots = and_(reports.c.slot >= slots.start, reports.c.slot < slots.stop)
-    connection.execute(delete(reports).where(reports.c.batch_id == batch_id, of_slots))
-
-
 def mark_clean(connection: Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
@@ -305,14 +287,6 @@ def holding_secrets(connection: Connection) -> set[str]:
     """Returns the batches that are not over; each of them needs its secret."""
     query = select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
     return set(connection.scalars(query))
-
-
-def stored_reports(connection: Connection, batch_id: str) -> Generator[tuple[list[int], bytes]]:
-    """Yields the slots and stored reports of each upload, in any order."""
-    query = select(reports.c.slots, reports.c.sealed).where(reports.c.batch_id == batch_id)
-    with connection.execution_options(yield_per=1).execute(query) as rows:
-        for slots, sealed in rows:
-            yield read_slots(slots), bytes(sealed)
 
 
 def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:

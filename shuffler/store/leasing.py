@@ -30,9 +30,9 @@ from riffle.shuffler.rules import (
     lowest_free,
     waits_until,
 )
-from riffle.shuffler.store import batch_rows, lease_rows, users
+from riffle.shuffler.store import batch_rows, lease_rows, report_rows, users
 from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
-from riffle.shuffler.store.schema import batches, lease_groups, reports
+from riffle.shuffler.store.schema import batches, lease_groups
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 
@@ -40,7 +40,6 @@ _UPDATE = update(batches).where(batches.c.batch_id == bindparam("batch"))
 _SET_NEXT_SLOT = _UPDATE.values(next_slot=bindparam("next"))
 _ADD_REPORTS = _UPDATE.values(reports=batches.c.reports + bindparam("more"))
 _INSERT_LEASES = insert(lease_groups)
-_INSERT_REPORTS = insert(reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +220,9 @@ def _write(
 ) -> None:
     if cipher is None:
         raise LocalError("internal", "reports were accepted of a batch whose secret is not here")
-    accepted.sort()
-    slots = [slot for slot, _ in accepted]
-    row = {
-        "batch_id": batch.batch_id,
-        "slot": slots[0],
-        "held": len(slots),
-        "slots": lease_rows.write_slots(slots),
-        "sealed": cipher.encrypt(slots, b"".join(report for _, report in accepted)),
-    }
-    connection.execute(_INSERT_REPORTS, row)
+    report_rows.insert_reports(connection, batch.batch_id, sorted(accepted), cipher)
     lease_rows.save(connection, groups.values())
-    connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(slots)})
+    connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(accepted)})
 
 
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
@@ -244,7 +234,7 @@ def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, n
     if not added or batch.reports + added < batch.n:
         return False
     people, slots = lease_rows.reporters(connection, batch.batch_id)
-    stored = batch_rows.stored_slots(connection, batch.batch_id)
+    stored = report_rows.stored_slots(connection, batch.batch_id)
     if not len(people) == len(slots) == len(stored) == batch.n or set(slots) != set(stored):
         raise LocalError("internal", "stored reports and distinct users disagree; not sealed")
     batch_rows.transition(connection, batch, "fill", sealed_at=now)

@@ -11,7 +11,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.server.head import Head
 from riffle.shuffler.core import preflight, store_head
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import batch_rows
+from riffle.shuffler.store import batch_rows, report_rows
 from riffle.shuffler.store.vault import Vault
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import (
@@ -45,7 +45,7 @@ def before_destroying(patch: pytest.MonkeyPatch) -> None:
 
 
 def after_destroying(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(batch_rows, "delete_reports", dies)
+    patch.setattr(report_rows, "delete_reports", dies)
 
 
 def after_deleting(patch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.wire import EnrolRequest, Lease
 from riffle.shuffler.core import Shuffler
-from riffle.shuffler.store import batch_rows
+from riffle.shuffler.store import report_rows
 from riffle.shuffler.store.vault import Vault
 from tests.shuffler import world
 from tests.shuffler.model import EXAMPLES, MEMORY, Killed, ModelBatch, Sent, bounded
@@ -146,7 +146,7 @@ class Shuffling(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(0, BATCHES - 1),
-        crash=st.sampled_from([None, (Vault, "destroy"), (batch_rows, "delete_reports")]),
+        crash=st.sampled_from([None, (Vault, "destroy"), (report_rows, "delete_reports")]),
         right=st.booleans(),
     )
     def acknowledge(self, number: int, crash: tuple[Any, str] | None, right: bool) -> None:

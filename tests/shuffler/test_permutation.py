@@ -111,7 +111,7 @@ def test_nothing_is_released_of_a_batch_that_lacks_an_upload() -> None:
 
 def test_large_releases_leave_in_chunks() -> None:
     messages = np.zeros((3, CHUNK_BYTES), dtype=np.uint8)
-    sizes = [len(chunk) for chunk in Release(messages[:, : CHUNK_BYTES // 2].copy(), "").chunks()]
+    sizes = [len(chunk) for chunk in Release.of(messages[:, : CHUNK_BYTES // 2].copy()).chunks()]
     assert sizes == [CHUNK_BYTES, CHUNK_BYTES // 2]
 
 

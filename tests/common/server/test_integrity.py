@@ -31,7 +31,7 @@ from riffle.common.server.database import AUTHENTICATED, writer
 from riffle.common.server.head import Head
 from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
-from riffle.shuffler.store.batch_rows import stored_reports
+from riffle.shuffler.store.report_rows import stored_reports
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher
 
 SCHEMAS: dict[str, Any] = {"shuffler": shuffler_schema, "coordinator": coordinator_schema}
