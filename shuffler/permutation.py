@@ -47,7 +47,7 @@ class Release:
     @classmethod
     def of(cls, messages: Messages, *rest: bytes) -> "Release":
         """Returns the release of permuted messages (n * L, message bytes), followed by ``rest``."""
-        parts = (messages.data.cast("B"), *map(memoryview, rest))
+        parts = (messages.data.cast("B"), *(memoryview(part) for part in rest))
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
