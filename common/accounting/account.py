@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from riffle.common.accounting import loss_curve
-from riffle.common.accounting.binomial import charge, overflow_probability
+from riffle.common.accounting.binomial import charge, overflow_probability, tail
 from riffle.common.accounting.loss_curve import AnyMoves, Moves, Steps
 from riffle.common.mechanism.parameters import (
     BatchNoise,
@@ -42,7 +42,8 @@ class BatchEvent:
     """A batch of n reports over `counters` counters.
 
     Replacing one user moves at most `cells` counters up by one and at most `cells` down by one. Up
-    to `dishonest_fraction` of the reports carry no noise.
+    to `dishonest_fraction` of the reports carry no noise. `word_bits` is w if the batch is summed
+    (`common.mechanism.sums`); then no noise needs slots.
     """
 
     noise: BatchNoise
@@ -51,6 +52,7 @@ class BatchEvent:
     dishonest_fraction: float
     cells: int
     counters: int
+    word_bits: int | None = None
 
     @property
     def honest(self) -> int:
@@ -59,10 +61,16 @@ class BatchEvent:
 
     @property
     def overflow(self) -> float:
-        """eta, a bound on the probability that a user's noise exceeds its slots (`binomial`)."""
+        """eta, a bound on the probability that a user's noise exceeds its slots (`binomial`).
+
+        In a batch that is summed: that any counter with at most n users' data exceeds its word.
+        """
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots
             return 0.0
+        if self.word_bits:
+            room = 2**self.word_bits - 1 - self.n
+            return min(1.0, self.counters * tail(self.n * noise.bits, noise.p, room))
         trials = noise.bits * self.counters
         return overflow_probability(self.n, trials, noise.p, self.padding.noise_slots)
 

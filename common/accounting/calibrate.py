@@ -59,6 +59,7 @@ from riffle.common.mechanism.parameters import (
     MAX_BITS,
     MAX_DRAWS,
     MAX_P_LOG2,
+    Aggregation,
     BatchNoise,
     CentralNoise,
     FairBits,
@@ -69,6 +70,7 @@ from riffle.common.mechanism.parameters import (
     Padding,
     honest_reports,
 )
+from riffle.common.mechanism.sums import word_bits
 
 N_co = TypeVar("N_co", bound=BatchNoise, covariant=True)
 
@@ -121,11 +123,13 @@ def calibrate(
     required: Guarantee,
     calibration: CalibrationName = "exact",
     max_messages: int | None = None,
+    aggregation: Aggregation = "messages",
 ) -> Calibration[Noise]:
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
     "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the papers'
-    noise; `account.epsilon_upper` says what this noise guarantees.
+    noise; `account.epsilon_upper` says what this noise guarantees. "sums" has the same noise as
+    "messages" and no padding, so `max_messages` does not matter.
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
     noise bits, or if epsilon is too small for the accountant; ValueError for impossible arguments.
@@ -138,24 +142,35 @@ def calibrate(
     tau = paper_tau(epsilon, beta, layout.sizes) if calibration == "paper" else None
     request = _Request(layout, n, required, tau)
     noise, padding = _plan(request)
-    if max_messages is not None and padding.messages > max_messages:
+    bits = None
+    if aggregation == "sums":
+        padding, bits = Padding(1, 0), _word_bits(n, noise)
+    elif max_messages is not None and padding.messages > max_messages:
         raise _too_long(request, padding, max_messages)
     if not request.is_drawable(noise):
-        bits = noise.bits * layout.counters
-        enough = -(-n * bits // MAX_DRAWS)
+        draws = noise.bits * layout.counters
+        enough = -(-n * draws // MAX_DRAWS)
         raise CalibrationError(
-            f"a report in a batch of n={n} takes {bits} noise bits, more than the {MAX_DRAWS} that "
-            f"a node draws; the bits fall like 1/n: make n at least about {enough}",
+            f"a report in a batch of n={n} takes {draws} noise bits, more than the {MAX_DRAWS} "
+            f"that a node draws; the bits fall like 1/n: make n at least about {enough}",
             enough / n,
         )
     fraction = required.dishonest_fraction
-    result = account(BatchEvent(noise, padding, n, fraction, layout.cells, layout.counters), beta)
+    event = BatchEvent(noise, padding, n, fraction, layout.cells, layout.counters, bits)
+    result = account(event, beta)
     if tau is None and not result.epsilon_upper <= epsilon:
         raise CalibrationError(
             f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={beta:g}, "
             f"not the requested {epsilon:.9g}; please report these arguments as a bug"
         )
     return Calibration(noise, padding, result)
+
+
+def _word_bits(n: int, noise: Noise) -> int:
+    try:
+        return word_bits(n, noise)
+    except ValueError as error:
+        raise CalibrationError(str(error)) from error
 
 
 def _plan(request: _Request) -> tuple[Noise, Padding]:

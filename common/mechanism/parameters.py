@@ -29,6 +29,9 @@ from typing import ClassVar, Literal
 Trust = Literal["shuffle", "local", "central"]
 """They trust: the shuffler and a share of the users (shuffle), nobody (local), the coordinator."""
 
+Aggregation = Literal["messages", "sums"]
+"""How counts reach the analyzer: as permuted messages, or as one masked sum (`sums`)."""
+
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
 MAX_REPORTS = 2**53

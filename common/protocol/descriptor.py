@@ -24,9 +24,11 @@ from pydantic import (
     model_validator,
 )
 
+from riffle.common.mechanism import sums
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.parameters import (
     MAX_DRAWS,
+    Aggregation,
     BatchNoise,
     FairBits,
     Flips,
@@ -45,6 +47,7 @@ LABEL_DIGEST = b"riffle v1 descriptor\x00"
 LABEL_DEPOSIT = b"riffle v1 deposit\x00"
 LABEL_COUNTERSIGN = b"riffle v1 countersign\x00"
 LABEL_KEY_ID = b"riffle v1 key id\x00"
+LABEL_MASK = b"riffle v1 mask\x00"
 LABEL_BATCH_ID = b"riffle v1 batch id\x00"
 
 MAX_STATES, MAX_ACTIONS, MAX_HORIZON = 10_000, 1_000, 1_000
@@ -145,6 +148,8 @@ class BatchDescriptor(Document):
     shuffler_id: Name
     deployment: int = Field(ge=0, le=MAX_EXACT)
     trust: Trust = "shuffle"
+    aggregation: Aggregation = "messages"
+    word_bits: int | None = Field(default=None, description="w of `sums`: 16 or 32")
     environment: Name
     n: int = Field(ge=1, le=1 << 32)
     expires_at: int = Field(ge=0, le=MAX_EXACT, description="seconds since 1970, UTC")
@@ -180,11 +185,16 @@ class BatchDescriptor(Document):
             raise ValueError(f"{layout.counters} counters exceed {MAX_COUNTERS}")
         if (draws := self.noise.bits * layout.counters) > MAX_DRAWS:
             raise ValueError(f"{draws} noise bits a report exceed {MAX_DRAWS}")
-        data_slots = layout.data_slots if self.trust == "shuffle" else 1
+        padded = (self.trust, self.aggregation) == ("shuffle", "messages")
+        data_slots = layout.data_slots if padded else 1
         if self.data_slots != data_slots:
             raise ValueError(f"data_slots must be {data_slots} for these counters")
-        if self.trust != "shuffle" and self.noise_slots:
-            raise ValueError(f"a report is one message under trust {self.trust}: no noise_slots")
+        if self.noise_slots and not padded:
+            raise ValueError("a report is one message here and has no padding: no noise_slots")
+        if self.aggregation == "sums" and self.trust != "shuffle":
+            raise ValueError("sums are for trust 'shuffle' only")
+        if self.word_bits != (bits := self._fewest_word_bits()):
+            raise ValueError(f"word_bits must be {bits} for this batch")
         if self.padding.messages > MAX_MESSAGES:
             raise ValueError(f"{self.padding.messages} messages a report exceed {MAX_MESSAGES}")
         if self.guarantee.dishonest_fraction < self.owner_share < 1.0:
@@ -192,6 +202,10 @@ class BatchDescriptor(Document):
         if self.owner_slots < 1:
             raise ValueError(f"owner_share of n={self.n} slots is less than one slot")
         return self
+
+    def _fewest_word_bits(self) -> int | None:
+        noise, summed = self.to_noise(), self.aggregation == "sums"
+        return sums.word_bits(self.n, noise) if summed and isinstance(noise, Noise) else None
 
     @property
     def analyzer_key_id(self) -> str:
@@ -238,13 +252,22 @@ class BatchDescriptor(Document):
 
     @property
     def message_bytes(self) -> int:
-        """Size of a sealed message in bytes."""
+        """Size in bytes of a sealed message or, of `sums`, of a masked vector with its key."""
+        if self.word_bits:
+            return sums.report_bytes(self.layout.counters, self.word_bits)
         return OVERHEAD + self.symbols.size
 
     @property
     def report_bytes(self) -> int:
         """Size of a report in bytes, as uploaded under its outer seal."""
         return self.padding.messages * self.message_bytes + OVERHEAD
+
+    @property
+    def release_bytes(self) -> int:
+        """Size in bytes of what the shuffler hands over: all messages, or one sum and n keys."""
+        if self.word_bits:
+            return sums.release_bytes(self.n, self.layout.counters, self.word_bits)
+        return self.n * self.padding.messages * self.message_bytes
 
     def to_noise(self) -> BatchNoise:
         """Returns the noise that every user adds, or the coordinator under trust ``central``."""
@@ -271,6 +294,11 @@ class Context:
     def message_info(self) -> bytes:
         """HPKE ``info`` of a message (inner seal)."""
         return LABEL_MESSAGE + self.digest
+
+    @property
+    def mask_info(self) -> bytes:
+        """HKDF ``info`` of a report's mask (`sums`), before the report's own key."""
+        return LABEL_MASK + self.digest
 
     @property
     def report_info(self) -> bytes:

@@ -10,19 +10,28 @@ from collections.abc import Collection
 from pathlib import Path
 
 from riffle.common.accounting import Account, BatchEvent, account
-from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-def check_trust(descriptor: BatchDescriptor, allowed: Collection[Trust]) -> None:
-    """Raises RemoteError ``trust-refused`` unless an owner allows the descriptor's trust model.
+def check_trust(
+    descriptor: BatchDescriptor,
+    allowed: Collection[Trust],
+    aggregations: Collection[Aggregation] = ("messages",),
+) -> None:
+    """Raises RemoteError ``trust-refused`` unless trust model and aggregation are allowed here.
 
     A batch of another model may give the same epsilon, but protects against fewer parties: with
-    ``central``, the coordinator reads every trajectory.
+    ``central``, the coordinator reads every trajectory. In ``sums``, one dishonest report can set
+    every counter to any value.
     """
+    if descriptor.aggregation not in aggregations:
+        names = ", ".join(sorted(aggregations))
+        detail = f"the batch's aggregation is {descriptor.aggregation!r}; allowed here: {names}"
+        raise RemoteError("trust-refused", detail)
     if descriptor.trust not in allowed:
         names = ", ".join(sorted(allowed))
         detail = f"the batch is of trust model {descriptor.trust!r}; allowed here: {names}"
@@ -38,6 +47,7 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
         dishonest_fraction,
         cells=descriptor.layout.cells,
         counters=descriptor.layout.counters,
+        word_bits=descriptor.word_bits,
     )
 
 

@@ -10,9 +10,10 @@ FLIPS = {"kind": "flips", "bits": 1, "p_numerator": 2**29, "p_log2": 32}
 LAPLACE = {"kind": "laplace", "bits": 1, "p_numerator": 2**30, "p_log2": 32}
 ONE_MESSAGE: dict[str, dict[str, Any]] = {
     "local": {"trust": "local", "noise": FLIPS, "data_slots": 1, "noise_slots": 0},
+    "sums": {"aggregation": "sums", "word_bits": 16, "data_slots": 1, "noise_slots": 0},
     "central": {"trust": "central", "noise": LAPLACE, "data_slots": 1, "noise_slots": 0},
 }
-"""What makes the batch below one of the other workflows."""
+"""What makes the batch below one of the other workflows, or a sum."""
 
 
 def descriptor(**changes: Any) -> BatchDescriptor:

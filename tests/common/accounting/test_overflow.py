@@ -6,8 +6,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+from riffle.common.accounting import BatchEvent
 from riffle.common.accounting.binomial import charge, fewest_slots, overflow_probability, tail
+from riffle.common.mechanism.parameters import Noise, Padding
 from tests.common.accounting.exact import binomial
 
 
@@ -32,6 +35,19 @@ def test_slots_are_the_fewest_that_fit(
     assert charge(epsilon, overflow_probability(n, trials, p, slots)) <= beta
     if slots:
         assert charge(epsilon, overflow_probability(n, trials, p, slots - 1)) > beta
+
+
+def test_a_sum_has_no_slots_and_is_charged_for_words_that_overflow() -> None:
+    def event(n: int, word_bits: int | None) -> BatchEvent:
+        return BatchEvent(Noise(1, 1, 1), Padding(1, 0), n, 0.0, 1, 7, word_bits)
+
+    assert event(100, None).overflow == 1.0
+    assert event(100, 16).overflow < 1e-300
+    # 44,000 users leave room for 21,535 of at most 44,000 noise bits, fewer than their mean.
+    exact = 7 * float(stats.binom(44_000, 0.5).sf(65_535 - 44_000))
+    assert event(44_000, 16).overflow == min(1.0, exact)
+    exact = 7 * float(stats.binom(43_000, 0.5).sf(65_535 - 43_000))
+    assert event(43_000, 16).overflow == pytest.approx(exact, rel=1e-5)
 
 
 def test_charge_counts_both_sides_of_the_inequality() -> None:

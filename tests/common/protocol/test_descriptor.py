@@ -127,6 +127,16 @@ def test_a_report_without_the_shuffle_is_one_message() -> None:
     assert central.message_bytes == 48 + 2 * 1, "an index a step"
     for batch in (local, central):
         assert batch.report_bytes == batch.message_bytes + 48
+        assert batch.release_bytes == 8 * batch.message_bytes
+
+
+def test_a_batch_that_is_summed_has_one_vector_a_report_and_one_in_all() -> None:
+    batch = descriptor(**ONE_MESSAGE["sums"])
+    assert batch.padding.messages == 1
+    assert batch.report_bytes == 32 + 32 * 2 + 48, "a key, a word a counter, the outer seal"
+    assert batch.release_bytes == 32 * 2 + 8 * 32, "one sum, a key a report"
+    with pytest.raises(ValidationError, match="'shuffle' only"):
+        descriptor(**ONE_MESSAGE["local"], aggregation="sums", word_bits=16)
 
 
 @pytest.mark.parametrize(

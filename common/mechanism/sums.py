@@ -1,0 +1,178 @@
+"""The sums mechanism: noisy counts as additive shares for two parties, with each role's part.
+
+It counts as the shuffle mechanism does (`shuffle_model`): same data, same noise, same guarantee for
+what the analyzer sees. A report is a masked vector, and costs one key agreement instead of one for
+each message. Words have w bits, and all additions are modulo 2^w.
+
+- A user writes data and noise bits as a vector of C words. A fresh X25519 key pair (e, E) gives
+  the user a secret in common with the analyzer. HKDF turns it into a key, and AES-CTR turns the key
+  into a mask of C words. The report is E and the vector plus its mask.
+- The shuffler adds the masked vectors of all n users and permutes their n keys E.
+- The analyzer computes the mask of each E and subtracts it. What is left is the sum of the vectors.
+
+Privacy. The analyzer sees n random keys and one sum, which is a function of the C noisy counts. So
+the accountant's (epsilon, beta) for those counts holds. The shuffler sees masked vectors, which are
+pseudorandom to it. Shuffler and analyzer together see every vector. The proof needs:
+
+1. *One sum a batch*, over all n reports. The difference of two sums over sets that differ in one
+   user is that user's vector. So no report may fail to open: every 32 bytes are a key with a
+   defined mask. A point of low order has no shared secret; zeros take its place.
+2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
+3. *No copies.* The shuffler refuses a second report with the same E: a copied report would count a
+   user twice.
+4. *Independent binomial noise*, as in `shuffle_model`. No padding drops any of it.
+
+Words. n users' data and noise must stay below 2^w: data is at most n, and noise is taken up to its
+mean and `DEVIATIONS` standard deviations. The accountant charges the tail to beta.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from riffle.common.mechanism.counters import CounterLayout, Episode
+from riffle.common.mechanism.parameters import Noise
+from riffle.common.mechanism.randomness import Randomness
+from riffle.common.mechanism.shuffle_model import debias, draw_noise, permutation
+
+Words = npt.NDArray[np.unsignedinteger[Any]]
+Octets = bytes | bytearray | memoryview
+
+KEY_BYTES = 32
+AES_KEY_BYTES = 16
+DEVIATIONS = 12
+
+
+def word_bits(n: int, noise: Noise) -> int:
+    """Returns w: 16 if n users' data and noise fit 16-bit words, else 32.
+
+    The comparison is exact, so all roles agree. Raises ValueError if 32 bits are too few.
+    """
+    scale = 1 << noise.p_log2
+    mean = n * noise.bits * noise.p_numerator  # all in units of 1 / scale
+    variance = mean * (scale - noise.p_numerator)
+    for bits in (16, 32):
+        room = (((1 << bits) - 1 - n) << noise.p_log2) - mean
+        if room >= 0 and room**2 >= DEVIATIONS**2 * variance:
+            return bits
+    raise ValueError(f"the counts of n={n} reports with this noise do not fit 32-bit words")
+
+
+def report_bytes(counters: int, bits: int) -> int:
+    """Returns the size of a report, without its outer seal: E and C words."""
+    return KEY_BYTES + counters * bits // 8
+
+
+def release_bytes(n: int, counters: int, bits: int) -> int:
+    """Returns the size of what the shuffler hands over: C words, then n keys."""
+    return counters * bits // 8 + n * KEY_BYTES
+
+
+def encode(
+    layout: CounterLayout, noise: Noise, bits: int, episode: Episode | None, randomness: Randomness
+) -> Words:
+    """The user's part, first step: returns the vector (C,) of data and noise bits.
+
+    Draws exactly what `shuffle_model.encode` draws. ``episode`` is None if the environment failed.
+    """
+    ones = draw_noise(layout.counters, noise, randomness)
+    if episode is not None:
+        ones = np.concatenate((ones, layout.encode(episode)))
+    return np.bincount(ones, minlength=layout.counters).astype(_words(bits))
+
+
+def mask(vector: Words, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
+    """The user's part, second step: returns the report, E and the masked vector.
+
+    ``private_key`` (32 bytes) is fresh from the CSPRNG. ``info`` names the batch.
+    """
+    private = X25519PrivateKey.from_private_bytes(private_key)
+    own = private.public_key().public_bytes_raw()
+    return own + (vector + _mask(private, analyzer_key, info, own, vector)).tobytes()
+
+
+def add(total: Words, reports: Octets) -> bytes:
+    """The shuffler's part, first step: adds concatenated reports to ``total`` (C,) in place.
+
+    Returns their keys E, concatenated. Raises ValueError if the last report is not whole.
+    """
+    rows = np.frombuffer(reports, dtype=np.uint8).reshape(-1, KEY_BYTES + total.nbytes)
+    vectors = rows[:, KEY_BYTES:].view(total.dtype)
+    total += np.add.reduce(vectors, axis=0, dtype=total.dtype)
+    return rows[:, :KEY_BYTES].tobytes()
+
+
+def empty_sum(counters: int, bits: int) -> Words:
+    """Returns the sum (C,) of no vectors."""
+    return np.zeros(counters, dtype=_words(bits))
+
+
+def release(total: Words, keys: bytes, order: npt.NDArray[np.integer]) -> bytes:
+    """The shuffler's part, second step: returns the sum, then the keys E in a random order (n,)."""
+    return total.tobytes() + np.frombuffer(keys, dtype=f"V{KEY_BYTES}")[order].tobytes()
+
+
+def split_release(released: Octets, counters: int, bits: int) -> tuple[Words, memoryview]:
+    """Returns the sum (C,) and the keys E that the shuffler handed over."""
+    view, size = memoryview(released), counters * bits // 8
+    return np.frombuffer(view[:size], dtype=_words(bits)), view[size:]
+
+
+def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits: int) -> Words:
+    """The analyzer's part: returns the sum of the masks (C,) of concatenated keys E.
+
+    No key fails. Raises ValueError if the last key is not whole.
+    """
+    if len(keys) % KEY_BYTES:
+        raise ValueError(f"{len(keys)} bytes are not a whole number of {KEY_BYTES}-byte keys")
+    private, total = X25519PrivateKey.from_private_bytes(private_key), empty_sum(counters, bits)
+    for start in range(0, len(keys), KEY_BYTES):
+        key = bytes(keys[start : start + KEY_BYTES])
+        total += _mask(private, key, info, key, total)
+    return total
+
+
+def run(
+    layout: CounterLayout,
+    noise: Noise,
+    episodes: list[Episode | None],
+    randomness: Randomness,
+    private_key: bytes,
+    info: bytes,
+    fresh_key: Callable[[], bytes],
+) -> npt.NDArray[np.float64]:
+    """Runs all roles, without network, store or outer seal; returns unbiased counts (C,).
+
+    ``private_key`` is the analyzer's; ``fresh_key`` returns 32 new random bytes for each report.
+    """
+    n, C = len(episodes), layout.counters
+    bits = word_bits(n, noise)
+    public = X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
+    vectors = (encode(layout, noise, bits, episode, randomness) for episode in episodes)
+    reports: Iterable[bytes] = (mask(vector, fresh_key(), public, info) for vector in vectors)
+    total = empty_sum(C, bits)
+    keys = b"".join(add(total, report) for report in reports)
+    released = release(total, keys, permutation(n, randomness))
+    masked, permuted = split_release(released, C, bits)
+    return debias((masked - add_masks(private_key, info, permuted, C, bits)).astype(int), n, noise)
+
+
+def _mask(private: X25519PrivateKey, other: bytes, info: bytes, own: bytes, like: Words) -> Words:
+    """Returns the mask of the report whose key E is ``own``, shaped like ``like``."""
+    try:
+        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError:  # a point of low order
+        secret = bytes(KEY_BYTES)
+    key = HKDF(SHA256(), AES_KEY_BYTES, None, info + own).derive(secret)
+    keystream = Cipher(algorithms.AES128(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(keystream.update(bytes(like.nbytes)), dtype=like.dtype)
+
+
+def _words(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
+    return np.dtype(f"<u{bits // 8}")
