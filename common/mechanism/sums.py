@@ -105,7 +105,7 @@ def add(total: Words, reports: Octets) -> bytes:
     rows = np.frombuffer(reports, dtype=np.uint8).reshape(-1, KEY_BYTES + total.nbytes)
     vectors = rows[:, KEY_BYTES:].view(total.dtype)
     total += np.add.reduce(vectors, axis=0, dtype=total.dtype)
-    return rows[:, :KEY_BYTES].tobytes()
+    return bytes(rows[:, :KEY_BYTES].tobytes())
 
 
 def empty_sum(counters: int, bits: int) -> Words:

@@ -14,13 +14,14 @@ from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 
+MESSAGES: tuple[Aggregation, ...] = ("messages",)
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def check_trust(
     descriptor: BatchDescriptor,
     allowed: Collection[Trust],
-    aggregations: Collection[Aggregation] = ("messages",),
+    aggregations: Collection[Aggregation] = MESSAGES,
 ) -> None:
     """Raises RemoteError ``trust-refused`` unless trust model and aggregation are allowed here.
 
