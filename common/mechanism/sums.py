@@ -105,7 +105,7 @@ def add(total: Words, reports: Octets) -> bytes:
     rows = np.frombuffer(reports, dtype=np.uint8).reshape(-1, KEY_BYTES + total.nbytes)
     vectors = rows[:, KEY_BYTES:].view(total.dtype)
     total += np.add.reduce(vectors, axis=0, dtype=total.dtype)
-    return bytes(rows[:, :KEY_BYTES].tobytes())
+    return rows[:, :KEY_BYTES].tobytes()
 
 
 def empty_sum(counters: int, bits: int) -> Words:
@@ -115,7 +115,8 @@ def empty_sum(counters: int, bits: int) -> Words:
 
 def release(total: Words, keys: bytes, order: npt.NDArray[np.integer]) -> bytes:
     """The shuffler's part, second step: returns the sum, then the keys E in a random order (n,)."""
-    return total.tobytes() + np.frombuffer(keys, dtype=f"V{KEY_BYTES}")[order].tobytes()
+    permuted = np.frombuffer(keys, dtype=f"V{KEY_BYTES}")[order]
+    return b"".join((total.tobytes(), permuted.tobytes()))
 
 
 def split_release(released: Octets, counters: int, bits: int) -> tuple[Words, memoryview]:
