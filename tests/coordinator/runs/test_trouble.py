@@ -267,6 +267,27 @@ def test_open_batches_of_a_newer_store_are_abandoned_at_the_start(
     assert [line["batch_id"] for line in waiting.lines("unknown-batch-abandoned")] == [orphan]
 
 
+def test_an_unknown_batch_that_becomes_full_leaves_no_other_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(tmp_path, caplog)
+    full, orphan = "ab" * 16, "cd" * 16
+    states, abandon = waiting.shuffler.states, waiting.shuffler.abandon
+    states |= {full: "open", orphan: "open"}
+
+    async def after_its_last_report(batch_id: str) -> None:
+        if batch_id == full:
+            states[full] = "sealed"
+        await abandon(batch_id)
+
+    async def act(_: Coordinator) -> None:
+        await until(lambda: states[orphan] == "abandoned")
+        assert states[full] == "sealed"
+
+    monkeypatch.setattr(waiting.shuffler, "abandon", after_its_last_report)
+    play(waiting.given, act)
+
+
 def test_unknown_batches_are_looked_for_until_the_shuffler_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
